@@ -1,0 +1,25 @@
+--- peek: what acquire would answer to one call now; writes nothing.
+--- KEYS   ring...
+--- ARGV   guard (amount limit width shape)... [times] [now_ms]
+--- RETURN guard left now_ms index reset_ms                   it would be admitted; left is before it
+--- RETURN guard -1 now_ms index left reset_ms retry_ms 0     it would be refused
+--- RETURN guard -2 now_ms                                    past its deadline
+local guard, given = ARGV[1], ARGV[#KEYS * 4 + 3]
+--@include shared/clock.lua
+--@include shared/deadline.lua
+--@include shared/ring.lua
+--@include shared/verdict.lua
+
+local rings, room = rings_at(now), true
+if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
+for i = 1, #rings do
+  local ring = rings[i]
+  ring.cost = ring.amount
+  room = room and ring.used + ring.cost <= ring.limit
+end
+if room then
+  local index, left, reset = binding(rings, now)
+  return {guard, left, now, index, reset}
+end
+local index, left, reset, retry = refusal(rings, now)
+return {guard, -1, now, index, left, reset, retry, 0}
