@@ -1,0 +1,163 @@
+"""Servers as fixtures. Each is started when a test first asks for it and lives for the session.
+
+Tests share servers, so they never flush: each takes its own `prefix`. A test that stops, freezes or
+configures a server starts one of its own from `tests.servers`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import pytest
+
+from tests.servers import (
+    Cluster,
+    Container,
+    FakeServer,
+    NoServer,
+    Proxy,
+    SentinelSet,
+    Standalone,
+    find_binary,
+    server_version,
+)
+
+T = TypeVar("T")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    owner = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a forked child of some test: dies of it as it always would
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise KeyboardInterrupt
+
+    # A run that is told to end must still stop its servers: SIGTERM alone skips atexit.
+    signal.signal(signal.SIGTERM, end)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if url := os.environ.get("DISTWINDOW_TEST_URL"):
+        return f"redis: DISTWINDOW_TEST_URL ({url.rpartition('@')[2]})"
+    try:
+        binary = find_binary()
+        return f"redis: {binary} {'.'.join(map(str, server_version(binary)))}"
+    except NoServer as exc:
+        return f"redis: {exc}"
+
+
+def required(start: Callable[[], T]) -> T:
+    """Start a server, or fail with the remedy: a missing server must not look like a green run."""
+    try:
+        return start()
+    except NoServer as exc:
+        if os.environ.get("DISTWINDOW_ALLOW_SKIP") == "1" and not os.environ.get("CI"):
+            pytest.skip(str(exc))
+        pytest.fail(f"{exc} (DISTWINDOW_ALLOW_SKIP=1 skips instead)", pytrace=False)
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A key prefix that no other test has used."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def standalone() -> Iterator[Standalone]:
+    """The shared plain server as a process, with a unix socket too."""
+    server = required(Standalone(unix=True).start)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """`redis://…` of a plain server: DISTWINDOW_TEST_URL, a local process, or a container."""
+    if url := os.environ.get("DISTWINDOW_TEST_URL"):
+        yield url
+        return
+    try:
+        find_binary()
+    except NoServer:
+        container = required(Container().start)
+        yield container.url
+        container.stop()
+    else:
+        server: Standalone = request.getfixturevalue("standalone")
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def unix_url(standalone: Standalone) -> str:
+    """`unix://…?db=0` of the plain server."""
+    return standalone.unix_url
+
+
+@pytest.fixture(scope="session")
+def tls_server() -> Iterator[Standalone]:
+    """A server that also speaks TLS, with a certificate of the tests' own authority."""
+    server = required(Standalone(tls=True).start)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def tls_url(tls_server: Standalone) -> str:
+    """`rediss://…?ssl_ca_certs=…`: the authority's file is in the URL."""
+    return tls_server.tls_url
+
+
+@pytest.fixture(scope="session")
+def tls_ca(tls_server: Standalone) -> Path:
+    """The authority's file, for clients that are given options instead of a URL."""
+    return tls_server.ca
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, no replicas."""
+    nodes = required(Cluster().start)
+    yield nodes
+    nodes.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster_url(cluster: Cluster) -> str:
+    """`redis+cluster://host:port,host:port,host:port`"""
+    return cluster.url
+
+
+@pytest.fixture(scope="session")
+def sentinel() -> Iterator[SentinelSet]:
+    """A primary, a replica and three sentinels."""
+    nodes = required(SentinelSet().start)
+    yield nodes
+    nodes.stop()
+
+
+@pytest.fixture(scope="session")
+def sentinel_url(sentinel: SentinelSet) -> str:
+    """`redis+sentinel://host:port,…/service/0`"""
+    return sentinel.url
+
+
+@pytest.fixture(scope="session")
+def fake_url() -> Iterator[str]:
+    """`redis://…` of fakeredis's TCP server."""
+    with FakeServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+def proxy(standalone: Standalone) -> Iterator[Proxy]:
+    """A proxy of this test's own in front of the plain server; `proxy.url` leads through it."""
+    with Proxy(standalone.port) as link:
+        yield link

@@ -1,0 +1,78 @@
+"""Stopping a server removes its own folder and nothing else.
+
+A server that never started once had the working directory for a folder, and its stop() removed
+the checkout. These tests run in a directory of their own: should they fail, only that goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Cluster, NoServer, RedisProcess, SentinelSet, Standalone, find_binary
+from tests.servers.process import remove
+
+
+@pytest.fixture
+def treasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in the working directory that must survive."""
+    path = tmp_path / "treasure"
+    path.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+@pytest.mark.parametrize("make", [RedisProcess, Standalone, Cluster, SentinelSet])
+def test_stopping_what_never_started_removes_nothing(
+    treasure: Path, make: Callable[[], Any]
+) -> None:
+    make().stop()
+    assert treasure.read_text() == "mine"
+
+
+@pytest.mark.parametrize("make", [RedisProcess, Standalone, Cluster, SentinelSet])
+def test_a_start_without_a_server_removes_nothing(
+    treasure: Path, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTWINDOW_REDIS_SERVER", "/no/such/file")
+    find_binary.cache_clear()
+    try:
+        with pytest.raises(NoServer):
+            make().start()
+    finally:
+        find_binary.cache_clear()
+    assert treasure.read_text() == "mine"
+
+
+def test_a_start_that_fails_half_way_removes_only_its_own(treasure: Path) -> None:
+    nodes = Cluster(config={"no-such-directive": "1"})
+    with pytest.raises(RuntimeError, match="no-such-directive"):
+        nodes.start()
+    assert treasure.read_text() == "mine"
+
+
+def test_a_second_stop_removes_nothing(treasure: Path) -> None:
+    server = Standalone().start()
+    folder = server.folder
+    server.stop()
+    assert not folder.exists()
+    server.stop()
+    assert treasure.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "treasure", "distwindow-test-relative"])
+def test_only_a_folder_made_by_start_is_removed(treasure: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="refusing to remove"):
+        remove(Path(name))
+    assert treasure.read_text() == "mine"
+
+
+def test_a_folder_deeper_than_the_temporary_one_is_refused(treasure: Path) -> None:
+    deeper = treasure.parent / "distwindow-test-deeper"
+    deeper.mkdir()
+    with pytest.raises(ValueError, match="refusing to remove"):
+        remove(deeper)
+    assert deeper.exists()

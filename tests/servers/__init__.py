@@ -1,0 +1,58 @@
+"""Servers for the tests: real ones started on free loopback ports, and a proxy that spoils links.
+
+```python
+with Standalone(password="secret") as server:      # also Cluster(), SentinelSet(), FakeServer()
+    redis.Redis.from_url(server.url).ping()
+```
+Every server keeps its files in a temporary folder, persists nothing, and is stopped by its pid: at
+the end of the `with`, or at exit when a test run is interrupted.
+"""
+
+from tests.servers.binary import NoServer, find_binary, server_version
+from tests.servers.certificates import Certificates
+from tests.servers.cluster import Cluster
+from tests.servers.container import Container
+from tests.servers.fake import FakeServer
+from tests.servers.process import RedisProcess
+from tests.servers.proxy import (
+    Blackhole,
+    Delay,
+    DropReply,
+    Fault,
+    Pass,
+    Proxy,
+    Refuse,
+    ResetAfterSend,
+    ResetBeforeSend,
+    Silent,
+    Trickle,
+)
+from tests.servers.sentinel import SentinelSet
+from tests.servers.standalone import Standalone
+from tests.servers.wait import free_port, until
+
+__all__ = [
+    "Blackhole",
+    "Certificates",
+    "Cluster",
+    "Container",
+    "Delay",
+    "DropReply",
+    "FakeServer",
+    "Fault",
+    "NoServer",
+    "Pass",
+    "Proxy",
+    "RedisProcess",
+    "Refuse",
+    "ResetAfterSend",
+    "ResetBeforeSend",
+    "SentinelSet",
+    "Silent",
+    "Standalone",
+    "Trickle",
+    "find_binary",
+    "free_port",
+    "server_version",
+    "until",
+]

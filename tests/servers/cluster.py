@@ -1,0 +1,141 @@
+"""A Redis Cluster, built with CLUSTER commands alone: not every server comes with redis-cli."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from tests.servers.process import Config, RedisProcess
+from tests.servers.wait import until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SLOTS = 16_384
+
+
+class Cluster:
+    """`masters` nodes that share the slots evenly, each with `replicas` replicas.
+
+    Small timeouts: a dead master is noticed in about a second, and with replicas replaced soon
+    after. `nodes` holds the masters first, then the replicas.
+    """
+
+    def __init__(
+        self,
+        masters: int = 3,
+        replicas: int = 0,
+        *,
+        config: Config | None = None,
+    ) -> None:
+        self.masters = masters
+        self.replicas = replicas
+        settings: Config = {
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-node-timeout": 800,
+            "cluster-replica-validity-factor": 0,
+            "repl-diskless-sync-delay": 0,
+            # CLUSTER SLOTS hides a replica until its first byte of replication, which is a ping.
+            "repl-ping-replica-period": 1,
+            **(config or {}),
+        }
+        self.nodes = [RedisProcess(settings) for _ in range(masters * (1 + replicas))]
+
+    @property
+    def url(self) -> str:
+        """Every node, as `redis+cluster://host:port,host:port`."""
+        return "redis+cluster://" + ",".join(f"{node.host}:{node.port}" for node in self.nodes)
+
+    def client(self, **options: Any) -> redis.RedisCluster:
+        settings: dict[str, Any] = {"decode_responses": True, "socket_timeout": 5, **options}
+        first = next(node for node in self.nodes if node.alive)
+        return redis.RedisCluster(host=first.host, port=first.port, **settings)
+
+    def start(self) -> Self:
+        try:
+            for node in self.nodes:
+                node.start()
+            self._form()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def node_of(self, key: str) -> RedisProcess:
+        """The process of the master that serves `key` now."""
+        with self.client() as client:
+            port = client.get_node_from_key(key).port
+        return next(node for node in self.nodes if node.port == port)
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _form(self) -> None:
+        clients = [node.client() for node in self.nodes]
+        try:
+            first = clients[0]
+            for epoch, client in enumerate(clients, start=1):
+                # Distinct epochs from the start: settling a collision later costs seconds.
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+            for index, client in enumerate(clients[: self.masters]):
+                low = SLOTS * index // self.masters
+                high = SLOTS * (index + 1) // self.masters
+                _give(client, low, high - 1)
+            for node in self.nodes[1:]:
+                first.execute_command("CLUSTER", "MEET", node.host, node.port)
+            everyone = len(self.nodes)
+            until(
+                lambda: all(_info(client)["cluster_known_nodes"] == everyone for client in clients),
+                what="all cluster nodes know each other",
+                timeout=20,
+            )
+            for index, client in enumerate(clients[self.masters :]):
+                master = clients[index % self.masters].execute_command("CLUSTER", "MYID")
+                until(
+                    lambda c=client, m=master: c.execute_command("CLUSTER", "REPLICATE", m),  # type: ignore[misc]
+                    what="replica accepted",
+                )
+            until(lambda: self._whole(clients), what="the whole cluster agrees", timeout=20)
+        finally:
+            for client in clients:
+                client.close()
+
+    def _whole(self, clients: list[redis.Redis]) -> bool:
+        for client in clients:
+            info = _info(client)
+            if info["cluster_state"] != "ok" or info["cluster_slots_ok"] != SLOTS:
+                return False
+            # Every node must see every replica in place, or clients read half a topology.
+            shards: Any = client.execute_command("CLUSTER", "SLOTS")
+            if len(shards) != self.masters or any(len(s) != 3 + self.replicas for s in shards):
+                return False
+        return all(
+            client.info("replication").get("master_link_status") == "up"
+            for client in clients[self.masters :]
+        )
+
+
+def _give(client: redis.Redis, low: int, high: int) -> None:
+    try:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
+    except redis.ResponseError:  # Redis 6.2 knows only the long form
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(low, high + 1))
+
+
+def _info(client: redis.Redis) -> dict[str, Any]:
+    # redis-py parses the reply of CLUSTER INFO in some versions and not in others.
+    said: Any = client.execute_command("CLUSTER", "INFO")
+    if not isinstance(said, dict):
+        said = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
+    return {name: int(value) if str(value).isdigit() else value for name, value in said.items()}

@@ -1,0 +1,42 @@
+"""The last resort for a plain server: a container, where a Docker engine answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.servers.binary import REMEDY, NoServer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Container:
+    """A Redis in a container; `url` is where it listens."""
+
+    IMAGE = "redis:7-alpine"
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._container: Any = None
+
+    def start(self) -> Self:
+        try:
+            from testcontainers.redis import RedisContainer
+
+            self._container = RedisContainer(self.IMAGE).start()
+        except Exception as exc:  # no package, no engine, no image: all the same to the tests
+            raise NoServer(f"{REMEDY}, or start Docker ({type(exc).__name__})") from exc
+        host = self._container.get_container_host_ip()
+        self.url = f"redis://{host}:{self._container.get_exposed_port(6379)}/0"
+        return self
+
+    def stop(self) -> None:
+        if self._container is not None:
+            self._container.stop()
+            self._container = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

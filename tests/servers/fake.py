@@ -1,0 +1,55 @@
+"""fakeredis behind a real TCP port: Redis's language and Lua without a redis-server."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from fakeredis import TcpFakeServer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class FakeServer:
+    """fakeredis's TCP server in a thread of this process."""
+
+    def __init__(self, version: tuple[int, ...] = (7, 0)) -> None:
+        self.version = version
+        self.host = "127.0.0.1"
+        self.port = 0
+        self._server: TcpFakeServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}/0"
+
+    def start(self) -> Self:
+        # Port 0: bound here and kept, so there is no race for it.
+        server = TcpFakeServer((self.host, 0), server_version=self.version)
+        # A test that forgets to close its client must not hang the end of the run.
+        server.daemon_threads = True
+        server.block_on_close = False
+        self.port = server.server_address[1]
+        self._server = server
+        self._thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,222 @@
+"""One redis-server process: started from a config file, ready when it says so, ended by its pid."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.servers.binary import find_binary
+from tests.servers.wait import free_port, until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Config = Mapping[str, "str | int | Sequence[str]"]
+
+# What the log says once connections are served: a server's line, and a sentinel's.
+READY = ("Ready to accept connections", "Sentinel ID is")
+TAKEN = ("Address already in use", "Could not create server TCP listening socket", "Failed listen")
+
+PREFIX = "distwindow-test-"
+
+_running: set[RedisProcess] = set()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End what an interrupted run left behind. A forked child must not end its parent's servers."""
+    for process in list(_running):
+        process.stop()
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that `start()` made. Anything else is refused, whatever a caller hands in."""
+    inside = folder.is_absolute() and folder.parent == Path(tempfile.gettempdir())
+    if not (inside and folder.name.startswith(PREFIX)):
+        raise ValueError(f"refusing to remove {str(folder)!r}: not a folder made by start()")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class RedisProcess:
+    """A server on a free port of 127.0.0.1.
+
+    `config` is written as config lines, values as they would stand in `redis.conf`; a list makes
+    several lines. `restart()` keeps the port, `kill()` is SIGKILL, `pause()` and `resume()` are
+    SIGSTOP and SIGCONT.
+    """
+
+    def __init__(self, config: Config | None = None, *, sentinel: bool = False) -> None:
+        self.config = dict(config or {})
+        self.sentinel = sentinel
+        self.host = "127.0.0.1"
+        self.port = 0
+        # None until start() has made one. Never a stand-in such as Path(), which is the working
+        # directory: stop() removes this folder, and once removed a whole checkout that way.
+        self._made: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        find_binary()  # nothing is made, and so nothing left to clean, where there is no server
+        self._made = Path(tempfile.mkdtemp(prefix=PREFIX))
+        _running.add(self)
+        for _ in range(10):
+            self._pick_ports()
+            if self._launch():
+                return self
+        self.stop()
+        raise OSError("ten ports in a row were taken by somebody else before the server's bind")
+
+    def restart(self) -> Self:
+        """Start again on the same port, with nothing remembered."""
+        self._end(signal.SIGKILL)
+        # Somebody's client socket may sit on the port for a moment.
+        until(self._launch, what=f"restart on port {self.port}", every=0.1)
+        return self
+
+    def stop(self) -> None:
+        """End the process and remove its folder. Does nothing the second time, or in a child."""
+        if os.getpid() != self._owner:
+            return
+        self._end(signal.SIGTERM)
+        _running.discard(self)
+        made, self._made = self._made, None
+        if made is not None:
+            remove(made)
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye to anybody."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """The server's own temporary folder, from start() to stop()."""
+        if self._made is None:
+            raise RuntimeError("the server has no folder: it is not running")
+        return self._made
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        if self._made is None or not (self._made / "log").exists():
+            return ""
+        return (self._made / "log").read_text(errors="replace")
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A plain client to this process: no retries, five seconds at most for an answer."""
+        settings: dict[str, Any] = {
+            "host": self.host,
+            "port": self.port,
+            "decode_responses": True,
+            "socket_timeout": 5,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            **options,
+        }
+        return redis.Redis(**settings)
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _pick_ports(self) -> None:
+        self.port = free_port()
+
+    def _lines(self) -> dict[str, str | int | Sequence[str]]:
+        return {
+            "bind": self.host,
+            "port": self.port,
+            "dir": f'"{self.folder}"',
+            "daemonize": "no",
+            "logfile": f'"{self.folder / "log"}"',
+            **({} if self.sentinel else {"save": '""', "appendonly": "no"}),
+            **self.config,
+        }
+
+    def _launch(self) -> bool:
+        """Start on the present port; False when somebody else was quicker to take it."""
+        path = self.folder / "redis.conf"
+        path.write_text(
+            "".join(
+                f"{name} {value}\n"
+                for name, values in self._lines().items()
+                for value in ([values] if isinstance(values, str | int) else values)
+            )
+        )
+        (self.folder / "log").unlink(missing_ok=True)
+        command = [str(find_binary()), str(path), *(["--sentinel"] if self.sentinel else [])]
+        with (self.folder / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                # Ctrl-C in the terminal is for pytest, which then stops its servers in order.
+                start_new_session=True,
+            )
+        process = self._process
+        until(
+            lambda: process.poll() is not None or any(line in self.log for line in READY),
+            what="redis-server ready",
+            timeout=20,
+        )
+        if process.poll() is None:
+            return True
+        said = self.log + (self.folder / "output").read_text(errors="replace")
+        if any(line in said for line in TAKEN):
+            return False
+        self.stop()
+        raise RuntimeError(f"{command[0]} ended with {process.returncode}:\n{said[-2000:]}")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)  # a paused process hears SIGTERM only when resumed
+            try:
+                process.wait(timeout=3)
+            except subprocess.TimeoutExpired:  # busy in a script that never ends
+                process.kill()
+                process.wait(timeout=10)
+        self._process = None

@@ -1,0 +1,362 @@
+"""A TCP proxy on the loopback that spoils links on command, as networks and servers do.
+
+```python
+with Proxy(server.port) as proxy:
+    proxy.fault = DropReply(times=1)     # in force when the assignment returns
+    ...                                  # the next request is executed; its answer never arrives
+    proxy.fault = Pass()
+```
+What a fault promises is what a real network can do: a byte stream may stall or end anywhere, but it
+never continues with a hole in it. So once an answer was swallowed, that connection stays mute, also
+after the fault is lifted; new connections behave as the fault of the moment says.
+
+The proxy runs an event loop in a thread of its own; tests read its counters freely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CHUNK = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is wrong with the link.
+
+    `only`: bytes a request must contain for the fault to touch it (`b"EVALSHA"`, upper case; the
+    handshake then passes). `times`: how many requests it touches before the link is well again.
+    """
+
+    only: bytes | None = None
+    times: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(Fault):
+    """Nothing is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay(Fault):
+    """Requests or replies arrive late, in seconds; in order and unharmed."""
+
+    requests: float = 0.0
+    replies: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blackhole(Fault):
+    """Whatever is sent vanishes; the connection stays open. The server sees nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Fault):
+    """New connections are accepted and nobody ever reads from them or speaks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuse(Fault):
+    """Connections are refused, and the open ones are reset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetBeforeSend(Fault):
+    """The connection is reset when a request comes; the server never sees the request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetAfterSend(Fault):
+    """The request reaches the server, and the client gets a reset instead of waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropReply(Fault):
+    """The request is executed and its answer swallowed. `close`: then the connection ends."""
+
+    close: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trickle(Fault):
+    """One byte at a time, in both directions, with `pause` seconds between."""
+
+    pause: float = 0.001
+
+
+class Proxy:
+    """Listens on `port` of 127.0.0.1 and forwards to `upstream`, a port of 127.0.0.1.
+
+    `accepted`, `open`: connections so far and now. `bytes_up`, `bytes_down`: forwarded to the
+    server and to the client. `requests`: chunks that came from clients. `hits`: requests that a
+    fault touched. `swallowed`: bytes of answers that were kept back.
+    """
+
+    def __init__(self, upstream: int, *, tls: ssl.SSLContext | None = None) -> None:
+        self.upstream = upstream
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.accepted = 0
+        self.requests = 0
+        self.hits = 0
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.swallowed = 0
+        self._tls = tls
+        self._fault: Fault = Pass()
+        self._left: int | None = None
+        self._links: set[_Link] = set()
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'redis' if self._tls is None else 'rediss'}://{self.host}:{self.port}/0"
+
+    @property
+    def open(self) -> int:
+        return len(self._links)
+
+    @property
+    def fault(self) -> Fault:
+        return self._fault
+
+    @fault.setter
+    def fault(self, fault: Fault) -> None:
+        if self._thread is None:
+            self._fault, self._left = fault, fault.times
+        else:
+            self._call(self._switch(fault))
+
+    @contextlib.contextmanager
+    def spoiled(self, fault: Fault) -> Iterator[Self]:
+        """The fault for the length of a `with`, and a sound link afterwards."""
+        self.fault = fault
+        try:
+            yield self
+        finally:
+            self.fault = Pass()
+
+    def cut(self) -> None:
+        """Reset every open connection, once."""
+        self._call(self._cut())
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._call(self._listen())
+        return self
+
+    def stop(self) -> None:
+        if self._thread is None:
+            return
+        self._call(self._shut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        self._thread = None
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- inside the loop ----------------------------------------------------------------------
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(
+            self._accept, self.host, self.port, ssl=self._tls, backlog=1024
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _unlisten(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _cut(self) -> None:
+        for link in list(self._links):
+            link.reset()
+
+    async def _switch(self, fault: Fault) -> None:
+        self._fault = fault
+        self._left = fault.times
+        if isinstance(fault, Refuse):
+            await self._unlisten()
+            await self._cut()
+        elif self._server is None:
+            await self._listen()
+
+    async def _shut(self) -> None:
+        await self._unlisten()
+        await self._cut()
+        tasks = [link.task for link in self._links]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        link = _Link(self, reader, writer, task)
+        self.accepted += 1
+        self._links.add(link)
+        try:
+            await link.run()
+        except (OSError, asyncio.CancelledError):
+            pass  # a link that ends is what this proxy is for; nothing to report
+        finally:
+            link.reset()
+            self._links.discard(link)
+
+    def take(self, request: bytes) -> Fault:
+        """The fault this request meets; counted, and used up when it was for so many times."""
+        self.requests += 1
+        fault = self._fault
+        if isinstance(fault, Pass):
+            return fault
+        if fault.only is not None and fault.only not in request.upper():
+            return Pass()
+        if self._left is not None:
+            if self._left == 0:
+                return Pass()
+            self._left -= 1
+        self.hits += 1
+        return fault
+
+
+class _Link:
+    """One client's connection and its twin to the server."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[Any],
+    ) -> None:
+        self.proxy = proxy
+        self.task = task
+        self.reader = reader
+        self.writer = writer
+        self.up: asyncio.StreamWriter | None = None
+        # What the last request met: it decides about the bytes that come back.
+        self.met: Fault = Pass()
+        self.mute = False
+        self.deaf = False
+        self.answered = asyncio.Event()
+
+    async def run(self) -> None:
+        if isinstance(self.proxy.fault, Silent):
+            await asyncio.Event().wait()  # until cut or stopped
+        down, self.up = await asyncio.open_connection(self.proxy.host, self.proxy.upstream)
+        pumps = [
+            asyncio.ensure_future(self._requests(self.up)),
+            asyncio.ensure_future(self._replies(down)),
+        ]
+        try:
+            # Whoever ends first (either side hung up, or a reset) ends the link.
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+        self.writer.close()
+        with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.writer.wait_closed(), 1)
+
+    async def _requests(self, up: asyncio.StreamWriter) -> None:
+        while data := await self.reader.read(CHUNK):
+            self.met = fault = self.proxy.take(data)
+            if self.deaf or isinstance(fault, Blackhole):
+                self.deaf = True
+                continue
+            match fault:
+                case ResetBeforeSend():
+                    self.reset()
+                    return
+                case ResetAfterSend():
+                    self.mute = True
+                    self.answered.clear()
+                    await self._send(up, data)
+                    self._reset_client()
+                    # Hanging up with the answer unread would reset the server's side as well, and
+                    # it might then drop the request unread: wait until it has spoken.
+                    await asyncio.wait_for(self.answered.wait(), 5)
+                    return
+                case DropReply():
+                    self.mute = True
+                case Delay():
+                    await asyncio.sleep(fault.requests)
+                case _:
+                    pass
+            await self._send(up, data, fault)
+
+    async def _replies(self, down: asyncio.StreamReader) -> None:
+        while data := await down.read(CHUNK):
+            self.answered.set()
+            fault = self.met
+            if self.mute or self.deaf:
+                self.proxy.swallowed += len(data)
+                if isinstance(fault, DropReply) and fault.close:
+                    return
+                continue
+            if isinstance(fault, Delay):
+                await asyncio.sleep(fault.replies)
+            await self._send(self.writer, data, fault)
+        if self.mute or self.deaf:
+            # The server may hang up; the client of a mute link must not learn of it.
+            await asyncio.Event().wait()
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, data: bytes, fault: Fault | None = None
+    ) -> None:
+        step = 1 if isinstance(fault, Trickle) else len(data)
+        for start in range(0, len(data), step):
+            piece = data[start : start + step]
+            # Counted first: a test that has its reply must find the bytes in the count.
+            if writer is self.writer:
+                self.proxy.bytes_down += len(piece)
+            else:
+                self.proxy.bytes_up += len(piece)
+            writer.write(piece)
+            await writer.drain()
+            if isinstance(fault, Trickle):
+                await asyncio.sleep(fault.pause)
+
+    def reset(self) -> None:
+        """End both sides at once; the client sees a reset, not an orderly end."""
+        self._reset_client()
+        if self.up is not None:
+            self.up.transport.abort()
+        if self.task is not asyncio.current_task():
+            self.task.cancel()
+
+    def _reset_client(self) -> None:
+        transport = self.writer.transport
+        if transport.is_closing():
+            return
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:
+            # Linger for zero seconds: close() then sends RST in place of FIN.
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
