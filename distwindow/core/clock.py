@@ -1,0 +1,33 @@
+"""The only room that reads a clock. Everything else is told the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as a limiter needs it; tests hand in one they move by hand."""
+
+    def now_ms(self) -> int:
+        """Wall-clock ms since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds, never going back, of arbitrary origin."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let `seconds` pass."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    now_ms = staticmethod(lambda: time.time_ns() // 1_000_000)
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+
+SYSTEM: Clock = SystemClock()

@@ -1,0 +1,46 @@
+"""What a limiter answers: a value that explains itself."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from .limit import Limit
+
+Reason = Literal["ok", "over_limit"]
+Source = Literal["store", "local"]
+
+
+class Decision(NamedTuple):
+    """The answer to one call. True when allowed; a tuple underneath, because building one is on
+    the hot path and a tuple is the cheapest frozen value Python has.
+    """
+
+    allowed: bool
+    key: Any
+    """The key as the caller gave it; in a call over several keys, that of the binding limit."""
+    cost: int
+    limit: Limit
+    """The limit that binds: the one that refused (of several, the last to have room again), or
+    the one with least remaining."""
+    remaining: int
+    """Permits left under `limit` after this decision; never negative."""
+    retry_after: float
+    """Seconds until the same call would be admitted if nobody else called; 0.0 when allowed."""
+    reset_after: float
+    """Seconds until the window of `limit` is empty if nobody calls again."""
+    wait: float
+    """Seconds to hold back before proceeding; 0.0 unless permits were borrowed."""
+    reason: Reason
+    source: Source
+    """Who decided: `store` (Redis), or `local` (a store inside this process)."""
+    now_ms: int
+    """When it was decided, on the store's clock: ms since the epoch."""
+    charged: Any = None
+    """What was counted where, for `refund`; None when nothing was."""
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields[:-1])
+        return f"Decision({shown})"

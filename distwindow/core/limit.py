@@ -1,0 +1,211 @@
+"""A limit: how many permits in how long, over how many buckets, under which bound.
+
+Units: `per` is seconds, as users write it; everything with `_ms` in its name is whole ms.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from .errors import ConfigurationError
+
+Bound = Literal["leap", "strict"]
+
+MAX_AMOUNT = 10**12
+"""Most permits of one limit: sums stay exact in Lua's doubles and print as plain digits."""
+
+MAX_BUCKETS = 512
+"""Most buckets of one limit: beyond this a Redis hash leaves its compact encoding."""
+
+MAX_INTERVAL_MS = 3660 * 86_400_000
+"""Longest interval, ten years: a typo in a unit is likelier than the wish for more."""
+
+_DEFAULT_BUCKETS: dict[Bound, int] = {"leap": 10, "strict": 60}
+
+_UNITS_MS = {
+    "ms": 1, "msec": 1, "millisecond": 1,
+    "s": 1000, "sec": 1000, "second": 1000,
+    "m": 60_000, "min": 60_000, "minute": 60_000,
+    "h": 3_600_000, "hr": 3_600_000, "hour": 3_600_000,
+    "d": 86_400_000, "day": 86_400_000,
+    "w": 604_800_000, "week": 604_800_000,
+}  # fmt: skip
+_SPOKEN = ("week", "day", "hour", "minute", "second", "ms")
+
+_GRAMMAR = re.compile(
+    r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
+        (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
+        (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)? \s*""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+_HOW = 'write it like "100/second", "10 per 2 hours", "100/5m" or "5000/day strict 24 buckets"'
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Limit:
+    """At most `amount` permits per interval, counted in `buckets` buckets.
+
+    `Limit("100/second")` or `Limit(100, per=1.0, buckets=10, bound="leap")`, `per` in seconds.
+    `bound="leap"` is Sentinel's: never more than `amount` in an aligned window of the buckets (up
+    to twice that in an arbitrary one). `bound="strict"` counts one bucket more and never admits
+    more than `amount` in any window. `buckets` must divide the interval in ms; by default it is
+    the largest divisor up to 10 (`leap`) or 60 (`strict`). `str()` gives a string that parses back.
+
+    Raises `ConfigurationError`, showing the value and what is wrong with it.
+    """
+
+    amount: int
+    interval_ms: int
+    buckets: int
+    bound: Bound
+
+    def __init__(
+        self,
+        amount: int | str,
+        per: float | None = None,
+        buckets: int | None = None,
+        bound: Bound | None = None,
+    ) -> None:
+        if isinstance(amount, str):
+            if per is not None:
+                raise ConfigurationError(
+                    f"limit {amount!r} already says its interval; drop per={per!r}"
+                )
+            amount, interval_ms, said_bound, said_buckets = _read(amount)
+            bound = bound if bound is not None else said_bound
+            buckets = buckets if buckets is not None else said_buckets
+        else:
+            interval_ms = _interval_ms(1.0 if per is None else per)
+        bound = "leap" if bound is None else bound
+        if bound not in get_args(Bound):
+            raise ConfigurationError(f'bound {bound!r} is neither "leap" nor "strict"')
+        _check_whole("amount", amount, 1, MAX_AMOUNT)
+        if not 1 <= interval_ms <= MAX_INTERVAL_MS:
+            raise ConfigurationError(
+                f"an interval of {interval_ms / 1000:g} s is outside 0.001 s to ten years"
+            )
+        if buckets is None:
+            buckets = _largest_divisor(interval_ms, _DEFAULT_BUCKETS[bound])
+        _check_whole("buckets", buckets, 1, MAX_BUCKETS)
+        if interval_ms % buckets:
+            raise ConfigurationError(
+                f"{buckets} buckets do not divide an interval of {interval_ms} ms evenly; "
+                f"the nearest that do: {_near_divisors(interval_ms, buckets)}"
+            )
+        object.__setattr__(self, "amount", amount)
+        object.__setattr__(self, "interval_ms", interval_ms)
+        object.__setattr__(self, "buckets", buckets)
+        object.__setattr__(self, "bound", bound)
+
+    @property
+    def per(self) -> float:
+        """The interval in seconds."""
+        return self.interval_ms / 1000
+
+    @property
+    def bucket_ms(self) -> int:
+        """The length of one bucket in ms."""
+        return self.interval_ms // self.buckets
+
+    @property
+    def span(self) -> int:
+        """How many buckets are summed: one more than there are in the interval when strict."""
+        return self.buckets + (self.bound == "strict")
+
+    def __str__(self) -> str:
+        unit = next(unit for unit in _SPOKEN if self.interval_ms % _UNITS_MS[unit] == 0)
+        count = self.interval_ms // _UNITS_MS[unit]
+        text = f"{self.amount}/{unit}" if count == 1 else f"{self.amount}/{count} {unit}"
+        text += "s" if count > 1 and unit != "ms" else ""
+        text += " strict" if self.bound == "strict" else ""
+        usual = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
+        return text if self.buckets == usual else f"{text} {self.buckets} buckets"
+
+    def __repr__(self) -> str:
+        return f"Limit({str(self)!r})"
+
+
+LimitSpec: TypeAlias = "Limit | str | Iterable[Limit | str]"
+"""How a user may name limits: one or several, as `Limit`, as strings, in one string or in many."""
+
+
+def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
+    """All limits that `spec` names, shortest interval first, none twice.
+
+    Raises `ConfigurationError` for an empty spec, a string that is no limit, and two limits over
+    the same buckets (the larger could never bind).
+    """
+    if isinstance(spec, Limit):
+        return (spec,)
+    parts: list[Limit] = []
+    for part in [spec] if isinstance(spec, str) else _each(spec):
+        if isinstance(part, Limit):
+            parts.append(part)
+        elif isinstance(part, str):
+            parts.extend(Limit(one) for one in re.split(r"[;,]", part))
+        else:
+            raise ConfigurationError(f"{part!r} is no limit; {_HOW}")
+    if not parts:
+        raise ConfigurationError(f"no limit given; {_HOW}")
+    parts.sort(key=lambda limit: (limit.interval_ms, limit.bucket_ms, limit.span))
+    for first, second in zip(parts, parts[1:], strict=False):
+        if (first.bucket_ms, first.span) == (second.bucket_ms, second.span):
+            raise ConfigurationError(
+                f"limits {str(first)!r} and {str(second)!r} count the same buckets, so only the "
+                "smaller could ever bind; keep that one"
+            )
+    return tuple(parts)
+
+
+def _each(spec: object) -> Iterable[object]:
+    if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
+        return spec
+    raise ConfigurationError(f"{spec!r} is no limit; {_HOW}")
+
+
+def _read(text: str) -> tuple[int, int, Bound | None, int | None]:
+    found = _GRAMMAR.fullmatch(text)
+    if found is None:
+        hint = "; several limits go into a list" if re.search(r"[;,]", text) else ""
+        raise ConfigurationError(f"limit {text!r} is not understood; {_HOW}{hint}")
+    unit = found["unit"].lower()
+    unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
+    if unit_ms is None:
+        raise ConfigurationError(
+            f"limit {text!r}: {found['unit']!r} is no unit of time; "
+            "there are ms, second, minute, hour, day and week"
+        )
+    interval_ms = _interval_ms(float(found["count"] or 1) * unit_ms / 1000)
+    bound: Bound | None = None
+    if found["bound"]:
+        bound = "strict" if found["bound"].lower() == "strict" else "leap"
+    buckets = None if found["buckets"] is None else int(found["buckets"])
+    return int(found["amount"]), interval_ms, bound, buckets
+
+
+def _interval_ms(per: float) -> int:
+    if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
+        raise ConfigurationError(f"per={per!r} is no interval; give seconds, such as per=60")
+    interval_ms = round(per * 1000)
+    if abs(per * 1000 - interval_ms) > 1e-6 * max(1.0, per):
+        raise ConfigurationError(f"per={per!r} s is not a whole number of milliseconds")
+    return interval_ms
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(f"{name}={value!r} is not a whole number from {least} to {most}")
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+
+
+def _near_divisors(number: int, around: int) -> str:
+    below = _largest_divisor(number, min(around, MAX_BUCKETS))
+    above = next((n for n in range(around, min(number, MAX_BUCKETS) + 1) if number % n == 0), None)
+    return str(below) if above is None else f"{below} or {above}"

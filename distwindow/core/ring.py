@@ -1,0 +1,135 @@
+"""The ring as Redis holds it, in memory: LeapArray semantics with a running total.
+
+This is the specification of `lua/shared/ring.lua`, and what `memory://` runs on. It differs from
+`LeapArray` where a shared limit must: time never goes back (Sentinel hands out a detached bucket
+and loses its count), and a total is kept so that admission costs the same for any bucket count.
+
+    number   start of a bucket in widths since the epoch
+    window   the `span` buckets up to the newest; older ones are dropped when a bucket opens
+"""
+
+from __future__ import annotations
+
+from .stats import Bucket, RingState
+
+
+class Ring:
+    """One resource's window. Not locked: its owner is. All times are ms since the epoch."""
+
+    __slots__ = (
+        "_passed", "_tallies", "closed", "limit", "newest", "span", "start", "used", "width",
+    )  # fmt: skip
+
+    def __init__(self, width: int, span: int, now: int, limit: str) -> None:
+        self.width = width
+        self.span = span
+        self._open(now, limit)
+
+    def _open(self, now: int, limit: str) -> None:
+        self.newest = now // self.width
+        self.start = self.newest * self.width
+        self.used = 0
+        self.closed = 0
+        self.limit = limit
+        self._passed: dict[int, int] = {}
+        self._tallies: dict[int, list[int]] = {}
+
+    def copy(self) -> Ring:
+        """A ring of the same content that can be turned without a trace."""
+        twin = Ring.__new__(Ring)
+        twin.width, twin.span = self.width, self.span
+        twin.newest, twin.start = self.newest, self.start
+        twin.used, twin.closed, twin.limit = self.used, self.closed, self.limit
+        twin._passed = dict(self._passed)
+        twin._tallies = {number: list(tally) for number, tally in self._tallies.items()}
+        return twin
+
+    def lost(self, now: int) -> bool:
+        """Is nothing of this ring in the window of `now`: all expired, or all from a future?"""
+        behind = now // self.width - self.newest >= self.span
+        return behind or self.start - now > self.width * self.span
+
+    def turn(self, now: int, limit: str) -> None:
+        """Make the newest bucket that of `now`, dropping what has left the window.
+
+        Time never goes back: an earlier `now` counts as the newest bucket's, unless the ring is
+        ahead by more than its window; then it is lost state (the clock was set back) and emptied.
+        """
+        if self.lost(now):
+            self._open(now, limit)
+            return
+        steps = now // self.width - self.newest
+        if steps > 0:
+            passed = self.used - self.closed
+            if passed:
+                self._passed[self.newest] = passed
+            oldest = self.newest + 1 - self.span
+            for number in range(oldest, oldest + steps):
+                self.used -= self._passed.pop(number, 0)
+                self._tallies.pop(number, None)
+            self.newest += steps
+            self.start = self.newest * self.width
+            self.closed = self.used
+            self.limit = limit
+
+    def block(self, amount: int) -> None:
+        """Count refused permits in the newest bucket."""
+        self._tally()[0] += amount
+
+    def observe(self, success: int, error: int, rt_sum_ms: int, rt_min_ms: int) -> None:
+        """Count finished calls in the newest bucket."""
+        tally = self._tally()
+        least = tally[4] if tally[1] or tally[2] else rt_min_ms
+        tally[1] += success
+        tally[2] += error
+        tally[3] += rt_sum_ms
+        tally[4] = min(least, rt_min_ms)
+
+    def refund(self, amount: int, start: int) -> int:
+        """Take up to `amount` out of the bucket that began at `start`; how much was there."""
+        number = start // self.width
+        if number == self.newest:
+            back = min(amount, self.used - self.closed)
+        elif self.newest - self.span < number < self.newest:
+            back = min(amount, self._passed.get(number, 0))
+            if back:
+                self._passed[number] -= back
+                self.closed -= back
+        else:
+            return 0
+        self.used -= back
+        return back
+
+    def room_at(self, need: int) -> int:
+        """When the oldest buckets that together hold `need` permits have left the window."""
+        for number in range(self.newest + 1 - self.span, self.newest):
+            need -= self._passed.get(number, 0)
+            if need <= 0:
+                return (number + self.span) * self.width
+        return (self.newest + self.span) * self.width
+
+    def empty_at(self) -> int:
+        """When the newest bucket that holds a permit leaves the window; 0 when there is none."""
+        if self.used > self.closed:
+            return (self.newest + self.span) * self.width
+        if self.used == 0:
+            return 0
+        newest = max(number for number, passed in self._passed.items() if passed)
+        return (newest + self.span) * self.width
+
+    def state(self) -> RingState:
+        """Everything there is, as a value."""
+        passed = dict(self._passed)
+        passed[self.newest] = self.used - self.closed
+        buckets = []
+        for number in sorted(passed.keys() | self._tallies.keys()):
+            block, success, error, rt_sum, rt_min = self._tallies.get(number, (0, 0, 0, 0, 0))
+            count = passed.get(number, 0)
+            least = rt_min if success or error else None
+            bucket = Bucket(number * self.width, count, block, success, error, rt_sum, least)
+            if count or block or success or error:
+                buckets.append(bucket)
+        return RingState(self.start, self.used, self.closed, self.limit, tuple(buckets))
+
+    def _tally(self) -> list[int]:
+        return self._tallies.setdefault(self.newest, [0, 0, 0, 0, 0])
