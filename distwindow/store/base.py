@@ -1,0 +1,39 @@
+"""What a store is: something that executes commands. One protocol for each world."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from ..core.clock import Clock
+from ..core.decision import Source
+from ..wire.command import Command
+
+Reply = TypeVar("Reply")
+
+
+class Store(Protocol):
+    """Executes commands one after the other, atomically. Safe to share between threads.
+
+    `execute` raises `StoreError` where the store did not answer in time or at all, and
+    `ConfigurationError` where it never will.
+    """
+
+    source: Source
+    clock: Clock
+
+    def execute(self, command: Command[Reply]) -> Reply: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncStore(Protocol):
+    """The same for tasks. Safe to share between tasks, and between event loops."""
+
+    source: Source
+    clock: Clock
+
+    async def execute(self, command: Command[Reply]) -> Reply: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def aclose(self) -> None: ...

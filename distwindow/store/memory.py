@@ -1,0 +1,201 @@
+"""The store inside this process: the same commands over the pure ring, behind one lock.
+
+It is the specification that every other store is compared with, and `memory://`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, TypeVar
+
+from ..core.clock import SYSTEM, Clock
+from ..core.decision import Source
+from ..core.limit import Limit
+from ..core.ring import Ring
+from ..wire.command import (
+    Acquire,
+    Charge,
+    Command,
+    Count,
+    Observe,
+    Peek,
+    Read,
+    Refund,
+    Reset,
+    Snapshot,
+    Verdict,
+)
+
+Reply = TypeVar("Reply")
+
+_SWEEP_FROM = 1024
+
+
+class MemoryStore:
+    """Rings in this process, for one process. Safe to share between threads.
+
+    Rings nobody has called for longer than their window are dropped, as Redis drops them.
+    """
+
+    source: Source = "local"
+
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
+        self._rings: dict[bytes, Ring] = {}
+        self._lock = Lock()
+        self._sweep_at = _SWEEP_FROM
+        self._handlers: dict[str, Callable[[Any, int], Any]] = {
+            "acquire": self._acquire,
+            "peek": self._peek,
+            "observe": self._observe,
+            "refund": self._refund,
+            "read": self._read,
+            "reset": self._reset,
+        }
+
+    def execute(self, command: Command[Reply]) -> Reply:
+        """What `command`'s script would answer. Never blocks, never fails."""
+        now = command.now_ms
+        with self._lock:
+            handler = self._handlers[command.script]
+            reply: Reply = handler(command, self.clock.now_ms() if now is None else now)
+            return reply
+
+    def close(self) -> None:
+        """Nothing is held that would have to be given back."""
+
+    def after_fork(self) -> None:
+        """A lock that another thread held at the fork would never be free in the child."""
+        self._lock = Lock()
+
+    def _acquire(self, command: Acquire, now: int) -> Verdict:
+        times, rings, admitted = command.times, [], command.times
+        for charge in command.charges:
+            ring = self._turned(charge, now)
+            rings.append(ring)
+            admitted = min(admitted, max(0, (charge.limit.amount - ring.used) // charge.cost))
+        for charge, ring in zip(command.charges, rings, strict=True):
+            if command.tell:
+                ring.limit = _told(charge.limit)
+            ring.used += charge.cost * admitted
+            if admitted < times:
+                ring.block(charge.cost * (times - admitted))
+        return _verdict(command.charges, rings, times, admitted, now)
+
+    def _peek(self, command: Peek, now: int) -> Verdict:
+        rings = []
+        for charge in command.charges:
+            ring = self._rings.get(charge.ring)
+            ring = ring.copy() if ring else _new(charge, now)
+            ring.turn(now, ring.limit)
+            rings.append(ring)
+        room = all(
+            ring.used + charge.cost <= charge.limit.amount
+            for charge, ring in zip(command.charges, rings, strict=True)
+        )
+        return _verdict(command.charges, rings, 1, int(room), now)
+
+    def _observe(self, command: Observe, now: int) -> Count:
+        for charge in command.charges:
+            ring = self._turned(charge, now)
+            ring.observe(command.success, command.error, command.rt_sum_ms, command.rt_min_ms)
+        return Count(0, now)
+
+    def _refund(self, command: Refund, now: int) -> Count:
+        back = []
+        for charge, start in zip(command.charges, command.starts(), strict=True):
+            ring = self._rings.get(charge.ring)
+            gone = ring is None or ring.lost(now)
+            back.append(0 if gone else self._turned(charge, now).refund(charge.cost, start))
+        return Count(min(back), now)
+
+    def _read(self, command: Read, now: int) -> Snapshot:
+        rings = (self._rings.get(charge.ring) for charge in command.charges)
+        return Snapshot(tuple(ring.state() if ring else None for ring in rings), now)
+
+    def _reset(self, command: Reset, now: int) -> Count:
+        gone = [self._rings.pop(charge.ring, None) for charge in command.charges]
+        return Count(sum(ring is not None for ring in gone), now)
+
+    def _turned(self, charge: Charge, now: int) -> Ring:
+        ring = self._rings.get(charge.ring)
+        if ring is None:
+            if len(self._rings) >= self._sweep_at:
+                self._sweep()
+            ring = self._rings[charge.ring] = _new(charge, now)
+        elif now - ring.start >= ring.width or now < ring.start:
+            ring.turn(now, _told(charge.limit))
+        return ring
+
+    def _sweep(self) -> None:
+        """Drop what has expired; next time when as many again have come, so the cost is constant."""
+        now = self.clock.now_ms()
+        self._rings = {
+            name: ring
+            for name, ring in self._rings.items()
+            if now < ring.start + (ring.span + 1) * ring.width
+        }
+        self._sweep_at = max(_SWEEP_FROM, 2 * len(self._rings))
+
+
+class AsyncMemoryStore:
+    """A `MemoryStore` for tasks."""
+
+    source: Source = "local"
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.clock = store.clock
+        self._store = store
+
+    async def execute(self, command: Command[Reply]) -> Reply:
+        return self._store.execute(command)
+
+    async def sleep(self, seconds: float) -> None:
+        if self.clock is SYSTEM:
+            await asyncio.sleep(seconds)
+        else:
+            self.clock.sleep(seconds)
+            await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        """Nothing is held that would have to be given back."""
+
+
+def _new(charge: Charge, now: int) -> Ring:
+    limit = charge.limit
+    return Ring(limit.bucket_ms, limit.span, now, _told(limit))
+
+
+def _told(limit: Limit) -> str:
+    return f"{limit.amount} {limit.bound}"
+
+
+def _verdict(
+    charges: tuple[Charge, ...], rings: list[Ring], times: int, admitted: int, now: int
+) -> Verdict:
+    if admitted == times:
+        index, left, reset = _binding(charges, rings, now)
+        return Verdict(times, index, left, reset, 0, now)
+    index, latest = 0, -1
+    for i, (charge, ring) in enumerate(zip(charges, rings, strict=True)):
+        need = ring.used + charge.cost - charge.limit.amount
+        if need > 0:
+            room_at = ring.room_at(need)
+            if room_at > latest:
+                index, latest = i, room_at
+    ring = rings[index]
+    by = _binding(charges, rings, now) if admitted else None
+    left = charges[index].limit.amount - ring.used
+    return Verdict(admitted, index, left, _reset_ms(ring, now), latest - now, now, by)
+
+
+def _binding(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> tuple[int, int, int]:
+    left = [charge.limit.amount - ring.used for charge, ring in zip(charges, rings, strict=True)]
+    index = left.index(min(left))
+    return index, left[index], _reset_ms(rings[index], now)
+
+
+def _reset_ms(ring: Ring, now: int) -> int:
+    return max(0, ring.empty_at() - now)

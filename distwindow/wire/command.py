@@ -1,0 +1,325 @@
+"""The language spoken with the scripts: commands, how they are sent, what comes back.
+
+Every command is one EVALSHA. Its first argument is the *guard*, `<deadline ms>.<nonce>` in one
+word because each argument costs the server 0.1 us: the script does nothing once the server's clock
+has passed the deadline, and answers with the guard, so that a reply that belongs to another call
+(client libraries have crossed replies) is never acted on.
+
+A command says its script, its rings, and the arguments behind the guard; a reply is a named tuple.
+`MemoryStore` executes the same commands, and a property test demands equal replies from all stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from ..core.errors import ConfigurationError
+from ..core.limit import Limit
+from ..core.stats import Bucket, RingState
+from .keys import AnyKey, ring_name
+from .script import load
+
+Reply = TypeVar("Reply")
+C = TypeVar("C", bound="Command[Any]")
+
+EXPIRED = -2
+"""The verdict of a script that was run after its deadline, and therefore did nothing."""
+
+GUARD_BYTES = 20
+"""13 digits of ms, a point, 6 digits of nonce."""
+
+NO_DEADLINE_MS = 9_999_999_999_999
+"""Of a call whose server's clock is not known yet (year 2286)."""
+
+
+class Charge(NamedTuple):
+    """One ring and what one call counts in it."""
+
+    ring: bytes
+    limit: Limit
+    cost: int
+    key: AnyKey
+
+
+def charges_of(key: AnyKey, stem: bytes, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:
+    """What a call of `cost` counts for `key` under `limits`."""
+    return tuple(Charge(ring_name(stem, limit), limit, cost, key) for limit in limits)
+
+
+class Verdict(NamedTuple):
+    """The answer of `acquire` and `peek` to `times` equal calls."""
+
+    admitted: int
+    """How many of them are admitted: the first ones."""
+    index: int
+    """Which ring binds (from 0): the refusing one, if any call is refused."""
+    left: int
+    """Permits left there after all this; below 0 where a lowered limit is overdrawn."""
+    reset_ms: int
+    retry_ms: int
+    """Until the refused ones would be admitted; 0 when none is refused."""
+    now_ms: int
+    admitted_by: tuple[int, int, int] | None = None
+    """index, left, reset_ms for the admitted ones, where some are and some are not."""
+
+
+class Snapshot(NamedTuple):
+    """The answer of `read`: a state for each ring that exists, and the store's time."""
+
+    states: tuple[RingState | None, ...]
+    now_ms: int
+
+
+class Count(NamedTuple):
+    """The answer of commands that say how much they did."""
+
+    count: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Command(Generic[Reply]):
+    """One script call. `now_ms` is the caller's clock where the server's is not to be asked.
+
+    Equal only to itself: callers of one key use one command object, and share its script calls.
+    """
+
+    script: ClassVar[str]
+
+    charges: tuple[Charge, ...]
+    now_ms: int | None = None
+    _packed: list[tuple[bytes, bytes]] = field(default_factory=list, repr=False, kw_only=True)
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [charge.ring for charge in self.charges]
+
+    def arguments(self) -> list[bytes | int | str]:
+        """ARGV behind the guard."""
+        raise NotImplementedError
+
+    def reply(self, raw: Sequence[Any]) -> Reply:
+        """The reply from the script's, guard included."""
+        raise NotImplementedError
+
+    def frame(self, guard: bytes) -> bytes:
+        """The EVALSHA of this command in RESP. A guard has 20 bytes, so the rest is packed once."""
+        if not self._packed:
+            self._packed.append(self._pack(b"EVALSHA", load(self.script).sha))
+        head, tail = self._packed[0]
+        return head + guard + tail
+
+    def text_frame(self, guard: bytes) -> bytes:
+        """The same as an EVAL of the whole script, for a server that does not have it."""
+        head, tail = self._pack(b"EVAL", load(self.script).text)
+        return head + guard + tail
+
+    def at(self: C, now_ms: int) -> C:
+        """This command with the caller's time."""
+        return replace(self, now_ms=now_ms, _packed=[])
+
+    def _pack(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
+        """What goes before and behind the guard."""
+        keys, arguments = self.keys, self.arguments()
+        words = len(keys) + len(arguments) + 4
+        head = b"*%d\r\n%s$%d\r\n" % (
+            words, b"".join(map(_bulk, (verb, script, len(keys), *keys))), GUARD_BYTES,
+        )  # fmt: skip
+        return head, b"\r\n" + b"".join(map(_bulk, arguments))
+
+
+def _bulk(word: bytes | int | str) -> bytes:
+    raw = word if isinstance(word, bytes) else str(word).encode()
+    return b"$%d\r\n%s\r\n" % (len(raw), raw)
+
+
+def _ring_arguments(charges: tuple[Charge, ...], times: int = 1) -> list[bytes | int | str]:
+    arguments: list[bytes | int | str] = []
+    for _, limit, cost, _ in charges:
+        shape = f"{limit.buckets}+1" if limit.bound == "strict" else limit.buckets
+        arguments += (cost * times, limit.amount, limit.bucket_ms, shape)
+    return arguments
+
+
+def _time(now_ms: int | None) -> int | str:
+    return "" if now_ms is None else now_ms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Acquire(Command[Verdict]):
+    """`times` calls of the same cost, decided one after the other."""
+
+    script: ClassVar[str] = "acquire"
+
+    times: int = 1
+    tell: bool = False
+    """Note the limits in their rings now (a ring's first call from this process), for `stats`."""
+
+    def arguments(self) -> list[bytes | int | str]:
+        arguments = _ring_arguments(self.charges, self.times)
+        if self.tell:
+            return [*arguments, self.times, _time(self.now_ms), 1]
+        if self.now_ms is not None:
+            return [*arguments, self.times, self.now_ms]
+        return [*arguments, self.times] if self.times > 1 else arguments
+
+    def reply(self, raw: Sequence[Any]) -> Verdict:
+        if len(raw) == 3:
+            limit, left, now = self.charges[0].limit, raw[1], raw[2]
+            width = limit.bucket_ms
+            return Verdict(self.times, 0, left, limit.span * width - now % width, 0, now)
+        return _verdict(raw, self.times)
+
+    def shared(self, times: int) -> Acquire:
+        """The one call that stands for `times` calls like this one."""
+        return replace(self, times=times, _packed=[])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peek(Command[Verdict]):
+    """What `Acquire` would answer."""
+
+    script: ClassVar[str] = "peek"
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [*_ring_arguments(self.charges), 1, _time(self.now_ms)]
+
+    def reply(self, raw: Sequence[Any]) -> Verdict:
+        return _verdict(raw, 1)
+
+
+def _verdict(raw: Sequence[Any], times: int) -> Verdict:
+    if raw[1] >= 0:
+        _, left, now, index, reset = raw
+        return Verdict(times, index - 1, left, reset, 0, now)
+    _, _, now, index, left, reset, retry, admitted, *by = raw
+    admitted_by = (by[0] - 1, by[1], by[2]) if by else None
+    return Verdict(admitted, index - 1, left, reset, retry, now, admitted_by)
+
+
+def each_of(verdict: Verdict, times: int, costs: Sequence[int]) -> list[Verdict]:
+    """The verdicts that `times` equal calls would have got one after the other."""
+    admitted, refused = verdict.admitted, times - verdict.admitted
+    index, left, reset = verdict.admitted_by or (verdict.index, verdict.left, verdict.reset_ms)
+    cost, now = costs[index], verdict.now_ms
+    first = left + (admitted - 1) * cost
+    each = [Verdict(1, index, first - i * cost, reset, 0, now) for i in range(admitted)]
+    if refused:
+        each += [verdict._replace(admitted=0, admitted_by=None)] * refused
+    return each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observe(Command[Count]):
+    """Count finished calls, with their response times in ms."""
+
+    script: ClassVar[str] = "observe"
+
+    success: int = 0
+    error: int = 0
+    rt_sum_ms: int = 0
+    rt_min_ms: int = 0
+
+    def arguments(self) -> list[bytes | int | str]:
+        seen = (self.success, self.error, self.rt_sum_ms, self.rt_min_ms)
+        return [*_ring_arguments(self.charges), 1, _time(self.now_ms), *seen]
+
+    def reply(self, raw: Sequence[Any]) -> Count:
+        return Count(raw[1], raw[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refund(Command[Count]):
+    """Give back what was charged at `charged_ms`, out of the bucket of that time."""
+
+    script: ClassVar[str] = "refund"
+
+    charged_ms: int = 0
+
+    def starts(self) -> list[int]:
+        """The start of the bucket of each ring."""
+        return [self.charged_ms - self.charged_ms % c.limit.bucket_ms for c in self.charges]
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [*_ring_arguments(self.charges), 1, _time(self.now_ms), *self.starts()]
+
+    def reply(self, raw: Sequence[Any]) -> Count:
+        return Count(raw[1], raw[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read(Command[Snapshot]):
+    """The rings as they are."""
+
+    script: ClassVar[str] = "read"
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [_time(self.now_ms)]
+
+    def reply(self, raw: Sequence[Any]) -> Snapshot:
+        states = (
+            ring_state(_pairs(fields), charge.limit.bucket_ms, charge.limit.span)
+            for fields, charge in zip(raw[3:], self.charges, strict=True)
+        )
+        return Snapshot(tuple(states), raw[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reset(Command[Count]):
+    """Forget the rings."""
+
+    script: ClassVar[str] = "reset"
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [_time(self.now_ms)]
+
+    def reply(self, raw: Sequence[Any]) -> Count:
+        return Count(raw[1], raw[2])
+
+
+COMMANDS: dict[str, type[Command[Any]]] = {
+    command.script: command for command in (Acquire, Peek, Observe, Refund, Read, Reset)
+}
+"""Every command by the name of its script."""
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+_TALLIES = (b"block", b"success", b"error", b"rt", b"min_rt")
+
+
+def ring_state(fields: dict[bytes, bytes], width: int, span: int) -> RingState | None:
+    """A ring from the fields of its hash (`lua/README.md`); None when there are none."""
+    if not fields:
+        return None
+    try:
+        start, used, closed = (int(fields[name]) for name in (b"start", b"used", b"closed"))
+        newest = start // width
+        buckets = [
+            _bucket((newest - (newest - int(slot)) % span) * width, value.split())
+            for slot, value in fields.items()
+            if slot.isdigit()
+        ]
+        tallies = [fields.get(name, b"0") for name in _TALLIES]
+        current = _bucket(start, [b"%d" % (used - closed), *tallies])
+        if current != Bucket(start):
+            buckets.append(current)
+        buckets.sort(key=lambda bucket: bucket.start)
+        return RingState(start, used, closed, fields[b"limit"].decode(), tuple(buckets))
+    except (KeyError, ValueError) as exc:
+        raise ConfigurationError(
+            f"the hash of this key is no distwindow ring ({exc!r}); is the prefix used by others?"
+        ) from exc
+
+
+def _bucket(start: int, counts: Sequence[bytes]) -> Bucket:
+    if len(counts) == 1:
+        return Bucket(start, int(counts[0]))
+    passed, block, success, error, rt_sum, rt_min = map(int, counts)
+    return Bucket(
+        start, passed, block, success, error, rt_sum, rt_min if success or error else None
+    )

@@ -1,0 +1,58 @@
+"""The Lua scripts: found, their shared pieces joined once, each with its SHA1 and its head.
+
+They live in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..core.errors import ConfigurationError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script as the server gets it. `head` is its `---` lines: name, KEYS, ARGV, RETURN."""
+
+    name: str
+    text: str
+    sha: str
+    head: tuple[str, ...]
+
+
+def folder() -> Path:
+    """Where the `.lua` files are; `ConfigurationError` when the installation lacks them."""
+    for place in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
+        if (place / "acquire.lua").is_file():
+            return place
+    raise ConfigurationError(
+        f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
+        f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
+    )
+
+
+def names() -> list[str]:
+    """The names of all scripts, sorted."""
+    return sorted(path.stem for path in folder().glob("*.lua"))
+
+
+@cache
+def load(name: str) -> Script:
+    """The script `name`, its include lines replaced by the pieces they name.
+
+    Comments are cut: EVAL sends the text, and a server keeps it.
+    """
+    root = folder()
+    source = (root / f"{name}.lua").read_text(encoding="utf-8")
+    head = tuple(line[4:] for line in source.splitlines() if line.startswith("--- "))
+    joined = _INCLUDE.sub(lambda line: (root / line[1]).read_text(encoding="utf-8"), source)
+    text = _COMMENT.sub("", joined)
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), head)
