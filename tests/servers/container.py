@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tests.servers.binary import REMEDY, NoServer
@@ -21,9 +22,12 @@ class Container:
 
     def start(self) -> Self:
         try:
-            from testcontainers.redis import RedisContainer
+            # Its deprecations would otherwise be errors here, and read as "no Docker".
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                from testcontainers.redis import RedisContainer
 
-            self._container = RedisContainer(self.IMAGE).start()
+                self._container = RedisContainer(self.IMAGE).start()
         except Exception as exc:  # no package, no engine, no image: all the same to the tests
             raise NoServer(f"{REMEDY}, or start Docker ({type(exc).__name__})") from exc
         host = self._container.get_container_host_ip()
