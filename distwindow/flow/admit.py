@@ -1,0 +1,50 @@
+"""The dialogues of admission: one attempt, and waiting for one's exact time."""
+
+from __future__ import annotations
+
+from ..core.decision import Decision, Source
+from ..core.errors import RateLimitExceeded
+from ..wire.command import Acquire, Command, Verdict
+from .effect import Dialogue, Sleep
+from .line import Place
+
+
+def attempt(command: Acquire, source: Source) -> Dialogue[Decision]:
+    """Ask once."""
+    verdict = yield command
+    return decide(command, verdict, source)
+
+
+def decide(command: Command[Verdict], verdict: Verdict, source: Source) -> Decision:
+    """What a verdict means to the caller."""
+    admitted, index, left, reset_ms, retry_ms, now_ms, _ = verdict
+    _, limit, cost, key = command.charges[index]
+    if admitted:
+        charged = command.charges if type(command) is Acquire else None
+        return Decision(
+            True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged
+        )
+    return Decision(
+        False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
+        "over_limit", source, now_ms,
+    )  # fmt: skip
+
+
+def wait(command: Acquire, source: Source, place: Place) -> Dialogue[Decision]:
+    """Ask, and where refused sleep until the moment the refusal named; again until admitted.
+
+    Time is counted on the store's clock. Raises `RateLimitExceeded` as soon as it is certain that
+    the caller's patience ends first, without sleeping it off.
+    """
+    began: int | None = None
+    while True:
+        decision = yield from attempt(command, source)
+        if decision.allowed:
+            return decision
+        if began is None:
+            began = decision.now_ms
+        waited = (decision.now_ms - began) / 1000
+        if place.patience is not None and waited + decision.retry_after > place.patience:
+            raise RateLimitExceeded(decision)
+        place.refused(decision)
+        yield Sleep(decision.retry_after)

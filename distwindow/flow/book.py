@@ -1,0 +1,83 @@
+"""From what a caller says (a key, a cost) to the command that is sent, checked and remembered.
+
+Building a command costs some 10 us (escaping, hashing, packing); a key that comes again costs a
+dictionary look-up. Callers of one key and cost get the *same* command object, which is how stores
+see that their calls can share one script call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..core.limit import LimitSpec, limits_of
+from ..wire.command import Acquire, Charge, charges_of
+from ..wire.keys import AnyKey, Key, check_prefix, stem
+
+_REMEMBERED = 16_384
+_LONGEST_REMEMBERED = 256
+
+
+class Book:
+    """The commands of one prefix and one set of limits. Safe to share between threads."""
+
+    def __init__(self, prefix: str, limits: LimitSpec) -> None:
+        self.prefix = check_prefix(prefix)
+        self.limits = limits_of(limits)
+        self._largest_cost = min(limit.amount for limit in self.limits)
+        self._commands: dict[Any, Acquire] = {}
+
+    def acquire(self, key: AnyKey, cost: int = 1) -> Acquire:
+        """The command for one call of `cost` on `key`.
+
+        Raises `ValueError` for an empty key and for a cost that no window could ever admit,
+        `TypeError` for a key that is none.
+        """
+        if type(cost) is int:
+            try:
+                command = self._commands.get(key if cost == 1 else (key, cost))
+            except TypeError:  # an unhashable key: `stem` says what a key is
+                command = None
+            if command is not None:
+                return command
+        _check_cost(cost, self._largest_cost)
+        charges = charges_of(key, stem(self.prefix, key), self.limits, cost)
+        if isinstance(key, (str, bytes)) and len(key) > _LONGEST_REMEMBERED:
+            return Acquire(charges)
+        if len(self._commands) >= _REMEMBERED:
+            self._commands.clear()
+        self._commands[key if cost == 1 else (key, cost)] = Acquire(charges)
+        # The first call on a key also tells its ring the limits, so that `stats` shows them at
+        # once after a change of limit.
+        return Acquire(charges, tell=True)
+
+    def acquire_all(self, items: Iterable[Sequence[Any]]) -> Acquire:
+        """The command for one call over several keys: `(key, limits, cost)` or `(key, limits)`.
+
+        Raises as `acquire` does, and `ValueError` where a ring would be charged twice.
+        """
+        charges: list[Charge] = []
+        for item in items:
+            if isinstance(item, (str, bytes, Key)) or not 2 <= len(item) <= 3:
+                raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
+            key, limits = item[0], limits_of(item[1])
+            cost = item[2] if len(item) == 3 else 1
+            _check_cost(cost, min(limit.amount for limit in limits))
+            charges += charges_of(key, stem(self.prefix, key), limits, cost)
+        if not charges:
+            raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
+        seen: set[bytes] = set()
+        for charge in charges:
+            if charge.ring in seen:
+                raise ValueError(
+                    f"key {charge.key!r} is named twice with the same buckets; add the costs up"
+                )
+            seen.add(charge.ring)
+        return Acquire(tuple(charges), tell=True)
+
+
+def _check_cost(cost: object, most: int) -> None:
+    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+        raise ValueError(f"cost={cost!r} is not a whole number of at least 1")
+    if cost > most:
+        raise ValueError(f"cost={cost} can never be admitted: the smallest limit is {most}")

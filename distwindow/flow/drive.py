@@ -1,0 +1,54 @@
+"""The two drivers of dialogues: the only code that knows both the blocking and the awaiting world."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ..wire.command import Command
+from .effect import Dialogue, Sleep
+
+T = TypeVar("T")
+
+
+def run(
+    dialogue: Dialogue[T],
+    execute: Callable[[Command[Any]], Any],
+    sleep: Callable[[float], object],
+) -> T:
+    """Drive `dialogue` to its end, blocking."""
+    answer: Any = None
+    failure: Exception | None = None
+    while True:
+        try:
+            effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        answer = failure = None
+        try:
+            answer = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
+        except Exception as exc:
+            failure = exc
+
+
+async def arun(
+    dialogue: Dialogue[T],
+    execute: Callable[[Command[Any]], Awaitable[Any]],
+    sleep: Callable[[float], Awaitable[object]],
+) -> T:
+    """Drive `dialogue` to its end, awaiting."""
+    answer: Any = None
+    failure: Exception | None = None
+    while True:
+        try:
+            effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        answer = failure = None
+        try:
+            asked = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
+            answer = await asked
+        except Exception as exc:
+            failure = exc

@@ -1,0 +1,107 @@
+"""Callers of one key that gather while a call for it is away, to go together as one.
+
+A group's first member leads: it makes the call and deals the verdicts out, in the order in which
+the members came. Joining, quitting and going happen under the store's lock.
+"""
+
+from __future__ import annotations
+
+import copy
+from _thread import allocate_lock
+from collections.abc import Sequence
+
+from ...core.errors import DistwindowError, StoreUnavailable
+from ...wire.command import Verdict
+
+
+class Member:
+    """One caller in a group."""
+
+    __slots__ = ("_awake", "_failure", "_verdict", "deadline", "rank")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.rank = -1
+        """Its place in the shared call, from 0, once the group has gone."""
+        # A bare lock, held until woken: an Event would cost three times as much.
+        self._awake = allocate_lock()
+        self._awake.acquire()
+        self._verdict: Verdict | None = None
+        self._failure: DistwindowError | None = None
+
+    def wait(self, now: float) -> bool:
+        """Until it is woken, as the leader or with a result; False when its deadline came first."""
+        return self._awake.acquire(timeout=max(0.0, self.deadline - now))
+
+    def wake(self) -> None:
+        self._awake.release()
+
+    def give(self, verdict: Verdict | None, failure: DistwindowError | None = None) -> None:
+        self._verdict, self._failure = verdict, failure
+
+    def verdict(self) -> Verdict:
+        """Its part, once it has been dealt; raises what the shared call failed with."""
+        if self._failure is not None:
+            # A copy: one exception raised in several threads would mix their tracebacks.
+            raise copy.copy(self._failure) from self._failure
+        assert self._verdict is not None
+        return self._verdict
+
+
+class Group:
+    """Members that are waiting for the call ahead of them to return, then one call."""
+
+    __slots__ = ("_waiting", "gone")
+
+    def __init__(self) -> None:
+        self._waiting: list[Member] = []
+        self.gone: list[Member] = []
+        """Who went, in order; the first leads."""
+
+    def join(self, deadline: float) -> Member:
+        member = Member(deadline)
+        self._waiting.append(member)
+        return member
+
+    def quit(self, member: Member) -> bool:
+        """The member has waited long enough; True when it had not gone yet, so surely not asked."""
+        if member in self._waiting:
+            self._waiting.remove(member)
+            return True
+        if member.rank == 0:
+            # It was made leader in the moment its time ran out, and nobody else will make the call.
+            self.fail(StoreUnavailable("the deadline of the shared call had passed"))
+            return True
+        return False
+
+    def go(self) -> bool:
+        """Send the group off under its first member; False when nobody is left in it."""
+        self.gone, self._waiting = self._waiting, []
+        for rank, member in enumerate(self.gone):
+            member.rank = rank
+        if self.gone:
+            self.gone[0].wake()
+        return bool(self.gone)
+
+    def deal(self, verdicts: Sequence[Verdict]) -> None:
+        """Hand each member its verdict."""
+        for member, verdict in zip(self.gone, verdicts, strict=True):
+            member.give(verdict)
+        self._wake_followers()
+
+    def fail(self, exc: BaseException) -> None:
+        """The shared call failed: for everyone in it, at most once charged."""
+        if isinstance(exc, DistwindowError):
+            failure = exc
+        else:
+            failure = StoreUnavailable(
+                "the call that carried this one was interrupted; its outcome is unknown",
+                charged=None,
+            )
+        for member in self.gone:
+            member.give(None, failure)
+        self._wake_followers()
+
+    def _wake_followers(self) -> None:
+        for member in self.gone[1:]:
+            member.wake()

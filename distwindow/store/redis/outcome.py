@@ -1,0 +1,76 @@
+"""What became of a call. Three outcomes, kept apart everywhere:
+
+    surely not executed   the server said so, or no byte went out       one retry, within the deadline
+    executed              a reply that carries the right guard
+    unknown               bytes went out and no such reply came back     never sent again
+
+and beside them configuration errors, which no retry mends and no failure policy may hide.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+
+_NOT_EXECUTED = re.compile(
+    r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
+    r"OOM|MISCONF)\b"
+)
+_REMEDIES = (
+    ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
+    ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
+    ("NOAUTH", "the server wants a password; put it into the URL"),
+    ("WRONGPASS", "wrong user name or password"),
+    ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
+    ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
+    ("not an integer", "the hash of this key is no ring; choose a prefix that nothing else uses"),
+    ("distwindow:", "a script was called with other arguments than it takes"),
+)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The server answered with an error, and did not execute the call."""
+
+    token: str
+    """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
+    text: str
+
+    def redirect(self) -> tuple[str, int] | None:
+        """Host and port of a MOVED or ASK; an empty host means the one that answered."""
+        found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
+        return (found[1], int(found[2])) if found else None
+
+
+def refusal(text: str, node: str, ring: bytes) -> Refused:
+    """What an error reply means; raises `ConfigurationError` where no retry can help.
+
+    Old servers and Dragonfly wrap errors of scripts, so a token counts wherever it stands.
+    """
+    found = _NOT_EXECUTED.search(text)
+    if found is not None:
+        return Refused(found[1], text)
+    remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in text), "")
+    key = ring.decode("utf-8", "backslashreplace")
+    raise ConfigurationError(f"{node} refuses: {text} (key {key!r}){remedy}")
+
+
+def unavailable(node: str, refused: Refused) -> StoreUnavailable:
+    """The server said no, and again."""
+    return StoreUnavailable(f"{node} cannot serve now: {refused.text}")
+
+
+def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
+    """The deadline passed; `sent`: some of the call may have reached the server."""
+    fate = "the outcome of the call is unknown" if sent else "the call was surely not executed"
+    return StoreTimeout(
+        f"{node} did not answer within {timeout:g} s; {fate}", charged=None if sent else False
+    )
+
+
+def broken(node: str, why: object, *, sent: bool) -> StoreUnavailable:
+    """The connection failed; `sent`: some of the call may have reached the server."""
+    fate = "; the outcome of the call is unknown" if sent else ""
+    return StoreUnavailable(f"{node} is not reachable: {why}{fate}", charged=None if sent else False)

@@ -1,0 +1,164 @@
+"""One awaiting connection that carries many calls at once: made by redis-py, spoken over by us.
+
+Once redis-py has connected (TLS, AUTH, Sentinel), the pipe takes the place of its stream protocol:
+frames are written in one piece per turn of the loop, and replies resolve their calls in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import hiredis
+from redis.exceptions import RedisError, ResponseError
+
+from ...core.errors import ConfigurationError
+from .call import Lost, Send
+from .handshake import check_version, misconfigured, time_ms
+from .place import Node
+
+Answer = Callable[[Any], None]
+"""Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` of a hopeless connect."""
+
+
+class Pipe(asyncio.Protocol):
+    """A connection to one node in one event loop. Once it ends it is done: others follow it."""
+
+    def __init__(self, node: Node, timeout: float, on_end: Callable[[Pipe], None]) -> None:
+        self.node = node
+        self.generation = node.generation
+        self._on_end = on_end
+        self._reader = hiredis.Reader()
+        self._parked: list[tuple[Send, Answer]] = []
+        self._pending: deque[Answer | None] = deque()  # None: the reply of an ASKING
+        self._frames: list[bytes] = []
+        self._connection: Any = None
+        self._transport: Any = None
+        self._plain: asyncio.Queue[tuple[bytes, Answer]] | None = None
+        self._ended = False
+        self._opening = asyncio.ensure_future(self._open(timeout))
+
+    @property
+    def opening(self) -> bool:
+        """Not connected yet, so nothing has been sent."""
+        return self._transport is None and self._plain is None
+
+    def put(self, send: Send, answer: Answer) -> None:
+        """Have `send` written with the next `flush`, or as soon as the connection stands."""
+        if self.opening:
+            self._parked.append((send, answer))
+        elif self._plain is not None:
+            self._plain.put_nowait((send.frame(), answer))
+        else:
+            if send.asking:
+                self._pending.append(None)
+            self._pending.append(answer)
+            self._frames.append(send.frame())
+
+    def flush(self) -> None:
+        """Write what has been put."""
+        if self._frames:
+            self._transport.write(b"".join(self._frames))
+            self._frames.clear()
+
+    def end(self, why: object) -> None:
+        """Close, and tell every caller that is still waiting."""
+        if self._ended:
+            return
+        self._ended = True
+        self._on_end(self)
+        if self._opening is not asyncio.current_task():
+            self._opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+            # The transport is ours; redis-py must not find it unclosed.
+            self._connection._reader = self._connection._writer = None
+        parked, self._parked = self._parked, []
+        for _, answer in parked:
+            answer(why if isinstance(why, ConfigurationError) else Lost(why, sent=False))
+        while self._pending:
+            waiting = self._pending.popleft()
+            if waiting is not None:
+                waiting(Lost(why, sent=True))
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        reader.feed(data)
+        while (raw := reader.gets()) is not False:
+            if not self._pending:
+                self.end("the server sent a reply that nobody asked for")
+                return
+            answer = self._pending.popleft()
+            if answer is not None:
+                answer(raw)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(exc or "the server closed the connection")
+
+    async def _open(self, timeout: float) -> None:
+        node = self.node
+        if (why := node.down()) is not None:
+            self.end(why)
+            return
+        try:
+            now_ms = await asyncio.wait_for(self._connect(), timeout)
+        except asyncio.TimeoutError:
+            node.failed("connecting takes longer than the timeout")
+            self.end("connecting takes longer than the timeout")
+            return
+        except Exception as exc:
+            error = misconfigured(exc, node.name)
+            if error is None:
+                node.failed(exc)
+            self.end(error or exc)
+            return
+        node.reached()
+        if now_ms is not None:
+            node.clock.learn(now_ms)
+        transport = getattr(getattr(self._connection, "_writer", None), "transport", None)
+        if isinstance(transport, asyncio.Transport):
+            transport.set_protocol(self)
+            self._transport = transport
+        else:
+            self._plain = asyncio.Queue()
+        parked, self._parked = self._parked, []
+        for send, answer in parked:
+            self.put(send, answer)
+        self.flush()
+        if self._plain is not None:
+            await self._serve_plainly(self._plain)
+
+    async def _connect(self) -> int | None:
+        connection = self._connection = self.node.new_connection()
+        try:
+            await connection.connect()
+            if not self.node.checked:
+                with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
+                    check_version(await self._ask("INFO", "server"), self.node.name)
+                self.node.checked = True
+            return time_ms(await self._ask("TIME")) if self.node.clock.used else None
+        except BaseException:
+            with suppress(Exception):
+                await connection.disconnect(nowait=True)
+            raise
+
+    async def _ask(self, *words: str) -> Any:
+        await self._connection.send_command(*words, check_health=False)
+        return await self._connection.read_response(disable_decoding=True)
+
+    async def _serve_plainly(self, queue: asyncio.Queue[tuple[bytes, Answer]]) -> None:
+        """One call after the other through redis-py, for connections without a transport."""
+        while True:
+            frame, answer = await queue.get()
+            raw: Any
+            try:
+                await self._connection.send_packed_command([frame], check_health=False)
+                raw = await self._connection.read_response(disable_decoding=True)
+            except ResponseError as exc:
+                raw = exc
+            except (RedisError, OSError) as exc:
+                raw = Lost(exc, sent=True)
+            answer(raw)

@@ -1,0 +1,227 @@
+"""Where a ring lives: the one server, the primary that Sentinel names, or a node of a cluster.
+
+redis-py knows how to connect (TLS, AUTH, topology); here its connections are made one by one, with
+its own retries switched off: a client library that sends a lost call again charges it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.retry import Retry
+
+from ...core.clock import Clock
+from ...core.errors import ConfigurationError, StoreUnavailable
+from ...wire.command import Command
+from .guard import ServerClock
+
+_BACKOFF = 0.1
+"""Seconds in which a node that could not be connected to is not tried again."""
+
+_REFRESH = 1.0
+"""Seconds between two readings of a cluster's map, at the least."""
+
+
+class Node:
+    """One server: how to connect to it, what its clock says, and whether it is worth trying now."""
+
+    def __init__(
+        self, name: str, new_connection: Callable[[], Any], time: Clock, *, dated: bool
+    ) -> None:
+        self.name = name
+        self.new_connection = new_connection
+        """Makes a redis-py connection to it, not connected yet."""
+        self.clock = ServerClock(time, used=dated)
+        self.generation = 0
+        """Connections of an earlier generation are to be closed: the server was demoted."""
+        self.checked = False
+        """Its version has been looked at."""
+        self._time = time
+        self._down: tuple[float, object] | None = None
+
+    def demoted(self) -> None:
+        """Connect anew: what answers there is no primary any more."""
+        self.generation += 1
+
+    def failed(self, why: object) -> None:
+        """Connecting failed: do not try again for a moment, so that callers fail fast."""
+        self._down = (self._time.monotonic() + _BACKOFF, why)
+
+    def reached(self) -> None:
+        """Connecting worked."""
+        self._down = None
+
+    def down(self) -> object | None:
+        """Why connecting is not worth trying now, or None."""
+        if self._down is not None and self._time.monotonic() < self._down[0]:
+            return self._down[1]
+        return None
+
+
+class Place(Protocol):
+    """Finds the node of a command."""
+
+    def node_of(self, command: Command[Any]) -> Node: ...
+
+    def instead_of(self, node: Node, command: Command[Any]) -> Node:
+        """Where to try once more after `node` could not serve."""
+        ...
+
+    def redirected(
+        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+    ) -> Node:
+        """The node that `node` points to."""
+        ...
+
+
+class OnePlace:
+    """A standalone server, or whatever primary a Sentinel pool resolves to when it connects."""
+
+    def __init__(self, pool: Any, time: Clock, timeout: float, *, dated: bool) -> None:
+        kwargs = _plain(pool.connection_kwargs, pool.connection_class, timeout)
+        self._pool = pool  # connections of a sentinel pool know it weakly: it has to live
+
+        def connect() -> Any:
+            return pool.connection_class(**kwargs)
+
+        self._node = Node(_named(pool), connect, time, dated=dated)
+
+    def node_of(self, command: Command[Any]) -> Node:
+        return self._node
+
+    def instead_of(self, node: Node, command: Command[Any]) -> Node:
+        return node
+
+    def redirected(
+        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+    ) -> Node:
+        raise ConfigurationError(
+            f"{node.name} is a node of a Redis Cluster; use redis+cluster://{node.name}"
+        )
+
+
+class ClusterPlace:
+    """A Redis Cluster, by redis-py's map of slots; corrected by MOVED between its refreshes."""
+
+    def __init__(self, client: Any, time: Clock, timeout: float, *, dated: bool) -> None:
+        self.client = client
+        """The redis-py client, its map read."""
+        self._time = time
+        self._timeout = timeout
+        self._dated = dated
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._moved: dict[int, Node] = {}
+        self._refreshed = time.monotonic()
+        self._stale = False
+
+    def node_of(self, command: Command[Any]) -> Node:
+        slot = _slot_of(command)
+        node = self._moved.get(slot)
+        if node is not None:
+            return node
+        try:
+            known = self.client.nodes_manager.get_node_from_slot(slot)
+        except redis.RedisError as exc:
+            self._stale = True
+            raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
+        return self._node(known.host, int(known.port))
+
+    def instead_of(self, node: Node, command: Command[Any]) -> Node:
+        self._stale = True
+        return node
+
+    def redirected(
+        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+    ) -> Node:
+        host = host or node.name.rpartition(":")[0]
+        remap = getattr(self.client.nodes_manager, "remap_host_port", None)
+        to = self._node(*remap(host, port)) if remap else self._node(host, port)
+        if for_good:
+            self._moved[_slot_of(command)] = to
+        return to
+
+    def due(self) -> bool:
+        """Should the map be read again now? Only when stale, and at most once a second."""
+        now = self._time.monotonic()
+        if not self._stale or now - self._refreshed < _REFRESH:
+            return False
+        self._refreshed = now
+        return True
+
+    def refreshed(self) -> None:
+        """The client has read the map again."""
+        self._moved.clear()
+        self._stale = False
+
+    def _node(self, host: str, port: int) -> Node:
+        node = self._nodes.get((host, port))
+        if node is None:
+            connection_class, base = self._template()
+            kwargs = _plain(base, connection_class, self._timeout) | {"host": host, "port": port}
+
+            def connect() -> Any:
+                return connection_class(**kwargs)
+
+            node = Node(f"{host}:{port}", connect, self._time, dated=self._dated)
+            self._nodes[host, port] = node
+        return node
+
+    def _template(self) -> tuple[Any, dict[str, Any]]:
+        """How the client connects to its nodes; every node is connected to alike."""
+        known = next(iter(self.client.nodes_manager.nodes_cache.values()))
+        if hasattr(known, "connection_class"):  # redis.asyncio
+            return known.connection_class, known.connection_kwargs
+        pool = self.client.get_redis_connection(known).connection_pool
+        return pool.connection_class, pool.connection_kwargs
+
+
+def _slot_of(command: Command[Any]) -> int:
+    charges = command.charges
+    slot: int = key_slot(charges[0].ring)
+    for charge in charges[1:]:
+        if key_slot(charge.ring) != slot:
+            raise ConfigurationError(
+                f"keys {charges[0].key!r} and {charge.key!r} lie on different slots of the "
+                "cluster, so no script can decide over both; give them a common tag: "
+                "Key(resource, tag=...)"
+            )
+    return slot
+
+
+_NOT_OURS = (
+    # redis-py's own retries, health checks and push messages; the exchange here has its own.
+    "retry_on_error", "retry_on_timeout", "health_check_interval",
+    "maint_notifications_config", "maint_notifications_pool_handler", "event_dispatcher",
+    "maint_notifications_handler", "oss_cluster_maint_notifications_handler", "orig_host_address",
+    "orig_socket_timeout", "orig_socket_connect_timeout", "response_callbacks",
+)  # fmt: skip
+
+
+def _plain(kwargs: dict[str, Any], connection_class: Any, timeout: float) -> dict[str, Any]:
+    """A connection's arguments without anything that would send a command twice or change replies.
+
+    RESP2, because a RESP3 server may push messages between our replies.
+    """
+    aio = issubclass(connection_class, redis.asyncio.connection.AbstractConnection)
+    plain = {name: value for name, value in kwargs.items() if name not in _NOT_OURS}
+    return plain | {
+        "retry": (AsyncRetry if aio else Retry)(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+    }
+
+
+def _named(pool: Any) -> str:
+    """How messages call this server; never with its password."""
+    kwargs = pool.connection_kwargs
+    if hasattr(pool, "service_name"):
+        return f"the primary of {pool.service_name!r}"
+    return str(kwargs.get("path") or f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}")
