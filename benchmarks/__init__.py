@@ -1,0 +1,1 @@
+"""What distwindow costs, as ratios measured in one run: `python -m benchmarks`."""

@@ -1,0 +1,82 @@
+"""Bytes that one key costs Redis, by `MEMORY USAGE key SAMPLES 0`."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks import peers
+from benchmarks.measure import said, say
+from benchmarks.report import Section, Target
+from benchmarks.resp import Socket
+from benchmarks.server import Server, running
+from benchmarks.server_cost import GUARD
+from distwindow.core.limit import Bound, Limit
+from distwindow.wire import keys, script
+from distwindow.wire.command import Acquire, charges_of
+
+RINGS: tuple[tuple[int, Bound, float | None], ...] = (
+    (10, "leap", 200),
+    (60, "strict", 450),
+    (500, "leap", None),
+)
+EACH = (10, 1_000)
+PEER_LIMITS = (100, 600)
+INTERVAL = 60
+
+
+def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
+    """A ring with `each` passes in every bucket that it sums, and nothing else."""
+    connection.call("FLUSHALL")
+    now = int(time.time() * 1000)
+    charges = charges_of("user:42", keys.stem("distwindow", "user:42"), [limit], each)
+    for age in range(limit.span - 1, -1, -1):
+        command = Acquire(charges, now_ms=now - age * limit.bucket_ms)
+        (reply,) = connection.pipeline([command.frame(GUARD)])
+        if not isinstance(reply, list) or reply[1] < 0:
+            raise RuntimeError(f"the script answered {reply!r}")
+    return _usage(connection)
+
+
+def _usage(connection: Socket) -> int:
+    """All keys there are."""
+    return sum(
+        connection.call("MEMORY", "USAGE", key, "SAMPLES", 0)
+        for key in connection.call("KEYS", "*")
+    )
+
+
+def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int) -> int:
+    """One key of a peer, filled until it refuses."""
+    connection.call("FLUSHALL")
+    with peer.open(server.url, peers.Quota(limit, INTERVAL)) as acquire:
+        for _ in range(limit):
+            if not acquire("user:42"):
+                raise RuntimeError(f"refused below its limit of {limit}")
+    return _usage(connection)
+
+
+def run(quick: bool) -> Section:
+    section = Section("memory", "memory: bytes of one key that carries pass counts alone")
+    with running() as server, Socket(server.port) as connection:
+        connection.call("SCRIPT", "LOAD", script.load("acquire").text)
+        for buckets, bound, most in RINGS:
+            for each in EACH:
+                span = buckets + (bound == "strict")
+                limit = Limit(each * span, per=INTERVAL, buckets=buckets, bound=bound)
+                section.add(
+                    f"distwindow, {buckets} buckets ({bound}), {each:,} in each",
+                    float(_ring_bytes(connection, limit, each)),
+                    target=Target(most) if most else None,
+                    detail=f"limit {limit.amount:,}",
+                    unit="B",
+                )
+        for limit_of_peers in PEER_LIMITS:
+            for peer in peers.sync_peers(pools=(peers.SHARED,), clients=("redis-py",)):
+                name = f"{peer.name}, limit {limit_of_peers}"
+                say(f"memory: {name}")
+                try:
+                    size = _peer_bytes(server, connection, peer, limit_of_peers)
+                    section.add(name, float(size), detail=f"{limit_of_peers} admitted", unit="B")
+                except Exception as error:
+                    section.failed({name: said(error)})
+    return section
