@@ -21,10 +21,10 @@ from ...core.clock import Clock
 from ...core.decision import Source
 from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
 from ...wire.command import Acquire, Command, each_of
-from .call import Send, Terms, call
+from .call import Send, call
 from .outcome import late
 from .pipe import Pipe
-from .place import ClusterPlace, Node, OnePlace
+from .place import ClusterPlace, Node, OnePlace, Terms
 
 Reply = TypeVar("Reply")
 
@@ -36,13 +36,10 @@ class AsyncRedisStore:
 
     source: Source = "store"
 
-    def __init__(
-        self, client: Callable[[], Any], clock: Clock, timeout: float, *, client_clock: bool
-    ) -> None:
-        self.clock = clock
+    def __init__(self, client: Callable[[], Any], terms: Terms) -> None:
+        self.clock: Clock = terms.clock
         self._new_client = client
-        self._timeout = timeout
-        self._client_clock = client_clock
+        self._terms = terms
         self._closed = False
         self.after_fork()
 
@@ -55,7 +52,7 @@ class AsyncRedisStore:
         desk = self._desks.get(asyncio.get_running_loop())
         if desk is None:
             desk = self._open_desk()
-        if desk.terms is None:
+        if desk.place is None:
             await desk.find_place()
         reply: Reply = await desk.ask(command)
         return reply
@@ -77,38 +74,27 @@ class AsyncRedisStore:
         with self._lock:
             for other in [other for other in self._desks if other.is_closed()]:
                 del self._desks[other]
-            desk = self._desks[loop] = _Desk(
-                loop, self._new_client(), self.clock, self._timeout, self._client_clock
-            )
+            desk = self._desks[loop] = _Desk(loop, self._new_client(), self._terms)
         return desk
 
 
 class _Desk:
     """The calls of one event loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        client: Any,
-        clock: Clock,
-        timeout: float,
-        client_clock: bool,
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: Any, terms: Terms) -> None:
         self._loop = loop
         self._client = client
-        self._clock = clock
-        self._timeout = timeout
-        self._client_clock = client_clock
+        self._terms = terms
+        self._clock = terms.clock
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
         self._gathered: dict[Command[Any], _Batch] = {}
         self._under_way: deque[_Batch] = deque()  # oldest first, so the first to be late
         self._timer: asyncio.TimerHandle | None = None
         self._pipes: dict[Node, Pipe] = {}
-        self.terms: Terms | None = None
+        self.place: OnePlace | ClusterPlace | None = None
         if not isinstance(client, redis.asyncio.RedisCluster):
-            pool = client.connection_pool
-            self._settle(OnePlace(pool, clock, timeout, dated=not client_clock))
+            self.place = OnePlace(client.connection_pool, terms)
 
     async def find_place(self) -> None:
         """Read the map of the cluster; all callers wait for one reading."""
@@ -126,7 +112,7 @@ class _Desk:
         if batch is None:
             if not self._gathered:
                 self._loop.call_soon(self._send)
-            deadline = self._clock.monotonic() + self._timeout
+            deadline = self._clock.monotonic() + self._terms.timeout
             batch = self._gathered[command] = _Batch(command, deadline)
         future = self._loop.create_future()
         batch.futures.append(future)
@@ -141,35 +127,31 @@ class _Desk:
             if task is not None:
                 task.cancel()
 
-    def _settle(self, place: OnePlace | ClusterPlace) -> None:
-        self.terms = Terms(place, self._clock, self._timeout, self._client_clock)
-
     async def _read_map(self) -> None:
         try:
-            await asyncio.wait_for(self._client.initialize(), self._timeout)
+            await asyncio.wait_for(self._client.initialize(), self._terms.timeout)
         except asyncio.TimeoutError:
-            raise late("the cluster", self._timeout, sent=False) from None
+            raise late("the cluster", self._terms.timeout, sent=False) from None
         except redis.AuthenticationError as exc:
             raise ConfigurationError(f"the cluster refuses the password: {exc}") from None
         except (redis.RedisError, OSError) as exc:
             raise StoreUnavailable(f"the cluster is not reachable: {exc}") from exc
-        dated = not self._client_clock
-        self._settle(ClusterPlace(self._client, self._clock, self._timeout, dated=dated))
+        self.place = ClusterPlace(self._client, self._terms)
 
     def _send(self) -> None:
         """The end of a turn: start what has gathered, and write it in one piece for each node."""
         gathered, self._gathered = self._gathered, {}
-        assert self.terms is not None
+        place = self.place
+        assert place is not None
         for batch in gathered.values():
             if batch.drop_cancelled():
-                batch.dialogue = call(batch.shared(), self.terms, batch.deadline)
+                batch.dialogue = call(batch.shared(), place, self._terms, batch.deadline)
                 self._under_way.append(batch)
                 self._step(batch, None)
         for pipe in list(self._pipes.values()):
             pipe.flush()
         if self._timer is None:
             self._watch()
-        place = self.terms.place
         if isinstance(place, ClusterPlace) and place.due():
             self._refreshing = asyncio.ensure_future(self._refresh(place))
 
@@ -195,7 +177,7 @@ class _Desk:
             pipe.end("the server was demoted")
             pipe = None
         if pipe is None:
-            pipe = self._pipes[send.node] = Pipe(send.node, self._timeout, self._forget)
+            pipe = self._pipes[send.node] = Pipe(send.node, self._terms.timeout, self._forget)
         again, batch.pipe = batch.pipe is not None, pipe
         pipe.put(send, lambda answer: self._step(batch, answer))
         if again:  # outside of `_send`, which writes for everyone
@@ -221,11 +203,11 @@ class _Desk:
         pipe = batch.pipe
         assert pipe is not None
         sent = not pipe.opening
-        batch.fail(late(pipe.node.name, self._timeout, sent=sent))
+        batch.fail(late(pipe.node.name, self._terms.timeout, sent=sent))
         if sent and self._pipes.get(pipe.node) is pipe:
             # It may only be slow: its other calls keep their chance, new ones get a new connection.
             self._forget(pipe)
-            self._loop.call_later(self._timeout, pipe.end, "timeout")
+            self._loop.call_later(self._terms.timeout, pipe.end, "timeout")
 
     async def _refresh(self, place: ClusterPlace) -> None:
         try:

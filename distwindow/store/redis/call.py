@@ -7,14 +7,12 @@ awaiting transport share every decision about retries.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from ...core.clock import Clock
 from ...core.errors import StoreError
 from ...wire.command import EXPIRED, Command
 from .outcome import Refused, broken, late, refusal, unavailable
-from .place import Node, Place
+from .place import Node, Place, Terms
 
 Reply = TypeVar("Reply")
 
@@ -54,19 +52,9 @@ class Lost(NamedTuple):
     late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Under which terms calls are made."""
-
-    place: Place
-    clock: Clock
-    timeout: float
-    """Seconds for one whole call."""
-    client_clock: bool
-    """Send our time with each command, and let the server's alone."""
-
-
-def call(command: Command[Reply], terms: Terms, deadline: float) -> Generator[Send, Any, Reply]:
+def call(
+    command: Command[Reply], place: Place, terms: Terms, deadline: float
+) -> Generator[Send, Any, Reply]:
     """Get `command` executed at most once, by `deadline` (monotonic seconds).
 
     Sent a second time only when the first was surely not executed. Raises `StoreTimeout`,
@@ -74,7 +62,7 @@ def call(command: Command[Reply], terms: Terms, deadline: float) -> Generator[Se
     """
     if terms.client_clock and command.now_ms is None:
         command = command.at(terms.clock.now_ms())
-    node = terms.place.node_of(command)
+    node = place.node_of(command)
     by_text = asking = retried = False
     while True:
         send = Send(node, command, deadline, by_text=by_text, asking=asking)
@@ -92,27 +80,27 @@ def call(command: Command[Reply], terms: Terms, deadline: float) -> Generator[Se
             failure = broken(node.name, raw.why, sent=raw.sent)
             if raw.sent:
                 raise failure
-            node = terms.place.instead_of(node, command)
+            node = place.instead_of(node, command)
         else:
             refused = refusal(str(raw), node.name, command.keys[0])
             if refused.token == "NOSCRIPT" and not by_text:
                 by_text = True
                 continue
             failure = unavailable(node.name, refused)
-            node, asking = _elsewhere(node, refused, terms, command)
+            node, asking = _elsewhere(node, refused, place, command)
         if retried or terms.clock.monotonic() >= deadline:
             raise failure
         retried = True
 
 
 def _elsewhere(
-    node: Node, refused: Refused, terms: Terms, command: Command[Any]
+    node: Node, refused: Refused, place: Place, command: Command[Any]
 ) -> tuple[Node, bool]:
     """Where the second try goes, and whether it has to ask."""
     if (address := refused.redirect()) is not None:
         asking = refused.token == "ASK"
-        return terms.place.redirected(node, *address, command, for_good=not asking), asking
+        return place.redirected(node, *address, command, for_good=not asking), asking
     if refused.token in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
         node.demoted()
-        return terms.place.instead_of(node, command), False
+        return place.instead_of(node, command), False
     return node, False

@@ -84,21 +84,16 @@ class Link:
 
     def _read(self, deadline: float) -> Any:
         reader, sock = self._reader, self._socket
-        while True:
-            raw = reader.gets()
-            if raw is not False:
-                return raw
+        raw = reader.gets()
+        while raw is False:
             data = sock.recv(65536)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             reader.feed(data)
-            # A reply that trickles in must not stretch the deadline with every piece.
-            left = deadline - self._clock.monotonic()
-            if left <= 0 and not reader.has_data():
-                continue
-            if left <= 0:
-                raise TimeoutError
-            sock.settimeout(left)
+            raw = reader.gets()
+            if raw is False:  # a reply that trickles in must not stretch the deadline
+                sock.settimeout(max(0.001, deadline - self._clock.monotonic()))
+        return raw
 
     def _exchange_plainly(self, frame: bytes) -> Any:
         connection = self._connection

@@ -7,6 +7,7 @@ its own retries switched off: a client library that sends a lost call again char
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import redis
@@ -28,21 +29,32 @@ _REFRESH = 1.0
 """Seconds between two readings of a cluster's map, at the least."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under which terms calls are made."""
+
+    clock: Clock
+    timeout: float
+    """Seconds for one whole call."""
+    client_clock: bool = False
+    """Send our time with each command, and let the server's alone."""
+    name: str | None = None
+    """Who we are in the server's CLIENT LIST."""
+
+
 class Node:
     """One server: how to connect to it, what its clock says, and whether it is worth trying now."""
 
-    def __init__(
-        self, name: str, new_connection: Callable[[], Any], time: Clock, *, dated: bool
-    ) -> None:
+    def __init__(self, name: str, new_connection: Callable[[], Any], terms: Terms) -> None:
         self.name = name
         self.new_connection = new_connection
         """Makes a redis-py connection to it, not connected yet."""
-        self.clock = ServerClock(time, used=dated)
+        self.clock = ServerClock(terms.clock, used=not terms.client_clock)
         self.generation = 0
         """Connections of an earlier generation are to be closed: the server was demoted."""
         self.checked = False
         """Its version has been looked at."""
-        self._time = time
+        self._time = terms.clock
         self._down: tuple[float, object] | None = None
 
     def demoted(self) -> None:
@@ -83,14 +95,14 @@ class Place(Protocol):
 class OnePlace:
     """A standalone server, or whatever primary a Sentinel pool resolves to when it connects."""
 
-    def __init__(self, pool: Any, time: Clock, timeout: float, *, dated: bool) -> None:
-        kwargs = _plain(pool.connection_kwargs, pool.connection_class, timeout)
+    def __init__(self, pool: Any, terms: Terms) -> None:
+        kwargs = _plain(pool.connection_kwargs, pool.connection_class, terms)
         self._pool = pool  # connections of a sentinel pool know it weakly: it has to live
 
         def connect() -> Any:
             return pool.connection_class(**kwargs)
 
-        self._node = Node(_named(pool), connect, time, dated=dated)
+        self._node = Node(_named(pool), connect, terms)
 
     def node_of(self, command: Command[Any]) -> Node:
         return self._node
@@ -109,15 +121,13 @@ class OnePlace:
 class ClusterPlace:
     """A Redis Cluster, by redis-py's map of slots; corrected by MOVED between its refreshes."""
 
-    def __init__(self, client: Any, time: Clock, timeout: float, *, dated: bool) -> None:
+    def __init__(self, client: Any, terms: Terms) -> None:
         self.client = client
         """The redis-py client, its map read."""
-        self._time = time
-        self._timeout = timeout
-        self._dated = dated
+        self._terms = terms
         self._nodes: dict[tuple[str, int], Node] = {}
         self._moved: dict[int, Node] = {}
-        self._refreshed = time.monotonic()
+        self._refreshed = terms.clock.monotonic()
         self._stale = False
 
     def node_of(self, command: Command[Any]) -> Node:
@@ -148,7 +158,7 @@ class ClusterPlace:
 
     def due(self) -> bool:
         """Should the map be read again now? Only when stale, and at most once a second."""
-        now = self._time.monotonic()
+        now = self._terms.clock.monotonic()
         if not self._stale or now - self._refreshed < _REFRESH:
             return False
         self._refreshed = now
@@ -163,12 +173,12 @@ class ClusterPlace:
         node = self._nodes.get((host, port))
         if node is None:
             connection_class, base = self._template()
-            kwargs = _plain(base, connection_class, self._timeout) | {"host": host, "port": port}
+            kwargs = _plain(base, connection_class, self._terms) | {"host": host, "port": port}
 
             def connect() -> Any:
                 return connection_class(**kwargs)
 
-            node = Node(f"{host}:{port}", connect, self._time, dated=self._dated)
+            node = Node(f"{host}:{port}", connect, self._terms)
             self._nodes[host, port] = node
         return node
 
@@ -203,19 +213,21 @@ _NOT_OURS = (
 )  # fmt: skip
 
 
-def _plain(kwargs: dict[str, Any], connection_class: Any, timeout: float) -> dict[str, Any]:
+def _plain(kwargs: dict[str, Any], connection_class: Any, terms: Terms) -> dict[str, Any]:
     """A connection's arguments without anything that would send a command twice or change replies.
 
     RESP2, because a RESP3 server may push messages between our replies.
     """
     aio = issubclass(connection_class, redis.asyncio.connection.AbstractConnection)
     plain = {name: value for name, value in kwargs.items() if name not in _NOT_OURS}
+    if terms.name is not None:
+        plain["client_name"] = terms.name
     return plain | {
         "retry": (AsyncRetry if aio else Retry)(NoBackoff(), 0),
         "decode_responses": False,
         "protocol": 2,
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
+        "socket_timeout": terms.timeout,
+        "socket_connect_timeout": terms.timeout,
     }
 
 

@@ -20,12 +20,12 @@ from ...core.clock import Clock
 from ...core.decision import Source
 from ...core.errors import ConfigurationError
 from ...wire.command import Acquire, Command, Verdict, each_of
-from .call import Send, Terms, call
+from .call import Send, call
 from .group import Group, Member
 from .link import Link
 from .outcome import late
 from .patience import OutOfTime, within
-from .place import ClusterPlace, Node, Place
+from .place import ClusterPlace, Node, Place, Terms
 
 Reply = TypeVar("Reply")
 
@@ -39,14 +39,11 @@ class RedisStore:
 
     source: Source = "store"
 
-    def __init__(
-        self, find: Callable[[], Place], clock: Clock, timeout: float, *, client_clock: bool
-    ) -> None:
-        self.clock = clock
+    def __init__(self, find: Callable[[], Place], terms: Terms) -> None:
+        self.clock: Clock = terms.clock
         self._find = find
-        self._timeout = timeout
-        self._client_clock = client_clock
-        self._terms: Terms | None = None
+        self._terms = terms
+        self._place: Place | None = None
         self._closed = False
         self.after_fork()
 
@@ -58,7 +55,7 @@ class RedisStore:
         self._away: dict[Acquire, Group | None] = {}
 
     def execute(self, command: Command[Reply]) -> Reply:
-        deadline = self.clock.monotonic() + self._timeout
+        deadline = self.clock.monotonic() + self._terms.timeout
         if type(command) is Acquire and not command.tell:
             return self._together(command, deadline)  # type: ignore[return-value]  # a Verdict is its Reply
         return self._alone(command, deadline)
@@ -99,7 +96,7 @@ class RedisStore:
                 if member.rank == 0:
                     self._come_back(command)
         if not woken:
-            raise late("the store", self._timeout, sent=not unsent)
+            raise late("the store", self._terms.timeout, sent=not unsent)
         if member.rank == 0:
             try:
                 times = len(group.gone)
@@ -125,23 +122,23 @@ class RedisStore:
     def _alone(self, command: Command[Reply], deadline: float) -> Reply:
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
-        terms = self._terms or self._settle(deadline)
-        dialogue = call(command, terms, deadline)
+        place = self._place or self._found(deadline)
+        dialogue = call(command, place, self._terms, deadline)
         try:
             send = next(dialogue)
             while True:
-                send = dialogue.send(self._exchange(send, terms.place, deadline))
+                send = dialogue.send(self._exchange(send, place, deadline))
         except StopIteration as end:
             reply: Reply = end.value
             return reply
 
-    def _settle(self, deadline: float) -> Terms:
+    def _found(self, deadline: float) -> Place:
         try:
             place = within(deadline - self.clock.monotonic(), self._find, lambda place: None)
         except OutOfTime:
-            raise late("the store", self._timeout, sent=False) from None
-        self._terms = Terms(place, self.clock, self._timeout, self._client_clock)
-        return self._terms
+            raise late("the store", self._terms.timeout, sent=False) from None
+        self._place = place
+        return place
 
     def _exchange(self, send: Send, place: Place, deadline: float) -> Any:
         if isinstance(place, ClusterPlace) and place.due():

@@ -1,0 +1,153 @@
+"""Wiring: from what the caller names (a URL, a client, a store) to a store. Nothing is global but
+the list of who has to be told of a fork.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import weakref
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import redis
+import redis.asyncio
+
+from .core.clock import SYSTEM, Clock
+from .core.errors import ConfigurationError, StoreUnavailable
+from .store.base import AsyncStore, Store
+from .store.memory import AsyncMemoryStore, MemoryStore
+from .store.redis import address
+from .store.redis.aio import AsyncRedisStore
+from .store.redis.place import ClusterPlace, OnePlace, Place, Terms
+from .store.redis.sync import RedisStore
+
+T = TypeVar("T")
+
+ClockChoice = Literal["server", "client"]
+
+
+def open_store(
+    store: Any,
+    *,
+    timeout: float = 0.25,
+    clock: ClockChoice = "server",
+    name: str | None = None,
+    time: Clock = SYSTEM,
+) -> Store:
+    """The store that `store` names, for blocking callers.
+
+    A URL, a `redis.Redis` or `redis.RedisCluster` client (it stays the caller's: its settings are
+    used, its connections and retries are not), or a store object. Nothing is connected to yet.
+    Raises `ConfigurationError` for anything else.
+    """
+    terms = _terms(timeout, clock, name, time)
+    if isinstance(store, str):
+        if _is_memory(store):
+            return survive_fork(MemoryStore(time))
+        store = address.read(store)
+    elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+        raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
+    elif hasattr(store, "execute") and hasattr(store, "close"):
+        own: Store = store
+        return own
+    elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
+        raise ConfigurationError(f"{store!r} is no store: give a URL or a redis-py client")
+    return survive_fork(RedisStore(partial(_place, store, terms), terms))
+
+
+def open_async_store(
+    store: Any,
+    *,
+    timeout: float = 0.25,
+    clock: ClockChoice = "server",
+    name: str | None = None,
+    time: Clock = SYSTEM,
+) -> AsyncStore:
+    """The store that `store` names, for tasks. See `open_store`."""
+    terms = _terms(timeout, clock, name, time)
+    if isinstance(store, str):
+        if _is_memory(store):
+            return AsyncMemoryStore(survive_fork(MemoryStore(time)))
+        client = partial(address.async_client, address.read(store), timeout)
+    elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+        client = partial(_same, store)
+    elif isinstance(store, (redis.Redis, redis.RedisCluster)):
+        raise ConfigurationError("this is a blocking client; use Limiter with it")
+    elif isinstance(store, MemoryStore):
+        return AsyncMemoryStore(store)
+    elif hasattr(store, "execute") and hasattr(store, "aclose"):
+        own: AsyncStore = store
+        return own
+    else:
+        raise ConfigurationError(f"{store!r} is no store: give a URL or a redis.asyncio client")
+    return survive_fork(AsyncRedisStore(client, terms))
+
+
+def admin_client(url: str, timeout: float = 5.0) -> Any:
+    """A redis-py client for looking around (SCAN, INFO) at the store of `url`."""
+    if _is_memory(url):
+        raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
+    return _client(address.read(url), timeout)
+
+
+def _place(store: Any, terms: Terms) -> Place:
+    client = _client(store, terms.timeout) if isinstance(store, address.Address) else store
+    if isinstance(client, redis.RedisCluster):
+        return ClusterPlace(client, terms)
+    return OnePlace(client.connection_pool, terms)
+
+
+def _client(where: address.Address, timeout: float) -> Any:
+    shown = address.shown(where.url)
+    try:
+        return address.client(where, timeout)
+    except redis.AuthenticationError as exc:
+        raise ConfigurationError(f"{shown}: {exc}; wrong user name or password") from None
+    except redis.RedisError as exc:
+        raise StoreUnavailable(f"{shown} is not reachable: {exc}") from exc
+    except TypeError as exc:  # an option in the URL that redis-py does not know
+        raise ConfigurationError(f"{shown}: {exc}") from None
+
+
+def _same(client: T) -> T:
+    return client
+
+
+def _is_memory(url: str) -> bool:
+    if url == "memory://":
+        return True
+    if url.startswith("memory:"):
+        raise ConfigurationError(f'store URL {url!r}: write "memory://" and nothing behind it')
+    return False
+
+
+def _terms(timeout: float, clock: str, name: str | None, time: Clock) -> Terms:
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not number or not math.isfinite(timeout) or timeout <= 0:
+        raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
+    if clock not in ("server", "client"):
+        raise ConfigurationError(f'clock={clock!r} is neither "server" nor "client"')
+    if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
+        raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
+    return Terms(time, float(timeout), clock == "client", name)
+
+
+_survivors: weakref.WeakSet[Any] | None = None
+
+
+def survive_fork(thing: T) -> T:
+    """Have `thing.after_fork()` called in forked children, for as long as `thing` lives."""
+    global _survivors
+    if _survivors is None:
+        _survivors = weakref.WeakSet()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_after_fork)
+    _survivors.add(thing)
+    return thing
+
+
+def _after_fork() -> None:
+    for thing in list(_survivors or ()):
+        thing.after_fork()

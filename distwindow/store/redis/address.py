@@ -1,0 +1,168 @@
+"""From a URL to a redis-py client: `redis://`, `rediss://`, `unix://`, and the same with `valkey`;
+`redis+sentinel://host:26379,host2:26379/service/0`; `redis+cluster://host:7000,host2:7001`.
+
+The clients are made for their knowledge of how to connect, and for administration (SCAN, INFO);
+admissions do not go through them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from ...core.errors import ConfigurationError
+
+_SCHEMES = {
+    "redis": ("redis", "one"), "valkey": ("redis", "one"),
+    "rediss": ("rediss", "one"), "valkeys": ("rediss", "one"),
+    "unix": ("unix", "one"),
+    "redis+sentinel": ("redis", "sentinel"), "valkey+sentinel": ("redis", "sentinel"),
+    "rediss+sentinel": ("rediss", "sentinel"), "valkeys+sentinel": ("rediss", "sentinel"),
+    "redis+cluster": ("redis", "cluster"), "valkey+cluster": ("redis", "cluster"),
+    "rediss+cluster": ("rediss", "cluster"), "valkeys+cluster": ("rediss", "cluster"),
+}  # fmt: skip
+_PORTS = {"cluster": 6379, "sentinel": 26379}
+
+
+def shown(url: str) -> str:
+    """`url` fit for a message: without its password."""
+    hidden = re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A store's URL, taken apart. Its `repr` shows no password."""
+
+    url: str = field(repr=False)
+    kind: str
+    """`one`, `sentinel` or `cluster`."""
+    plain_url: str = field(default="", repr=False)
+    """For `one`: the URL as redis-py reads it."""
+    hosts: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Connection arguments: username, password, db, ssl, ssl_..."""
+
+
+def read(url: str) -> Address:
+    """Take `url` apart; `ConfigurationError` that names what is wrong and how to write it."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise ConfigurationError(
+            f"store URL {shown(url)!r} begins with none of memory://, {known}; "
+            'the usual one is "redis://localhost:6379/0"'
+        )
+    plain_scheme, kind = _SCHEMES[scheme.lower()]
+    if kind == "one":
+        address = Address(url, kind, f"{plain_scheme}://{rest}")
+        _check_one(address)
+        return address
+    parts = urlsplit(f"{plain_scheme}://{rest}")
+    user, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = user.partition(":")
+    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    if username:
+        options["username"] = unquote(username)
+    if password:
+        options["password"] = unquote(password)
+    if plain_scheme == "rediss":
+        options["ssl"] = True
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    service = ""
+    if kind == "sentinel":
+        if not path:
+            raise ConfigurationError(
+                f"store URL {shown(url)!r} names no service; "
+                'write "redis+sentinel://host:26379,host2:26379/mymaster/0"'
+            )
+        service, path = path[0], path[1:]
+    if path:
+        options["db"] = _number(path[0], "a database number", url)
+    if kind == "cluster" and options.pop("db", 0):
+        raise ConfigurationError(
+            f"store URL {shown(url)!r}: a cluster has database 0 only; leave the number out"
+        )
+    return Address(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
+
+
+def client(address: Address, timeout: float) -> Any:
+    """A blocking redis-py client for `address`, with its retries off. A cluster's connects now."""
+    once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
+    if address.kind == "one":
+        return redis.Redis.from_url(address.plain_url, **once)
+    if address.kind == "sentinel":
+        service, sentinel = _split(address.options)
+        watch = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | _timeouts(timeout))
+        return watch.master_for(address.service, **service, **once)
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]
+    return redis.RedisCluster(startup_nodes=nodes, **address.options, **_timeouts(timeout))
+
+
+def async_client(address: Address, timeout: float) -> Any:
+    """An asyncio redis-py client for `address`, with its retries off."""
+    once: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
+    if address.kind == "one":
+        return redis.asyncio.Redis.from_url(address.plain_url, **once)
+    if address.kind == "sentinel":
+        service, sentinel = _split(address.options)
+        watch = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | _timeouts(timeout))
+        return watch.master_for(address.service, **service, **once)
+    nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
+    options = address.options | _timeouts(timeout)
+    return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
+
+
+def _timeouts(timeout: float) -> dict[str, float]:
+    return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments for the service's servers, and for the sentinels (`sentinel_...`)."""
+    sentinel = {
+        name.removeprefix("sentinel_"): value
+        for name, value in options.items()
+        if name.startswith("sentinel_")
+    }
+    service = {name: value for name, value in options.items() if not name.startswith("sentinel_")}
+    if service.get("ssl"):
+        sentinel |= {name: value for name, value in service.items() if name.startswith("ssl")}
+    return service, sentinel
+
+
+def _check_one(address: Address) -> None:
+    try:
+        redis.ConnectionPool.from_url(address.plain_url)
+    except (ValueError, TypeError) as exc:
+        raise ConfigurationError(f"store URL {shown(address.url)!r}: {exc}") from None
+
+
+def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
+    found = []
+    for part in text.split(","):
+        host, colon, number = part.strip().rpartition(":")
+        if part.endswith("]") or not colon:  # an IPv6 address without a port, or a bare name
+            host, number = part.strip(), str(port)
+        if not host:
+            raise ConfigurationError(f"store URL {shown(url)!r} has an empty host name")
+        found.append((host.strip("[]"), _number(number, "a port", url)))
+    return found
+
+
+def _number(text: str, what: str, url: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise ConfigurationError(f"store URL {shown(url)!r}: {text!r} is not {what}")
+    return int(text)
