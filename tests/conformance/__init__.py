@@ -1,0 +1,1 @@
+"""Conformance: what the upstream limiters answered, replayed on distwindow."""

@@ -1,0 +1,52 @@
+"""The account of the golden replay at the end of a run: what was replayed, and what was not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from .kinds import BUILT, NOT_BUILT
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    # From the reports, not from a global: so it is right under pytest-xdist as well.
+    files = {outcome: Counter[str]() for outcome in ("passed", "failed", "skipped")}
+    steps = {outcome: Counter[str]() for outcome in ("passed", "failed", "skipped")}
+    for outcome in files:
+        for report in terminalreporter.getreports(outcome):
+            properties = dict(report.user_properties)
+            if "golden_kind" in properties and report.when == "call":
+                kind = str(properties["golden_kind"])
+                files[outcome][kind] += 1
+                steps[outcome][kind] += int(str(properties["golden_steps"]))
+    if not any(files.values()):
+        return
+    terminalreporter.section("golden traces")
+    for line in _account("replayed exactly", BUILT, files["passed"], steps["passed"]):
+        terminalreporter.write_line(line, green=True)
+    if files["failed"]:
+        failed = sorted(files["failed"])
+        for line in _account("FAILED", failed, files["failed"], steps["failed"]):
+            terminalreporter.write_line(line, red=True)
+    for line in _account("NOT BUILT, not replayed", NOT_BUILT, files["skipped"], steps["skipped"]):
+        terminalreporter.write_line(line, yellow=True)
+
+
+def _account(
+    title: str, kinds: Iterable[str], files: Mapping[str, int], steps: Mapping[str, int]
+) -> list[str]:
+    lines = [f"{title}: {sum(files.values())} files, {sum(steps.values()):,} steps"]
+    for kind in kinds:
+        count, length = files.get(kind, 0), steps.get(kind, 0)
+        lines.append(f"  {kind:<26} {count:>3} files {length:>7,} steps")
+    return lines
+
+
+@pytest.fixture
+def golden_account(request: pytest.FixtureRequest) -> list[tuple[str, object]]:
+    """Where a test notes the kind and the steps of the trace it is about."""
+    properties: list[tuple[str, object]] = request.node.user_properties
+    return properties

@@ -1,0 +1,34 @@
+"""Every kind of golden trace: those that distwindow has a structure for, and those it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .replay import Args, Driver
+from .replay_fixed_window import FixedWindowReplay
+from .replay_leaparray import LeapArrayReplay
+from .replay_rolling_window import RollingWindowReplay
+from .replay_sentinel_go import SentinelGoReplay
+
+BUILT: Mapping[str, Callable[[Args], Driver]] = {
+    "leaparray": LeapArrayReplay,
+    "sentinel_go_array": SentinelGoReplay,
+    "rolling_window": RollingWindowReplay,
+    "article_fixed_window": FixedWindowReplay,
+}
+
+# Known, and not replayed: the run says so, by name, and never counts them as passed.
+NOT_BUILT = (
+    "occupiable_array",
+    "try_occupy_next",
+    "statistic_node",
+    "flow_default",
+    "flow_throttling",
+    "flow_rate_limiter_legacy",
+    "flow_warm_up",
+    "flow_warm_up_rate_limiter",
+    "circuit_breaker",
+    "slot_chain",
+    "google_breaker",
+    "google_breaker_article",
+)

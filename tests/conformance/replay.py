@@ -1,0 +1,166 @@
+"""The replay of golden traces: run a file's operations in order and compare every answer.
+
+A driver is one class per kind of trace. It is made from the file's `params`, and each operation of
+the trace is a method `op_<name>(now, args)` of it that gives the answer in the trace's own form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from distwindow.core.errors import DistwindowError
+
+Args = Mapping[str, Any]
+
+# What distwindow raises on purpose. Anything else is a fault of the replay or of distwindow,
+# and must not pass for the error that upstream raised.
+DELIBERATE = (DistwindowError, NotImplementedError)
+
+
+class Driver(Protocol):
+    """One replay of one file; its operations are methods named `op_<name>`."""
+
+    def __init__(self, params: Args) -> None:
+        """Start as the file's recording started."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """In place of an answer: the operation raised an error on purpose."""
+
+    error: str
+
+
+class Mismatch(AssertionError):
+    """A step that did not answer as upstream did, or could not be run."""
+
+
+class NotATrace(Exception):
+    """A file that cannot be replayed because it is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One golden file. `file` is its path inside the golden folder."""
+
+    file: str
+    kind: str
+    params: Args
+    steps: list[dict[str, Any]]
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """Every file under `folder` that should be a trace, in any subfolder, in order."""
+    return sorted(path for path in folder.rglob("*.json") if path.name != "index.json")
+
+
+def load(path: Path, folder: Path) -> Trace:
+    """Read one file; raises `NotATrace` if it is not a complete trace of format 1."""
+    file = path.relative_to(folder).as_posix()
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        trace = Trace(file, data["kind"], data["params"], data["steps"])
+        made_for, steps = data["format"], data["step_count"]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise NotATrace(f"{file}: not a golden trace: {exc!r}") from exc
+    if made_for != 1:
+        raise NotATrace(f"{file}: format {made_for!r}, this replay reads 1")
+    # A file cut short would otherwise pass.
+    if steps != len(trace.steps) or not trace.steps:
+        raise NotATrace(f"{file}: {len(trace.steps)} steps, should be {steps!r} and at least 1")
+    return trace
+
+
+def answer(operation: Callable[[], object]) -> object:
+    """What `operation` gives, or `Raised` if it raised on purpose."""
+    try:
+        return operation()
+    except DELIBERATE as exc:
+        return Raised(repr(exc))
+
+
+def same(expected: object, got: object) -> bool:
+    """Is `got` what the trace expects, to the last bit?
+
+    5 and 5.0 are the same value, 1 and true are not. Doubles that JSON cannot write are names.
+    """
+    if isinstance(expected, Mapping) and expected.keys() == {"raises"}:
+        return isinstance(got, Raised)
+    if isinstance(expected, Mapping):
+        return (
+            isinstance(got, Mapping)
+            and expected.keys() == got.keys()
+            and all(same(value, got[name]) for name, value in expected.items())
+        )
+    if isinstance(expected, list):
+        return (
+            isinstance(got, (list, tuple))
+            and len(expected) == len(got)
+            and all(same(one, other) for one, other in zip(expected, got, strict=True))
+        )
+    if isinstance(got, float) and not math.isfinite(got):
+        return expected == _name(got)
+    if isinstance(expected, bool) or isinstance(got, bool):
+        return expected is got
+    if isinstance(expected, (int, float)):
+        return isinstance(got, (int, float)) and expected == got
+    return type(expected) is type(got) and expected == got
+
+
+def replay(trace: Trace, make: Callable[[Args], Driver]) -> int:
+    """Run every step and compare; how many steps there were. Raises `Mismatch` at the first."""
+    try:
+        driver = make(trace.params)
+    except Exception as exc:
+        raise Mismatch(f"{trace.file}: no {trace.kind} of {trace.params}: {exc!r}") from exc
+    for number, step in enumerate(trace.steps):
+        _run(trace, number, step, driver)
+    return len(trace.steps)
+
+
+def _run(trace: Trace, number: int, step: dict[str, Any], driver: Driver) -> None:
+    name, now, args = step.get("op"), step.get("now"), step.get("args", {})
+    where = f"{trace.file}: step {number}: {name} {json.dumps(args)} at {now}"
+    operation = getattr(driver, f"op_{name}", None)
+    if operation is None:
+        raise Mismatch(f"{where}: unknown operation {name!r} of kind {trace.kind!r}")
+    try:
+        got = answer(lambda: operation(now, args))
+    except Exception as exc:
+        raise Mismatch(f"{where}: the replay itself failed: {exc!r}") from exc
+    expected = step.get("expect")
+    # Without `expect` there is nothing to compare, but what upstream did not raise is no answer.
+    silent = "expect" not in step and not isinstance(got, Raised)
+    if not silent and not same(expected, got):
+        wanted = json.dumps(expected) if "expect" in step else "no error"
+        parts = "".join(f"\n  {line}" for line in _differences("", expected, got))
+        raise Mismatch(f"{where}\n  expected: {wanted}\n  got:      {_shown(got)}{parts}")
+
+
+def _differences(path: str, expected: object, got: object) -> Iterator[str]:
+    """Where in a large answer the two part: one line for each figure that differs."""
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        for name in [*expected, *(name for name in got if name not in expected)]:
+            if name not in expected:
+                yield f"{path}.{name}: not expected, got {_shown(got[name])}"
+            elif name not in got:
+                yield f"{path}.{name}: expected {json.dumps(expected[name])}, got nothing"
+            elif not same(expected[name], got[name]):
+                yield from _differences(f"{path}.{name}", expected[name], got[name])
+    elif path:
+        yield f"{path}: expected {json.dumps(expected)}, got {_shown(got)}"
+
+
+def _shown(got: object) -> str:
+    return json.dumps(got, default=str)
+
+
+def _name(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
