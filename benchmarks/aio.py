@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import finals, peers
 from benchmarks.measure import Results, rounds, said, say
@@ -54,31 +55,14 @@ async def _race(
     start = clock()
     end = start + seconds
     parts = [keys[i * share % len(keys) :][:share] for i in range(TASKS)]
-    async with _Group() as group:
-        for part in parts:
-            group.start(work(part))
+    tasks = [asyncio.ensure_future(work(part)) for part in parts]
+    try:
+        await asyncio.wait_for(asyncio.gather(*tasks), timeout=60)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return right / (clock() - start)
-
-
-class _Group:
-    """Wait for all tasks; the first error ends them all. (Python 3.10 has no TaskGroup.)"""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> _Group:
-        return self
-
-    def start(self, work: object) -> None:
-        self._tasks.append(asyncio.ensure_future(work))  # type: ignore[arg-type, call-overload]
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            await asyncio.wait_for(asyncio.gather(*self._tasks), timeout=60)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def _warm(acquire: peers.AsyncAcquire, scene: Scene) -> None:
@@ -107,14 +91,7 @@ class _Loop:
             opened, errors = self.loop.run_until_complete(self._open(section, entered))
             results = rounds(
                 section,
-                {
-                    name: lambda acquire=acquire: self.loop.run_until_complete(
-                        _race(
-                            acquire, self.scene.keys, self.scene.quota is peers.AMPLE, seconds
-                        )
-                    )
-                    for name, acquire in opened.items()
-                },
+                {name: partial(self._trial, call, seconds) for name, call in opened.items()},
                 count,
             )
             results.errors |= errors
@@ -124,6 +101,10 @@ class _Loop:
                 self.loop.run_until_complete(self.stack.aclose())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+    def _trial(self, acquire: peers.AsyncAcquire, seconds: float) -> float:
+        admitted = self.scene.quota is peers.AMPLE
+        return self.loop.run_until_complete(_race(acquire, self.scene.keys, admitted, seconds))
 
     async def _open(
         self, section: str, entered: Sequence[peers.AsyncPeer]

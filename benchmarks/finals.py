@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from benchmarks import peers
 from benchmarks.measure import Results
@@ -12,11 +13,12 @@ PLACES = 2
 """How many settings of each library reach the finals."""
 
 
-def chosen(
-    everybody: Sequence[peers.Peer] | Sequence[peers.AsyncPeer], heats: Results
-) -> list[peers.Peer | peers.AsyncPeer]:
+Entrant = TypeVar("Entrant", peers.Peer, peers.AsyncPeer)
+
+
+def chosen(everybody: Sequence[Entrant], heats: Results) -> list[Entrant]:
     """The best settings of each library."""
-    found: list[peers.Peer | peers.AsyncPeer] = []
+    found: list[Entrant] = []
     for library in peers.LIBRARIES:
         ran = [p for p in everybody if p.library == library and p.name in heats.values]
         found += sorted(ran, key=lambda peer: -heats.median(peer.name))[:PLACES]
@@ -32,7 +34,7 @@ def use_up(verdicts: Iterable[object]) -> None:
 def report(
     section: Section,
     label: str,
-    ran: Sequence[peers.Peer] | Sequence[peers.AsyncPeer],
+    ran: Sequence[Entrant],
     results: Results,
     target: Target | None,
 ) -> None:

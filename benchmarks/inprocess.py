@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from benchmarks import peers
 from benchmarks.measure import rounds, said, say
@@ -58,7 +59,7 @@ def run(quick: bool) -> Section:
                 say(f"inprocess: {peer.name} failed: {errors[peer.name]}")
         results = rounds(
             "inprocess",
-            {name: lambda a=acquire: _trial(a, calls) for name, acquire in opened.items()},
+            {name: partial(_trial, acquire, calls) for name, acquire in opened.items()},
             count,
         )
     for name in sorted(results.values, key=results.median):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import redis
 
@@ -59,7 +60,11 @@ def run(quick: bool) -> Section:
             RAW: stack.enter_context(_raw(server)),
             BARE: stack.enter_context(_redis_py(server)),
         }
-        contenders = [*peers.ours(), *peers.sync_peers(pools=(peers.SHARED,))]
+        contenders = [
+            *peers.ours(),
+            *peers.our_variants(),
+            *peers.sync_peers(pools=(peers.SHARED,)),
+        ]
         errors: dict[str, str] = {}
         for peer in contenders:
             try:
@@ -72,10 +77,7 @@ def run(quick: bool) -> Section:
         pooled: dict[str, list[float]] = {name: [] for name in opened}
         results = rounds(
             "latency",
-            {
-                name: lambda name=name, call=call: _trial(call, calls, pooled[name])
-                for name, call in opened.items()
-            },
+            {name: partial(_trial, call, calls, pooled[name]) for name, call in opened.items()},
             count,
         )
     for name in sorted(results.values, key=results.median):

@@ -32,9 +32,7 @@ class Stat:
     @classmethod
     def of(cls, values: Sequence[float]) -> Stat:
         ordered = sorted(values)
-        return cls(
-            statistics.median(ordered), percentile(ordered, 0.25), percentile(ordered, 0.75)
-        )
+        return cls(statistics.median(ordered), percentile(ordered, 0.25), percentile(ordered, 0.75))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -200,6 +200,7 @@ def _limits(url: str, quota: Quota, kind: str, client: str, pool: str) -> Iterat
     storage = import_module("limits.storage").RedisStorage(
         url.replace("redis://", f"{module}://"),
         connection_pool=connections,
+        key_prefix=f"limits:{kind}:{client}",
         retry=_no_retry(module),
     )
     strategy = getattr(import_module("limits.strategies"), _STRATEGIES[kind])(storage)
@@ -217,7 +218,7 @@ def _throttled_quota(quota: Quota) -> Any:
 def _throttled_store(package: str, url: str, pool: str) -> Any:
     path, options = _options("redis", pool)
     # Pools are otherwise shared by everybody in the process.
-    settings = {"CONNECTION_POOL_CLASS": path, "CONNECTION_POOL_KWARGS": options}
+    settings: dict[str, Any] = {"CONNECTION_POOL_CLASS": path, "CONNECTION_POOL_KWARGS": options}
     asyncio = package.endswith("asyncio")
     settings |= {
         "REUSE_CONNECTION": False,
@@ -260,9 +261,9 @@ def _pyrate_limiter(quota: Quota, make: Callable[[str, list[Any]], Any]) -> Any:
 def _pyrate_bucket(kind: str, client: Any, sha: str) -> Callable[[str, list[Any]], Any]:
     package = import_module("pyrate_limiter")
     if kind == "log":
-        return lambda name, rates: package.RedisBucket(rates, client, f"pyrate:{name}", sha)
+        return lambda name, rates: package.RedisBucket(rates, client, f"pyrate:log:{name}", sha)
     return lambda name, rates: package.StateBucket(
-        rates, package.GCRA(), package.RedisStateStore(client, f"pyrate:{name}")
+        rates, package.GCRA(), package.RedisStateStore(client, f"pyrate:gcra:{name}")
     )
 
 
@@ -317,7 +318,10 @@ async def _limits_async(
         connections = _pool(module, pool, url.replace("redis://", f"{module}://"))
         options = {"implementation": bridge, "retry": _no_retry(module, asyncio=True)}
     storage = import_module("limits.aio.storage").RedisStorage(
-        f"async+{url}", connection_pool=connections, **options
+        f"async+{url}",
+        connection_pool=connections,
+        key_prefix=f"limits:{kind}:{bridge}:{pool}",
+        **options,
     )
     strategy = getattr(import_module("limits.aio.strategies"), _STRATEGIES[kind])(storage)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -84,7 +83,7 @@ def _ready(process: subprocess.Popen[bytes], port: int) -> bool:
         try:
             with Socket(port) as connection:
                 return connection.info("server")["process_id"] == str(process.pid)
-        except (OSError, socket.timeout):
+        except OSError:
             time.sleep(0.02)
     return False
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import hiredis
 
-from benchmarks.measure import Results, rounds, say
+from benchmarks.measure import Results, Trial, rounds, say
 from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import last_core, running
@@ -165,19 +166,14 @@ def run(quick: bool) -> Section:
         same = pack("EVALSHA", NOOP_SHA, 1, plain.keys[0], GUARD, *plain.arguments())
         bare = pack("EVALSHA", NOOP_SHA, 0)
         count = COPIES * STEPS
-        contenders = {
+        contenders: dict[str, Trial] = {
             SAME: lambda: _timed(connection, [same] * count)[0],
             BARE: lambda: _timed(connection, [bare] * count)[0],
         }
         for case, trial in CASES.items():
             for (buckets, amount), limit in limits.items():
-                contenders[_name(case, buckets, amount)] = (
-                    lambda trial=trial, limit=limit: trial(connection, limit)
-                )
-        for trial in contenders.values():  # the first calls of a fresh server are dear
-            trial()
-            if quick:
-                break
+                contenders[_name(case, buckets, amount)] = partial(trial, connection, limit)
+        contenders[SAME]()  # the first calls of a fresh server are dear
         results = rounds("server", contenders, 5 if quick else 15)
     _report(section, results)
     return section

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 
 from benchmarks import finals, peers
 from benchmarks.measure import rounds, said
@@ -75,10 +76,7 @@ def run(quick: bool) -> Section:
         everybody = peers.sync_peers()
         heats = rounds(
             "threads, heat",
-            {
-                peer.name: lambda peer=peer: _trial(server, peer, peers.AMPLE, heat)
-                for peer in everybody
-            },
+            {peer.name: partial(_trial, server, peer, peers.AMPLE, heat) for peer in everybody},
             1,
         )
         section.failed(heats.errors, "heat: ")
@@ -89,10 +87,7 @@ def run(quick: bool) -> Section:
         ):
             results = rounds(
                 f"threads, {label}, finals",
-                {
-                    peer.name: lambda peer=peer, quota=quota: _trial(server, peer, quota, final)
-                    for peer in chosen
-                },
+                {peer.name: partial(_trial, server, peer, quota, final) for peer in chosen},
                 count,
             )
             finals.report(section, label, chosen, results, target)
