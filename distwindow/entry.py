@@ -1,23 +1,104 @@
 """A guarded block of work: acquire before it, record what became of it after.
 
-The faces' `entry` returns these. A record that does not reach the store is logged and let go: the
-work is done, and its result must not be lost to statistics.
+A record that does not reach the store is logged and let go: the work is done, and its result must
+not be lost to statistics.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import RateLimitExceeded, StoreError
-from .flow import admin
-from .wire.keys import AnyKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .limiter import AsyncLimiter, Limiter
-
 _log = logging.getLogger("distwindow")
+
+
+class _Timed:
+    """The decision of an entry, and since when it runs."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._decision: Decision | None = None
+        self._since = 0.0
+
+    @property
+    def decision(self) -> Decision:
+        """What admitted this entry; there is one inside the block only."""
+        if self._decision is None:
+            raise RuntimeError("this entry has not been entered")
+        return self._decision
+
+    def _begin(self, decision: Decision) -> None:
+        if not decision.allowed:
+            raise RateLimitExceeded(decision)
+        self._decision = decision
+        self._since = self._clock.monotonic()
+
+    def _rt_ms(self) -> int:
+        return round((self._clock.monotonic() - self._since) * 1000)
+
+
+class Entry(_Timed):
+    """`with limiter.entry(key) as entry:`; an `Exception` out of the block counts as an error."""
+
+    def __init__(
+        self,
+        acquire: Callable[[], Decision],
+        record: Callable[[Decision, bool, int], object],
+        clock: Clock,
+    ) -> None:
+        super().__init__(clock)
+        self._acquire = acquire
+        self._record = record
+
+    def __enter__(self) -> Self:
+        self._begin(self._acquire())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._record(self.decision, isinstance(exc, Exception), self._rt_ms())
+        except StoreError as failure:
+            _log.warning("the end of an entry was not recorded: %s", failure)
+
+
+class AsyncEntry(_Timed):
+    """`async with limiter.entry(key) as entry:`; the same for tasks."""
+
+    def __init__(
+        self,
+        acquire: Callable[[], Awaitable[Decision]],
+        record: Callable[[Decision, bool, int], Awaitable[object]],
+        clock: Clock,
+    ) -> None:
+        super().__init__(clock)
+        self._acquire = acquire
+        self._record = record
+
+    async def __aenter__(self) -> Self:
+        self._begin(await self._acquire())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._record(self.decision, isinstance(exc, Exception), self._rt_ms())
+        except StoreError as failure:
+            _log.warning("the end of an entry was not recorded: %s", failure)

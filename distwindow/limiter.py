@@ -173,7 +173,9 @@ class Limiter(_Face):
         """`with limiter.entry(key) as entry:` acquires (or raises `RateLimitExceeded`), and when
         the block ends records success or error and the response time.
         """
-        return Entry(self, key, cost)
+        return Entry(
+            functools.partial(self.try_acquire, key, cost), self._record, self._store.clock
+        )
 
     def close(self) -> None:
         """Close the connections. Later calls raise `ConfigurationError`; closing twice is fine."""
@@ -189,6 +191,9 @@ class Limiter(_Face):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        self._run(admin.observe(decision, failed=failed, rt_ms=rt_ms))
 
     def _run(self, dialogue: Dialogue[T]) -> T:
         return run(dialogue, self._store.execute, self._store.clock.sleep)
@@ -269,7 +274,9 @@ class AsyncLimiter(_Face):
 
     def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
-        return AsyncEntry(self, key, cost)
+        return AsyncEntry(
+            functools.partial(self.try_acquire, key, cost), self._record, self._store.clock
+        )
 
     async def aclose(self) -> None:
         """See `Limiter.close`."""
@@ -286,5 +293,26 @@ class AsyncLimiter(_Face):
     ) -> None:
         await self.aclose()
 
+    async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        await self._run(admin.observe(decision, failed=failed, rt_ms=rt_ms))
+
     def _run(self, dialogue: Dialogue[T]) -> Awaitable[T]:
         return arun(dialogue, self._store.execute, self._store.sleep)
+
+
+def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A decorator's key or cost for this call."""
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def _demand(decision: Decision) -> None:
+    if not decision.allowed:
+        raise RateLimitExceeded(decision)
+
+
+def _patience(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds of at least 0, or None")
+    return None if math.isinf(timeout) else float(timeout)
