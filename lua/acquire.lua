@@ -7,39 +7,82 @@
 --- RETURN guard -2 now_ms                                             past its deadline, nothing done
 --- `times` equal calls share this one: amount = times * cost, and as many are admitted as fit.
 --- `tell` notes the limit at once, not only when the next bucket opens.
-local call, guard, given = redis.call, ARGV[1], ARGV[#KEYS * 4 + 3]
+local KEYS, ARGV, call = KEYS, ARGV, redis.call
+local guard, given = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 
--- The hot path: one ring, its newest bucket is the present one, and the count leaves room. Counting
--- first and taking back costs one call less than reading first; the script is atomic either way.
+-- The hot path: one ring in its present bucket.
+local key, cost, age, opened, width = KEYS[1], nil, nil, nil, nil
 if not KEYS[2] and not ARGV[8] then
-  local key, amount, start = KEYS[1], ARGV[2], call('HGET', KEYS[1], 'start')
-  local age = start and now - start
-  if age and age >= 0 and age - ARGV[4] < 0 and now - guard <= 0 and amount - 1 >= 0 then
-    local left = ARGV[3] - call('HINCRBY', key, 'used', amount)
-    if left >= 0 and left <= 1e15 then return {guard, left, now} end
-    call('HINCRBY', key, 'used', -amount)
-    -- A refusal in this bucket left a note of when room comes: good for any need between its marks.
-    local over, upto, at, closed, idle, busy =
-      string.match(call('HGET', key, 'room'), '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)')
-    if over and -left - over > 0 and -left - upto <= 0 and not ARGV[6] then
-      call('HINCRBY', key, 'block', amount)
-      left = left + amount
-      local reset = ARGV[3] - left - closed > 0 and busy or idle
-      return {guard, -1, now, 1, left, reset - now, at - now, 0}
+  local amount, limit, shape, times = ARGV[2], ARGV[3] - 0, ARGV[5], ARGV[6]
+  local start = call('HGET', key, 'start')
+  cost, width = amount / (times or 1), ARGV[4] - 0
+  if start and now - guard <= 0 and cost >= 1 and (not times or cost % 1 == 0) and width <= 1e13
+    and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
+    if #start < 17 then
+      opened, age = start, now - start
+      if age >= 0 and age < width then
+        -- Counting first and taking back costs one call less than reading first.
+        local left = limit - call('HINCRBY', key, 'used', amount)
+        if left >= 0 and left <= 1e13 then return {guard, left, now} end
+        call('HINCRBY', key, 'used', '-' .. amount)
+      end
+    else
+      -- `start` is a note: what the last refusal was told. It is true of the same limit and of any
+      -- cost from `least` to `least + reach` until the bucket ends; what still fits moves `least`.
+      local limit, left, least, reach, room, empty
+      opened, limit, left, least, reach, room, empty =
+        string.match(start, '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
+      age = now - opened
+      if age >= 0 and age < width and limit == ARGV[3] then
+        if cost - least >= 0 and cost - least - reach <= 0 then
+          call('HINCRBY', key, 'block', amount)
+          return {guard, -1, now, 1, left - 0, empty - age, room - age, 0}
+        elseif left - amount >= 0 then
+          call('HINCRBY', key, 'used', amount)
+          left, least = left - amount, least - amount
+          empty = (tonumber(shape) or string.match(shape, '%d+') + 1) * width
+          call('HSET', key, 'start',
+            table.concat({opened, limit, left, least, reach, room, empty}, ' '))
+          return {guard, left, now}
+        end
+      end
     end
   end
 end
 
 --@include shared/deadline.lua
+--@include shared/format.lua
+
+-- One ring whose next bucket begins: the newest is closed into its slot, and the bucket that lies
+-- in the slot of the new one leaves the window.
+if age and age >= width and age < 2 * width and cost % 1 == 0 then
+  local amount, limit, width, span, told = arguments(1)
+  local start = amount and now - now % width
+  if start and start - width - opened == 0 then
+    local number = start / width
+    local head = call('HMGET', key, 'used', 'closed', 'block', 'done', number % span)
+    local last = head[1] - head[2]
+    local closed = head[1] - (span > 1 and pass(head[5]) or last)
+    local left, bucket = limit - closed - amount, closing(last, head[3], head[4])
+    if left >= 0 then
+      if bucket ~= last then call('HSET', key, 'block', '0', 'done', '0') end
+      call('HSET', key, 'start', start, 'used', closed + amount, 'closed', closed,
+        'limit', told, (number - 1) % span, bucket)
+      call('PEXPIRE', key, (span + 1) * width)
+      return {guard, left, now}
+    end
+  end
+end
+
 --@include shared/ring.lua
 --@include shared/verdict.lua
 
-local rings, times = rings_at(now), tonumber(ARGV[#KEYS * 4 + 2] or 1)
+local rings, times = rings_at(now, 3), tonumber(ARGV[#KEYS * 4 + 2] or 1)
 local admitted = times
 for i = 1, rings and #rings or 0 do
   local ring = rings[i]
-  ring.cost = ring.amount / times
+  ring.cost = times and times % 1 == 0 and ring.amount / times or 0
   if not (ring.cost >= 1 and ring.cost % 1 == 0) then rings = nil break end
   admitted = math.max(0, math.min(admitted, math.floor((ring.limit - ring.used) / ring.cost)))
 end
@@ -47,11 +90,9 @@ if not rings then return redis.error_reply('ERR distwindow: malformed arguments'
 
 for i = 1, #rings do
   local ring = rings[i]
-  turn(ring, ring.limit .. ' ' .. ring.bound)
-  if ARGV[#KEYS * 4 + 4] then call('HSET', ring.key, 'limit', ring.limit .. ' ' .. ring.bound) end
-  if admitted > 0 then
-    ring.used = call('HINCRBY', ring.key, 'used', ring.cost * admitted)
-  end
+  turn(ring)
+  if ARGV[#KEYS * 4 + 4] then call('HSET', ring.key, 'limit', ring.told) end
+  if admitted > 0 then count(ring, ring.cost * admitted) end
   if admitted < times then
     call('HINCRBY', ring.key, 'block', ring.cost * (times - admitted))
   end
@@ -62,14 +103,16 @@ if admitted == times then
   return {guard, left, now, index, reset}
 end
 local index, left, reset, retry = refusal(rings, now)
-if admitted == 0 then
-  local ring = rings[1]
-  if #rings == 1 and not ring.fresh then
-    local busy = ring.start + ring.span * ring.width
-    local upto = ring.room_at == busy and 1e15 or ring.upto
-    call('HSET', ring.key, 'room', string.format('%.0f %.0f %.0f %.0f %.0f %.0f',
-      ring.over, upto, ring.room_at, ring.closed, reset + now, busy))
-  end
-  return {guard, -1, now, index, left, reset, retry, 0}
+if admitted > 0 then
+  return {guard, -1, now, index, left, reset, retry, admitted, binding(rings, now)}
 end
-return {guard, -1, now, index, left, reset, retry, admitted, binding(rings, now)}
+local ring = rings[1]
+if not rings[2] and ring.over and reset > 0 then
+  local least, age = math.max(1, left + ring.over + 1), now - ring.start
+  local reach = math.min(ring.limit, left + ring.upto - least)
+  local note = string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+    ring.start, ring.limit, left, least, reach, retry + age, reset + age)
+  -- Longer values than 64 bytes would cost the hash its compact encoding.
+  if #note <= 61 then call('HSET', key, 'start', note) end
+end
+return {guard, -1, now, index, left, reset, retry, 0}

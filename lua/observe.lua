@@ -7,18 +7,23 @@ local guard, at = ARGV[1], #KEYS * 4 + 3
 local given = ARGV[at]
 --@include shared/clock.lua
 --@include shared/deadline.lua
+--@include shared/format.lua
 --@include shared/ring.lua
 
-local rings = rings_at(now)
-if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
+local rings = rings_at(now, 6)
+local success, error, rt, min_rt =
+  string.match(table.concat(ARGV, ' ', at + 1), '^(%d+) (%d+) (%d+) (%d+)$')
+if not rings or not min_rt or math.max(success, error, rt, min_rt) > MOST then
+  return redis.error_reply('ERR distwindow: malformed arguments')
+end
 for i = 1, #rings do
   local ring = rings[i]
-  local key = ring.key
-  turn(ring, ring.limit .. ' ' .. ring.bound)
-  redis.call('HINCRBY', key, 'success', ARGV[at + 1])
-  redis.call('HINCRBY', key, 'error', ARGV[at + 2])
-  redis.call('HINCRBY', key, 'rt', ARGV[at + 3])
-  local least = redis.call('HGET', key, 'min_rt')
-  if not least or ARGV[at + 4] - least < 0 then redis.call('HSET', key, 'min_rt', ARGV[at + 4]) end
+  turn(ring)
+  local successes, errors, sum, least =
+    string.match(redis.call('HGET', ring.key, 'done'), '(%d+) (%d+) (%d+) (%d+)')
+  if not successes then successes, errors, sum = 0, 0, 0 end
+  if successes + errors == 0 then least = min_rt end
+  redis.call('HSET', ring.key, 'done', string.format('%.0f %.0f %.0f %.0f',
+    successes + success, errors + error, sum + rt, math.min(least, min_rt)))
 end
 return {guard, 0, now}

@@ -7,16 +7,18 @@
 local guard, given = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 --@include shared/deadline.lua
+--@include shared/format.lua
 --@include shared/ring.lua
 --@include shared/verdict.lua
 
-local rings, room = rings_at(now), true
-if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
-for i = 1, #rings do
+local rings, room = rings_at(now, 2), true
+for i = 1, rings and #rings or 0 do
   local ring = rings[i]
   ring.cost = ring.amount
+  if ring.cost < 1 then rings = nil break end
   room = room and ring.used + ring.cost <= ring.limit
 end
+if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 if room then
   local index, left, reset = binding(rings, now)
   return {guard, left, now, index, reset}

@@ -7,9 +7,13 @@ local guard, at = ARGV[1], #KEYS * 4 + 3
 local given = ARGV[at]
 --@include shared/clock.lua
 --@include shared/deadline.lua
+--@include shared/format.lua
 --@include shared/ring.lua
 
-local rings = rings_at(now)
+local rings = rings_at(now, 2 + #KEYS)
+for i = 1, #KEYS do
+  if not tonumber(ARGV[at + i]) then rings = nil end
+end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 local least
 for i = 1, #rings do
@@ -17,7 +21,7 @@ for i = 1, #rings do
   local key, number = ring.key, ARGV[at + i] / ring.width
   local back = 0
   if not ring.fresh then
-    turn(ring, ring.limit .. ' ' .. ring.bound)
+    turn(ring)
     local newest, slot = ring.start / ring.width, number % ring.span
     if number == newest then
       back = math.min(ring.amount, ring.used - ring.closed)
@@ -25,12 +29,11 @@ for i = 1, #rings do
       local bucket = redis.call('HGET', key, slot)
       back = math.min(ring.amount, pass(bucket))
       if back > 0 then
-        local rest = (pass(bucket) - back) .. string.match(bucket, '^%d+(.*)$')
-        if rest == '0' then redis.call('HDEL', key, slot) else redis.call('HSET', key, slot, rest) end
+        redis.call('HSET', key, slot, (pass(bucket) - back) .. string.match(bucket, '^%d+(.*)$'))
         redis.call('HINCRBY', key, 'closed', -back)
       end
     end
-    if back > 0 then redis.call('HINCRBY', key, 'used', -back) end
+    if back > 0 then count(ring, -back) end
   end
   if not least or back < least then least = back end
 end

@@ -289,37 +289,33 @@ def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-_TALLIES = (b"block", b"success", b"error", b"rt", b"min_rt")
-
-
 def ring_state(fields: dict[bytes, bytes], width: int, span: int) -> RingState | None:
     """A ring from the fields of its hash (`lua/README.md`); None when there are none."""
     if not fields:
         return None
     try:
-        start, used, closed = (int(fields[name]) for name in (b"start", b"used", b"closed"))
-        newest = start // width
+        start, used, closed = (int(fields[n].split()[0]) for n in (b"start", b"used", b"closed"))
+        newest, told, done = start // width, int(fields[b"limit"]), fields[b"done"]
         buckets = [
             _bucket((newest - (newest - int(slot)) % span) * width, value.split())
             for slot, value in fields.items()
-            if slot.isdigit()
+            if slot.isdigit() and int(slot) != newest % span
         ]
-        tallies = [fields.get(name, b"0") for name in _TALLIES]
-        current = _bucket(start, [b"%d" % (used - closed), *tallies])
-        if current != Bucket(start):
-            buckets.append(current)
+        tallies = [fields[b"block"], *(done.split() if done != b"0" else [])]
+        buckets.append(_bucket(start, [b"%d" % (used - closed), *tallies]))
+        buckets = [b for b in buckets if b.passed or b.blocked or b.success or b.error]
         buckets.sort(key=lambda bucket: bucket.start)
-        return RingState(start, used, closed, fields[b"limit"].decode(), tuple(buckets))
-    except (KeyError, ValueError) as exc:
+        limit = f"{abs(told)} {'strict' if told < 0 else 'leap'}"
+        return RingState(start, used, closed, limit, tuple(buckets))
+    except (LookupError, ValueError) as exc:
         raise ConfigurationError(
             f"the hash of this key is no distwindow ring ({exc!r}); is the prefix used by others?"
         ) from exc
 
 
 def _bucket(start: int, counts: Sequence[bytes]) -> Bucket:
-    if len(counts) == 1:
-        return Bucket(start, int(counts[0]))
-    passed, block, success, error, rt_sum, rt_min = map(int, counts)
+    missing = [b"0"] * (6 - len(counts))
+    passed, block, success, error, rt_sum, rt_min = map(int, [*counts, *missing])
     return Bucket(
         start, passed, block, success, error, rt_sum, rt_min if success or error else None
     )

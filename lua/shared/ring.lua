@@ -1,13 +1,7 @@
 -- A ring: the last `span` buckets of `width` ms of one resource, in one hash (fields: lua/README.md).
 -- `used`, the running total of the window, makes a call's cost independent of the bucket count.
--- Buckets are numbered by their start, in widths since the epoch; slot = number % span.
-
-local TALLIES = {'block', 'success', 'error', 'rt', 'min_rt'}
-
--- Pass of a closed bucket: it is stored as a plain number, or as 'pass block success error rt min_rt'.
-local function pass(bucket)
-  return bucket and tonumber(string.match(bucket, '^%d+')) or 0
-end
+-- Buckets are numbered by their start, in widths since the epoch; slot = number % span. The slot of
+-- the newest bucket is not its own: what lies there has left the window and waits to be overwritten.
 
 -- The closed buckets first..last, by number. A few are fetched by name; many with one pass over
 -- the hash, because each lookup by name is itself a walk in a compact hash.
@@ -34,13 +28,16 @@ local function look(ring, now)
   local width, span = ring.width, ring.span
   local head = redis.call('HMGET', ring.key, 'start', 'used', 'closed')
   local start = tonumber(head[1])
+  if head[1] and not start then
+    ring.noted, start = true, tonumber(string.match(head[1], '^%d+'))
+  end
   ring.start = now - now % width
   local steps = start and (ring.start - start) / width
   if not start or steps >= span or start - now > width * span then
     ring.fresh, ring.used, ring.closed = true, 0, 0
     return
   end
-  ring.used, ring.closed = tonumber(head[2]), tonumber(head[3])
+  ring.used, ring.closed = head[2] - 0, head[3] - 0
   if steps <= 0 then
     ring.start = start
     return
@@ -56,26 +53,30 @@ local function look(ring, now)
 end
 
 -- Write what `look` saw: close the bucket that was newest into its slot, drop what has left the
--- window, open the bucket of now. `limit` ('100 leap') is kept for `stats`, which knows keys only.
+-- window, open the bucket of now. The limit is kept for `stats`, which knows keys only.
 -- Fields of every call are set first and never removed: in a compact hash, first is found first.
-local function turn(ring, limit)
+local function turn(ring)
   local key = ring.key
   if ring.fresh then
     redis.call('DEL', key)
   elseif ring.last then
-    for i = 1, #ring.expired do redis.call('HDEL', key, ring.expired[i]) end
-    local bucket, tallies = ring.last_pass, redis.call('HMGET', key, unpack(TALLIES))
-    if tallies[1] ~= '0' or tallies[2] then
-      for i = 1, #TALLIES do bucket = bucket .. ' ' .. (tallies[i] or '0') end
-      redis.call('HDEL', key, 'success', 'error', 'rt', 'min_rt')
-    end
-    if bucket ~= 0 then redis.call('HSET', key, ring.last % ring.span, bucket) end
+    if ring.expired[1] then redis.call('HDEL', key, unpack(ring.expired)) end
+    local head = redis.call('HMGET', key, 'block', 'done')
+    redis.call('HSET', key, ring.last % ring.span, closing(ring.last_pass, head[1], head[2]))
   else
     return
   end
   redis.call('HSET', key, 'start', ring.start, 'used', ring.used, 'closed', ring.closed,
-    'block', 0, 'room', '', 'limit', limit)
+    'block', '0', 'done', '0', 'limit', ring.told)
   redis.call('PEXPIRE', key, (ring.span + 1) * ring.width)
+  ring.noted = false
+end
+
+-- Count `amount` in (or, negative, out of) the total. A refusal's note in `start` holds for an
+-- unchanged total only.
+local function count(ring, amount)
+  if ring.noted then redis.call('HSET', ring.key, 'start', ring.start) end
+  ring.used = redis.call('HINCRBY', ring.key, 'used', amount)
 end
 
 -- When the bucket leaves the window at which `need` permits are reached, counting from the oldest
@@ -107,25 +108,20 @@ local function leaves_at(ring, need, step)
   end
 end
 
--- The rings of this call, from KEYS and ARGV: for each key `amount limit width shape`. The shape is
--- '10' for ten buckets (leap), '10+1' for one more in the sum (strict). nil: not sent by us.
-local function rings_at(now)
-  local rings = {}
-  for i = 1, #KEYS do
-    local at = 4 * i - 2
-    local buckets, more = string.match(ARGV[at + 3], '^(%d+)(%+?1?)$')
-    local ring = {
-      key = KEYS[i], amount = tonumber(ARGV[at]), limit = tonumber(ARGV[at + 1]),
-      width = tonumber(ARGV[at + 2]), span = tonumber(buckets), bound = 'leap',
-    }
-    if more == '+1' then ring.span, ring.bound = ring.span + 1, 'strict' end
-    for _, field in ipairs({'amount', 'limit', 'width', 'span'}) do
-      local value = ring[field]
-      if not (value and value >= 0 and value <= 1e15 and value % 1 == 0) then return nil end
-    end
-    if ring.width < 1 or ring.span < 1 or ring.span > 513 then return nil end
-    look(ring, now)
-    rings[i] = ring
+-- The rings of this call; `more` arguments at most follow theirs. nil: not sent by us.
+local function rings_at(now, more)
+  local rings, seen = {}, {}
+  if #ARGV > #KEYS * 4 + 1 + more or not (now >= 0 and now <= MOST)
+    or given and string.find(given, '%D') then
+    return nil
   end
-  return rings
+  for i = 1, #KEYS do
+    local key = KEYS[i]
+    local amount, limit, width, span, told = arguments(i)
+    if not amount or seen[key] then return nil end
+    local ring = {key = key, amount = amount, limit = limit, width = width, span = span, told = told}
+    look(ring, now)
+    rings[i], seen[key] = ring, true
+  end
+  return rings[1] and rings
 end

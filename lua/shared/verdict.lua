@@ -16,15 +16,18 @@ local function binding(rings, now)
   return index, left, reset_ms(rings[index], now)
 end
 
--- index, left, reset_ms, retry_ms of the refusal of one more call (of ring.cost each).
+-- index, left, reset_ms, retry_ms of the refusal of one more call (of ring.cost each). On the way
+-- each refusing ring learns between which needs its answer is the same: `over` < need <= `upto`.
 local function refusal(rings, now)
   local index, latest
   for i = 1, #rings do
     local ring = rings[i]
     local need = ring.used + ring.cost - ring.limit
     if need > 0 then
-      ring.room_at, ring.over, ring.upto = leaves_at(ring, need, 1)
-      if not latest or ring.room_at > latest then index, latest = i, ring.room_at end
+      local room_at
+      room_at, ring.over, ring.upto = leaves_at(ring, need, 1)
+      if room_at == ring.start + ring.span * ring.width then ring.upto = MOST end
+      if not latest or room_at > latest then index, latest = i, room_at end
     end
   end
   local ring = rings[index]
