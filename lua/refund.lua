@@ -12,7 +12,7 @@ local given = ARGV[at]
 
 local rings = rings_at(now, 2 + #KEYS)
 for i = 1, #KEYS do
-  if not tonumber(ARGV[at + i]) then rings = nil end
+  if not string.find(ARGV[at + i] or '', '^%d+$') then rings = nil end
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 local least
