@@ -19,7 +19,7 @@ from .core.limit import Limit, LimitSpec
 from .core.stats import Stats
 from .entry import AsyncEntry, Entry
 from .flow import admin
-from .flow.admit import attempt, wait
+from .flow.admit import wait
 from .flow.book import Book
 from .flow.drive import arun, run
 from .flow.effect import Dialogue
@@ -104,7 +104,7 @@ class Limiter(_Face):
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent.
         """
-        return self._run(attempt(self._book.acquire(key, cost), self._store.source))
+        return self._store.attempt(self._book.acquire(key, cost))
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """Over several keys, each with its own limits: `[(key, limits, cost), ...]`; all or none.
@@ -112,7 +112,7 @@ class Limiter(_Face):
         One round trip; the decision names the key and the limit that refused. On a cluster the
         keys need a common tag (`Key(resource, tag=...)`); `ConfigurationError` says so.
         """
-        return self._run(attempt(self._book.acquire_all(items), self._store.source))
+        return self._store.attempt(self._book.acquire_all(items))
 
     def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """`try_acquire` that waits for its turn: in line behind the earlier waiters of this
@@ -224,11 +224,11 @@ class AsyncLimiter(_Face):
 
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""
-        return await self._run(attempt(self._book.acquire(key, cost), self._store.source))
+        return await self._store.attempt(self._book.acquire(key, cost))
 
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """See `Limiter.try_acquire_all`."""
-        return await self._run(attempt(self._book.acquire_all(items), self._store.source))
+        return await self._store.attempt(self._book.acquire_all(items))
 
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""

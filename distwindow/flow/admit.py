@@ -17,17 +17,31 @@ def attempt(command: Acquire, source: Source) -> Dialogue[Decision]:
 
 def decide(command: Command[Verdict], verdict: Verdict, source: Source) -> Decision:
     """What a verdict means to the caller."""
-    admitted, index, left, reset_ms, retry_ms, now_ms, _ = verdict
+    was_admitted, index, left, reset_ms, retry_ms, now_ms, _ = verdict
+    if was_admitted:
+        return admitted(command, index, left, reset_ms, now_ms, source)
     _, limit, cost, key = command.charges[index]
-    if admitted:
-        charged = command.charges if type(command) is Acquire else None
-        return Decision(
-            True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged
-        )
     return Decision(
         False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
         "over_limit", source, now_ms,
     )  # fmt: skip
+
+
+def admitted(
+    command: Command[Verdict], index: int, left: int, reset_ms: int, now_ms: int, source: Source
+) -> Decision:
+    """The decision of an admitted call. Stores come here directly on their hot paths."""
+    charges = command.charges
+    _, limit, cost, key = charges[index]
+    charged = charges if type(command) is Acquire else None
+    # Decision(...) itself costs twice as much.
+    return _new(
+        Decision,
+        (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
+    )
+
+
+_new = tuple.__new__
 
 
 def wait(command: Acquire, source: Source, place: Place) -> Dialogue[Decision]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from ..core.clock import Clock
-from ..core.decision import Source
-from ..wire.command import Command
+from ..core.decision import Decision, Source
+from ..wire.command import Acquire, Command
 
 Reply = TypeVar("Reply")
 
@@ -21,6 +21,10 @@ class Store(Protocol):
     source: Source
     clock: Clock
 
+    def attempt(self, command: Acquire) -> Decision:
+        """`flow.admit.decide` on the reply to `command`: the hot path, which stores shorten."""
+        ...
+
     def execute(self, command: Command[Reply]) -> Reply: ...
 
     def close(self) -> None: ...
@@ -31,6 +35,8 @@ class AsyncStore(Protocol):
 
     source: Source
     clock: Clock
+
+    async def attempt(self, command: Acquire) -> Decision: ...
 
     async def execute(self, command: Command[Reply]) -> Reply: ...
 

@@ -18,8 +18,9 @@ import redis
 import redis.asyncio
 
 from ...core.clock import Clock
-from ...core.decision import Source
+from ...core.decision import Decision, Source
 from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
+from ...flow.admit import decide
 from ...wire.command import Acquire, Command, each_of
 from .call import Send, call
 from .outcome import late
@@ -47,6 +48,9 @@ class AsyncRedisStore:
         """The child's loops are new, and so are its connections."""
         self._lock = threading.Lock()
         self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
+
+    async def attempt(self, command: Acquire) -> Decision:
+        return decide(command, await self.execute(command), self.source)
 
     async def execute(self, command: Command[Reply]) -> Reply:
         desk = self._desks.get(asyncio.get_running_loop())

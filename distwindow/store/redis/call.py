@@ -27,12 +27,19 @@ class Send:
     __slots__ = ("_by_text", "_command", "_deadline", "asking", "guard", "node")
 
     def __init__(
-        self, node: Node, command: Command[Any], deadline: float, *, by_text: bool, asking: bool
+        self,
+        node: Node,
+        command: Command[Any],
+        deadline: float,
+        *,
+        by_text: bool = False,
+        asking: bool = False,
+        guard: bytes = b"",
     ) -> None:
         self.node = node
         self.asking = asking
         """An ASKING goes before it, and is answered too: its slot is on its way to this node."""
-        self.guard = b""
+        self.guard = guard
         self._command = command
         self._deadline = deadline
         self._by_text = by_text
@@ -53,19 +60,26 @@ class Lost(NamedTuple):
 
 
 def call(
-    command: Command[Reply], place: Place, terms: Terms, deadline: float
+    command: Command[Reply],
+    place: Place,
+    terms: Terms,
+    deadline: float,
+    under_way: Send | None = None,
 ) -> Generator[Send, Any, Reply]:
     """Get `command` executed at most once, by `deadline` (monotonic seconds).
+
+    `under_way` is the first `Send` where a transport's hot path has made it already.
 
     Sent a second time only when the first was surely not executed. Raises `StoreTimeout`,
     `StoreUnavailable` or `ConfigurationError`.
     """
     if terms.client_clock and command.now_ms is None:
         command = command.at(terms.clock.now_ms())
-    node = place.node_of(command)
+    node = place.node_of(command) if under_way is None else under_way.node
     by_text = asking = retried = False
     while True:
-        send = Send(node, command, deadline, by_text=by_text, asking=asking)
+        send = under_way or Send(node, command, deadline, by_text=by_text, asking=asking)
+        under_way = None
         raw = yield send
         if type(raw) is list:
             if raw[0] != send.guard:

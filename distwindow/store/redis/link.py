@@ -1,110 +1,73 @@
-"""One blocking connection: made by redis-py, spoken over by us.
-
-redis-py opens it (TLS, AUTH, RESP, Sentinel); then packed bytes go straight to its socket and
-replies come through a hiredis reader, because most of a redis-py call's time is pool checkout,
-retry bookkeeping and wrappers. A connection class without a real socket (fakeredis) is spoken to
-through its own methods.
-"""
+"""One blocking connection: made by redis-py (TLS, AUTH, RESP, Sentinel), spoken over by us."""
 
 from __future__ import annotations
 
-import select
-import socket
-import ssl
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import hiredis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
 from .patience import OutOfTime, within
 from .place import Node
+from .talk import Talk, talk_of
 
 
 class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
+    __slots__ = ("__weakref__", "_clock", "_connection", "_generation", "_talk", "node")
+
     def __init__(self, node: Node, clock: Clock) -> None:
         self.node = node
         self._clock = clock
         self._connection: Any = None
-        self._socket: Any = None
-        self._reader: Any = None
-        self._poll: Any = None
-        self._tls = False
+        self._talk: Talk | None = None
         self._generation = 0
 
     def exchange(self, send: Send, deadline: float) -> Any:
         """The raw reply, an error reply as an exception object, or `Lost`."""
-        if self._connection is not None and (
-            self._generation != self.node.generation or self._dead()
-        ):
-            self.close()
-        if self._connection is None and (lost := self._open(deadline)) is not None:
+        if not self.ready() and (lost := self._open(deadline)) is not None:
             return lost
-        sent = self._tls  # a failing TLS write may have sent a part; a failing plain one has not
+        if self._clock.monotonic() >= deadline:
+            return Lost("deadline", sent=False, late=True)
+        return self.say(send.frame(), deadline, replies=2 if send.asking else 1)
+
+    def ready(self) -> bool:
+        """Is there a connection that looks alive? A doubtful one is closed."""
+        if self._talk is None:
+            return False
+        if self._generation != self.node.generation or self._talk.dead():
+            self.close()
+            return False
+        return True
+
+    def say(self, frame: bytes, deadline: float, replies: int = 1) -> Any:
+        """Send `frame` over the ready connection and take the last of its replies."""
+        assert self._talk is not None
         try:
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
-                return Lost("deadline", sent=False, late=True)
-            frame = send.frame()
-            if self._reader is None:
-                return self._exchange_plainly(frame)
-            sock = self._socket
-            sock.settimeout(left)
-            count = sock.send(frame)
-            sent = True
-            if count < len(frame):
-                sock.sendall(frame[count:])
-            raw = self._read(deadline)
-            return self._read(deadline) if send.asking else raw
-        except TimeoutError:
-            self.close()
-            return Lost("timeout", sent=sent, late=True)
+            raw = self._talk.say(frame, deadline)
+            if replies > 1 and type(raw) is not Lost:
+                raw = self._talk.hear(deadline)
         except OSError as exc:
-            self.close()
-            return Lost(exc, sent=sent)
+            raw = Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
         except BaseException:
             # A signal handler raised in mid-read (Celery's soft time limit): the reply that is
             # still to come must not be taken for another call's.
             self.close()
             raise
+        if type(raw) is Lost:
+            self.close()
+        return raw
 
     def close(self) -> None:
         """Drop the connection; the next exchange opens another."""
-        connection, self._connection, self._socket = self._connection, None, None
+        connection, self._connection, self._talk = self._connection, None, None
         if connection is not None:
             connection.disconnect()
-
-    def _read(self, deadline: float) -> Any:
-        reader, sock = self._reader, self._socket
-        raw = reader.gets()
-        while raw is False:
-            data = sock.recv(65536)
-            if not data:
-                raise ConnectionResetError("the server closed the connection")
-            reader.feed(data)
-            raw = reader.gets()
-            if raw is False:  # a reply that trickles in must not stretch the deadline
-                sock.settimeout(max(0.001, deadline - self._clock.monotonic()))
-        return raw
-
-    def _exchange_plainly(self, frame: bytes) -> Any:
-        connection = self._connection
-        try:
-            connection.send_packed_command([frame], check_health=False)
-            return connection.read_response(disable_decoding=True)
-        except ResponseError as exc:
-            return exc
-        except (RedisConnectionError, RedisTimeoutError) as exc:
-            self.close()
-            return Lost(exc, sent=True)
 
     def _open(self, deadline: float) -> Lost | None:
         """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
@@ -114,6 +77,7 @@ class Link:
         if (why := node.down()) is not None:
             return Lost(why, sent=False)
         left = deadline - self._clock.monotonic()
+        generation = node.generation
         try:
             connection, now_ms = within(left, partial(_opened, node), lambda it: it[0].disconnect())
         except OutOfTime:
@@ -128,21 +92,9 @@ class Link:
         if now_ms is not None:
             node.clock.learn(now_ms)
         self._connection = connection
-        self._generation = node.generation
-        self._socket = getattr(connection, "_sock", None)
-        self._tls = isinstance(self._socket, ssl.SSLSocket)
-        self._reader = self._poll = None
-        if isinstance(self._socket, socket.socket):
-            self._reader = hiredis.Reader()
-            self._poll = select.poll()
-            self._poll.register(self._socket, select.POLLIN)
+        self._generation = generation
+        self._talk = talk_of(connection, self._clock)
         return None
-
-    def _dead(self) -> bool:
-        """Has the server closed this connection, or said something unasked? Looked at before each
-        call: what is sent into a closed connection has an unknown outcome, for nothing.
-        """
-        return self._poll is not None and bool(self._poll.poll(0))
 
 
 def _opened(node: Node) -> tuple[Any, int | None]:

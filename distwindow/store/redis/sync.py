@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from ...core.clock import Clock
-from ...core.decision import Source
+from ...core.decision import Decision, Source
 from ...core.errors import ConfigurationError
+from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, Verdict, each_of
 from .call import Send, call
 from .group import Group, Member
 from .link import Link
 from .outcome import late
 from .patience import OutOfTime, within
-from .place import ClusterPlace, Node, Place, Terms
+from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
 Reply = TypeVar("Reply")
 
@@ -41,6 +42,8 @@ class RedisStore:
 
     def __init__(self, find: Callable[[], Place], terms: Terms) -> None:
         self.clock: Clock = terms.clock
+        self._monotonic = terms.clock.monotonic
+        self._timeout = terms.timeout
         self._find = find
         self._terms = terms
         self._place: Place | None = None
@@ -49,16 +52,32 @@ class RedisStore:
 
     def after_fork(self) -> None:
         """The child has its own connections, and locks that nobody holds."""
-        self._local = threading.local()
+        self._mine = _Mine()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()  # a thread's end closes its own
         self._lock = threading.Lock()
         self._away: dict[Acquire, Group | None] = {}
 
+    def attempt(self, command: Acquire) -> Decision:
+        deadline = self._monotonic() + self._timeout
+        if command.tell:
+            return decide(command, self._alone(command, deadline), "store")
+        with self._lock:
+            if command not in self._away:
+                self._away[command] = group = None
+            else:
+                group = self._away[command]
+                if group is None:
+                    group = self._away[command] = Group()
+                member = group.join(deadline)
+        if group is not None:
+            return decide(command, self._gathered(command, group, member), "store")
+        try:
+            return self._first(command, deadline)
+        finally:
+            self._come_back(command)
+
     def execute(self, command: Command[Reply]) -> Reply:
-        deadline = self.clock.monotonic() + self._terms.timeout
-        if type(command) is Acquire and not command.tell:
-            return self._together(command, deadline)  # type: ignore[return-value]  # a Verdict is its Reply
-        return self._alone(command, deadline)
+        return self._alone(command, self._monotonic() + self._timeout)
 
     def close(self) -> None:
         """Close all connections. Calls after this raise `ConfigurationError`."""
@@ -68,27 +87,34 @@ class RedisStore:
         for link in links:
             link.close()
 
-    def _together(self, command: Acquire, deadline: float) -> Verdict:
-        with self._lock:
-            if command not in self._away:
-                self._away[command] = group = None
-            else:
-                group = self._away[command]
-                if group is None:
-                    group = self._away[command] = Group()
-                member = group.join(deadline)
-        if group is None:
-            try:
-                return self._alone(command, deadline)
-            finally:
-                self._come_back(command)
-        return self._gathered(command, group, member)
+    def _first(self, command: Acquire, deadline: float) -> Decision:
+        """A call that goes at once. On a connection that stands, with a reply as expected, this is
+        all there is; whatever else comes is for `call` to judge.
+        """
+        link = self._mine.direct
+        if link is None or not link.ready():
+            return decide(command, self._alone(command, deadline), "store")
+        clock = link.node.clock
+        guard = clock.guard(deadline)
+        raw = link.say(command.frame(guard), deadline)
+        if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
+            _, left, now = raw
+            clock.learn(now)
+            limit = command.charges[0].limit
+            width = limit.bucket_ms
+            return admitted(command, 0, left, limit.span * width - now % width, now, "store")
+        place = self._place
+        assert place is not None
+        send = Send(link.node, command, deadline, guard=guard)
+        dialogue = call(command, place, self._terms, deadline, under_way=send)
+        next(dialogue)
+        return decide(command, self._drive(dialogue, raw, place, deadline), "store")
 
     def _gathered(self, command: Acquire, group: Group, member: Member) -> Verdict:
         """As a member of a group: be its leader, or get one's part from whoever is."""
         woken = unsent = False
         try:
-            woken = member.wait(self.clock.monotonic())
+            woken = member.wait(self._monotonic())
         finally:
             if not woken:  # out of time, or a signal handler raised
                 with self._lock:
@@ -96,7 +122,7 @@ class RedisStore:
                 if member.rank == 0:
                     self._come_back(command)
         if not woken:
-            raise late("the store", self._terms.timeout, sent=not unsent)
+            raise late("the store", self._timeout, sent=not unsent)
         if member.rank == 0:
             try:
                 times = len(group.gone)
@@ -123,38 +149,47 @@ class RedisStore:
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
         place = self._place or self._found(deadline)
-        dialogue = call(command, place, self._terms, deadline)
+        return self._drive(call(command, place, self._terms, deadline), None, place, deadline)
+
+    def _drive(
+        self, dialogue: Generator[Send, Any, Reply], answer: Any, place: Place, deadline: float
+    ) -> Reply:
         try:
-            send = next(dialogue)
             while True:
-                send = dialogue.send(self._exchange(send, place, deadline))
+                send = dialogue.send(answer)
+                if isinstance(place, ClusterPlace) and place.due():
+                    threading.Thread(target=_refresh, args=(place,), daemon=True).start()
+                answer = self._link(send.node).exchange(send, deadline)
         except StopIteration as end:
             reply: Reply = end.value
             return reply
 
     def _found(self, deadline: float) -> Place:
         try:
-            place = within(deadline - self.clock.monotonic(), self._find, lambda place: None)
+            place = within(deadline - self._monotonic(), self._find, lambda place: None)
         except OutOfTime:
-            raise late("the store", self._terms.timeout, sent=False) from None
+            raise late("the store", self._timeout, sent=False) from None
         self._place = place
         return place
 
-    def _exchange(self, send: Send, place: Place, deadline: float) -> Any:
-        if isinstance(place, ClusterPlace) and place.due():
-            threading.Thread(target=_refresh, args=(place,), daemon=True).start()
-        return self._link(send.node).exchange(send, deadline)
-
     def _link(self, node: Node) -> Link:
-        links: dict[Node, Link] | None = getattr(self._local, "links", None)
-        if links is None:
-            links = self._local.links = {}
-        link = links.get(node)
+        link = self._mine.links.get(node)
         if link is None:
-            link = links[node] = Link(node, self.clock)
+            link = self._mine.links[node] = Link(node, self.clock)
             with self._lock:
                 self._links.add(link)
+            if isinstance(self._place, OnePlace) and not self._terms.client_clock:
+                self._mine.direct = link
         return link
+
+
+class _Mine(threading.local):
+    """A thread's own links."""
+
+    def __init__(self) -> None:
+        self.links: dict[Node, Link] = {}
+        self.direct: Link | None = None
+        """The one that all calls take, where there is one server."""
 
 
 def _refresh(place: ClusterPlace) -> None:

@@ -1,0 +1,162 @@
+"""How bytes go out and a reply comes back on an open connection: three kinds of connection.
+
+    TcpTalk     straight to the socket (TCP or unix), replies through a hiredis reader
+    TlsTalk     the same through TLS, whose socket has to watch its own time
+    ClientTalk  redis-py's own methods, for connection classes without a socket (fakeredis)
+
+Most of a redis-py call's time is pool checkout, retry bookkeeping and wrappers; here a call is one
+send, one poll and one recv.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from typing import Any, Protocol
+
+import hiredis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ...core.clock import Clock
+from .call import Lost
+
+_CHUNK = 65536
+
+
+class Talk(Protocol):
+    """One exchange at a time; after a `Lost` the connection is not to be used again."""
+
+    def dead(self) -> bool:
+        """Has the server closed this connection, or said something unasked? Looked at before each
+        call: what is sent into a closed connection has an unknown outcome, for nothing.
+        """
+        ...
+
+    def say(self, frame: bytes, deadline: float) -> Any:
+        """Send `frame` and get the reply, an error reply as an exception object, or `Lost`."""
+        ...
+
+    def hear(self, deadline: float) -> Any:
+        """One more reply."""
+        ...
+
+
+def talk_of(connection: Any, clock: Clock) -> Talk:
+    """The way to talk over an open redis-py connection."""
+    sock = getattr(connection, "_sock", None)
+    if isinstance(sock, ssl.SSLSocket):
+        return TlsTalk(sock, clock)
+    if isinstance(sock, socket.socket):
+        return TcpTalk(sock, clock)
+    return ClientTalk(connection)
+
+
+class TcpTalk:
+    """A blocking socket and a poll with the time that is left: one system call less than a socket
+    timeout costs.
+    """
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        sock.settimeout(None)
+        self._socket = sock
+        self._monotonic = clock.monotonic
+        self._reader = hiredis.Reader()
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        self._poll = poll.poll
+
+    def dead(self) -> bool:
+        return bool(self._poll(0))
+
+    def say(self, frame: bytes, deadline: float) -> Any:
+        sent = False  # a write that fails at once has sent nothing
+        try:
+            count = self._socket.send(frame)
+            sent = True
+            if count < len(frame):
+                self._send_rest(frame[count:], deadline)
+            return self.hear(deadline)
+        except TimeoutError:
+            return Lost("timeout", sent=sent, late=True)
+        except OSError as exc:
+            return Lost(exc, sent=sent)
+
+    def hear(self, deadline: float) -> Any:
+        reader = self._reader
+        raw = reader.gets()
+        while raw is False:
+            left = deadline - self._monotonic()
+            if not self._poll(left * 1000 if left > 0 else 0):
+                raise TimeoutError
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            reader.feed(data)
+            raw = reader.gets()
+        return raw
+
+    def _send_rest(self, rest: bytes, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+        self._socket.sendall(rest)
+        self._socket.settimeout(None)
+
+
+class TlsTalk:
+    """TLS may need several reads for one reply, or none: its socket counts the time itself."""
+
+    def __init__(self, sock: ssl.SSLSocket, clock: Clock) -> None:
+        self._socket = sock
+        self._monotonic = clock.monotonic
+        self._reader = hiredis.Reader()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def dead(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def say(self, frame: bytes, deadline: float) -> Any:
+        try:  # a failing write may have sent a part of its record
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            self._socket.sendall(frame)
+            return self.hear(deadline)
+        except TimeoutError:
+            return Lost("timeout", sent=True, late=True)
+        except OSError as exc:
+            return Lost(exc, sent=True)
+
+    def hear(self, deadline: float) -> Any:
+        reader = self._reader
+        raw = reader.gets()
+        while raw is False:
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            reader.feed(data)
+            raw = reader.gets()
+        return raw
+
+
+class ClientTalk:
+    """redis-py sends and parses."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def dead(self) -> bool:
+        return False
+
+    def say(self, frame: bytes, deadline: float) -> Any:
+        try:
+            self._connection.send_packed_command([frame], check_health=False)
+            return self._connection.read_response(disable_decoding=True)
+        except ResponseError as exc:
+            return exc
+        except (RedisConnectionError, RedisTimeoutError) as exc:
+            return Lost(exc, sent=True)
+
+    def hear(self, deadline: float) -> Any:
+        return self._connection.read_response(disable_decoding=True)
