@@ -183,7 +183,7 @@ class SlidingWindowMetric:
 
     def previous_qps(self, now: int, event: Event) -> float:
         """`qps` as the array shows it for one of the view's buckets earlier."""
-        return self.qps((now - self.bucket_length_ms) & _UINT64, event)
+        return self.qps(now - self.bucket_length_ms, event)
 
     def max_of_single_bucket(self, now: int, event: Event) -> int:
         """The largest count of `event` in one bucket of the array, never below 0."""

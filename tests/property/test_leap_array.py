@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,6 +149,30 @@ def test_whatever_the_clock_does_the_array_is_a_table_of_slots_at_length(
     shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
 ) -> None:
     agrees_with_the_table(shape, steps)
+
+
+READS: dict[str, Callable[[BucketLeapArray, int], object]] = {
+    "total": lambda array, now: array.total(now, Event.PASS),
+    "average": lambda array, now: array.average(now, Event.PASS),
+    "min_rt": BucketLeapArray.min_rt,
+    "max_success": BucketLeapArray.max_success,
+    "previous_pass": BucketLeapArray.previous_pass,
+    "previous_block": BucketLeapArray.previous_block,
+    "current_pass": BucketLeapArray.current_pass,
+    "details": BucketLeapArray.details,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_brings_the_current_bucket_up_to_date_and_no_other(name: str) -> None:
+    array = BucketLeapArray(2, 1000)
+    array.add(5000, Event.PASS)
+    array.add(5500, Event.PASS)
+    READS[name](array, 8000)
+    assert [(w.start, w.value.get(Event.PASS)) for w in array.all_windows()] == [
+        (8000, 0),
+        (5500, 1),
+    ]
 
 
 @given(shapes, st.integers(0, 10**13))

@@ -289,6 +289,13 @@ def test_an_average_response_time_is_divided_as_doubles_are(
     assert repr(view.avg_rt(5000)) == repr(average)
 
 
+def test_the_counts_of_a_second_are_unsigned() -> None:
+    array = EagerBucketLeapArray(2, 1000, 5000)
+    array.add(5000, Event.RT, -5)
+    (second,) = SlidingWindowMetric(array, 2, 1000).second_metrics(5000, 5000, 6000)
+    assert second.avg_rt == 2**64 - 5
+
+
 @given(shapes, st.lists(st.integers(0, 100), max_size=10))
 def test_concurrency_is_the_most_seen_until_its_bucket_is_used_again(
     shape: tuple[int, int], seen: list[int]
