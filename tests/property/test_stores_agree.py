@@ -1,0 +1,242 @@
+"""MemoryStore is the specification: told the same commands at the same times, every store gives
+the same replies, field for field, and holds the same ring.
+
+All times are in the commands, and no bucket is shorter than a minute, so that nothing expires by
+the server's own clock while a story is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import astuple
+from typing import Any
+
+import fakeredis
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import RedisCluster
+
+from distwindow import Key, Limit
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import (
+    COMMANDS,
+    Acquire,
+    Charge,
+    Command,
+    Observe,
+    Peek,
+    Read,
+    Refund,
+    Reset,
+    charges_of,
+    each_of,
+)
+from distwindow.wire.keys import AnyKey, stem
+from distwindow.wire.script import load, names
+from tests.unit.stage import T0, Execute, awaiting, blocking, fresh
+
+W = 60_000
+START = T0 // W * W
+
+SHAPES = (
+    Limit(5, per=60, buckets=1),
+    Limit(9, per=60, buckets=1, bound="strict"),
+    Limit(8, per=120, buckets=2),
+    Limit(6, per=180, buckets=3, bound="strict"),
+    Limit(7, per=300, buckets=5),
+    Limit(12, per=720, buckets=12),
+    Limit(13, per=780, buckets=13, bound="strict"),
+    Limit(11, per=780, buckets=13),
+    # The largest amounts there are: sums must stay exact, and be written in plain digits.
+    Limit(10**12, per=14_400, buckets=4),
+)
+LARGE = len(SHAPES) - 1
+
+rings = st.lists(st.integers(0, LARGE), min_size=1, max_size=3, unique=True)
+elapsed = st.one_of(
+    st.integers(0, 3),
+    st.sampled_from([0, 1, W - 1, W, W + 1, 2 * W, 3 * W, 5 * W, 12 * W, 13 * W, 14 * W, 15 * W]),
+    st.sampled_from([-1, -W, -2 * W, -5 * W, -13 * W, -14 * W, -15 * W, -400 * W, 400 * W]),
+    st.integers(-20 * W, 20 * W),
+)
+steps = st.tuples(
+    st.sampled_from(["acquire"] * 5 + ["peek", "observe", "refund", "read", "reset"]),
+    elapsed,
+    rings,
+    st.integers(1, 6),  # cost
+    st.integers(1, 4),  # times, or how many calls ended
+    st.integers(0, 5),  # response time, or how far back a refund reaches
+    st.booleans(),  # tell
+    st.sampled_from([0, 0, 0, 0, -2, -1, 1, 4]),  # the limit raised or lowered by
+)
+stories = st.lists(steps, min_size=1, max_size=25)
+Step = tuple[str, int, list[int], int, int, int, bool, int]
+
+
+def charged(key: AnyKey, limits: list[Limit], cost: int) -> tuple[Charge, ...]:
+    """As `limits_of` demands, no ring twice: one bucket, strict, has the ring of two, leap."""
+    charges = charges_of(key, stem("agree", key), limits, cost)
+    return tuple({charge.ring: charge for charge in charges}.values())
+
+
+def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
+    """The commands of a story."""
+    now, past = START, [START]
+    for verb, later, which, cost, times, size, tell, raised in story:
+        now = max(0, now + later)
+        if which == [LARGE]:
+            cost *= 10**11
+        limits = [
+            Limit(min(10**12, amount + raised), ms / 1000, buckets, bound)
+            for amount, ms, buckets, bound in (astuple(SHAPES[i]) for i in which)
+        ]
+        charges = charged(key, limits, cost)
+        if verb == "acquire":
+            yield Acquire(charges, now, times=times, tell=tell)
+        elif verb == "peek":
+            yield Peek(charges, now)
+        elif verb == "observe":
+            yield Observe(charges, now, cost - 1, times - 1, size * 3, size)
+        elif verb == "refund":
+            yield Refund(charges, now, past[-1 - size % len(past)])
+        elif verb == "read":
+            yield Read(charges, now)
+        else:
+            yield Reset(charges, now)
+        past.append(now)
+        yield Read(charges, now)
+
+
+@pytest.fixture(scope="module")
+def everywhere(redis_url: str, cluster_url: str) -> Iterator[dict[str, Execute]]:
+    """Every store there is, by name."""
+    host, port = cluster_url.partition("://")[2].split(",")[0].split(":")
+    fake = fakeredis.FakeServer()
+    with fakeredis.FakeRedis(server=fake) as client:
+        for name in names():
+            client.script_load(load(name).text)
+    with ExitStack() as stack:
+        fake_async = fakeredis.FakeAsyncRedis(server=fake)
+        yield {
+            "redis": stack.enter_context(blocking(redis_url)),
+            "redis, awaited": stack.enter_context(awaiting(redis_url)),
+            "cluster": stack.enter_context(blocking(cluster_url)),
+            "cluster, awaited": stack.enter_context(awaiting(RedisCluster(host, int(port)))),
+            "fakeredis": stack.enter_context(blocking(fakeredis.FakeRedis(server=fake))),
+            "fakeredis, awaited": stack.enter_context(awaiting(fake_async)),
+        }
+
+
+def agree(stores: dict[str, Execute], story: list[Step], key: str | Key) -> None:
+    specification = MemoryStore().execute
+    # One name for each store, as two of them may be faces of one server.
+    keys = {name: Key(fresh(), "t") if isinstance(key, Key) else fresh() for name in stores}
+    tales = {name: told(story, keys[name]) for name in stores}
+    for command in told(story, key):
+        expected = specification(command)
+        for name, execute in stores.items():
+            same = next(tales[name])
+            assert execute(same) == expected, f"{name} differs on {same}"
+
+
+LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+@settings(LENIENT, max_examples=40)
+@given(story=stories)
+def test_every_store_answers_as_the_specification(
+    everywhere: dict[str, Execute], story: list[Step]
+) -> None:
+    agree(everywhere, story, fresh())
+
+
+@settings(LENIENT, max_examples=40)
+@given(story=st.lists(steps, min_size=25, max_size=60))
+def test_long_stories_end_alike(everywhere: dict[str, Execute], story: list[Step]) -> None:
+    agree({"redis": everywhere["redis"]}, story, Key(fresh(), "t"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(LENIENT, max_examples=300)
+@given(story=stories)
+def test_every_store_answers_as_the_specification_at_length(
+    everywhere: dict[str, Execute], story: list[Step]
+) -> None:
+    agree(everywhere, story, Key(fresh(), "t"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(LENIENT, max_examples=3000)
+@given(story=stories)
+def test_redis_answers_as_the_specification_at_length(
+    everywhere: dict[str, Execute], story: list[Step]
+) -> None:
+    agree({"redis": everywhere["redis"]}, story, fresh())
+
+
+# -- one ring under a changing limit: where a refusal's answer may be remembered ----------------
+
+one_ring = st.tuples(
+    st.sampled_from(["acquire"] * 8 + ["peek", "observe", "refund"]),
+    st.sampled_from([0, 0, 0, 0, 0, 1, 7, W - 1, W, 2 * W]),
+    st.just([4]),
+    st.integers(1, 9),
+    st.sampled_from([1, 1, 1, 2, 3]),
+    st.integers(0, 5),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([0, 0, 0, 0, 0, -3, -1, 1, 5]),
+)
+
+
+@settings(LENIENT, max_examples=60)
+@given(story=st.lists(one_ring, min_size=5, max_size=40))
+def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
+    everywhere: dict[str, Execute], story: list[Step]
+) -> None:
+    agree({"redis": everywhere["redis"]}, story, fresh())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(LENIENT, max_examples=3000)
+@given(story=st.lists(one_ring, min_size=5, max_size=40))
+def test_refusals_in_a_full_bucket_at_length(
+    everywhere: dict[str, Execute], story: list[Step]
+) -> None:
+    agree({"redis": everywhere["redis"]}, story, fresh())
+
+
+# -- shared calls -------------------------------------------------------------------------------
+
+
+@settings(LENIENT, max_examples=60)
+@given(
+    which=rings,
+    used=st.integers(0, 12),
+    cost=st.integers(1, 5),
+    times=st.integers(1, 9),
+)
+@example(which=[4], used=0, cost=1, times=9)
+def test_one_call_for_many_says_what_each_would_have_been_told(
+    which: list[int], used: int, cost: int, times: int
+) -> None:
+    limits = [SHAPES[i] for i in which]
+    charges = charged("k", limits, cost)
+    before = [Acquire(charged("k", limits, 1), START)] * used
+    alone, shared = MemoryStore().execute, MemoryStore().execute
+    for command in before:
+        assert alone(command) == shared(command)
+    one_by_one = [alone(Acquire(charges, START)) for _ in range(times)]
+    verdict = shared(Acquire(charges, START, times=times))
+    costs = [charge.cost for charge in charges]
+    assert each_of(verdict, times, costs) == one_by_one
+    assert alone(Read(charges, START)) == shared(Read(charges, START))
+
+
+def test_stories_use_every_command() -> None:
+    """A command that is added has to be added to the stories."""
+    assert set(COMMANDS) == {"acquire", "peek", "observe", "refund", "read", "reset"}

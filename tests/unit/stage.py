@@ -1,0 +1,83 @@
+"""What the laws are played on: time that is moved by hand, and the stores behind one `execute`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from distwindow.connect import open_async_store, open_store
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import Command
+
+Reply = TypeVar("Reply")
+Execute = Callable[[Command[Any]], Any]
+
+T0 = 1_700_000_040_000
+"""The beginning of stories, ms: the start of a minute, but not of every bucket."""
+
+_names = itertools.count()
+
+
+def fresh(word: str = "key") -> str:
+    """A key that no other example has used; servers are shared and never flushed."""
+    return f"{word}-{uuid.uuid4().hex[:8]}-{next(_names)}"
+
+
+class ManualClock:
+    """Time stands still until it is moved; `sleep` moves it, so nothing ever waits."""
+
+    def __init__(self, now_ms: int = T0) -> None:
+        self._now_ms = float(now_ms)
+        self._lock = threading.Lock()
+        self.slept: list[float] = []
+
+    def now_ms(self) -> int:
+        return int(self._now_ms)
+
+    def monotonic(self) -> float:
+        return self._now_ms / 1000
+
+    def sleep(self, seconds: float, /) -> None:
+        self.slept.append(seconds)
+        self.move(round(seconds * 1000))
+
+    def move(self, ms: int) -> None:
+        with self._lock:
+            self._now_ms += ms
+
+
+@contextmanager
+def memory() -> Iterator[Execute]:
+    yield MemoryStore(ManualClock()).execute
+
+
+@contextmanager
+def blocking(where: Any) -> Iterator[Execute]:
+    """The blocking store of a URL or a client, told the time by each command."""
+    store = open_store(where, clock="client", timeout=30)
+    yield store.execute
+    store.close()
+
+
+@contextmanager
+def awaiting(where: Any) -> Iterator[Execute]:
+    """The awaiting store of a URL or a client, in a loop of its own. The client is closed too."""
+    loop = asyncio.new_event_loop()
+    store = open_async_store(where, clock="client", timeout=30)
+
+    def execute(command: Command[Reply]) -> Reply:
+        return loop.run_until_complete(store.execute(command))
+
+    async def close() -> None:
+        await store.aclose()
+        if not isinstance(where, str):
+            await where.aclose()
+
+    yield execute
+    loop.run_until_complete(close())
+    loop.close()
