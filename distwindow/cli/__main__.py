@@ -1,0 +1,6 @@
+"""`python -m distwindow.cli`"""
+
+from . import main
+
+if __name__ == "__main__":
+    main()

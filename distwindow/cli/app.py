@@ -1,0 +1,55 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from distwindow import __version__
+
+from .reset import reset
+from .stats import stats
+from .trial import trial
+
+app = typer.Typer(
+    name="distwindow",
+    help="Rate limits that a fleet shares through Redis: look at them, try them, forget them.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback shows arguments, and the URL among them has the password.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"distwindow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _front(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Rate limits that a fleet shares through Redis: look at them, try them, forget them."""
+
+
+app.command()(stats)
+app.command("try")(trial)
+app.command()(reset)
+
+
+def run() -> None:
+    """Run the command that `sys.argv` names; ends the process."""
+    for stream in (sys.stdout, sys.stderr):
+        # A key may hold what the terminal's encoding cannot say.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    app()

@@ -1,0 +1,88 @@
+"""How a command ends when something goes wrong: one line on stderr, no password in it, exit 2."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import redis
+import typer
+
+from distwindow import DistwindowError
+
+from ..store.redis import address
+from ..store.redis.handshake import misconfigured
+from .render import printable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+"""What a shell says of a program that ended of SIGPIPE, as `yes | head -1` does."""
+
+
+def guarded(command: F) -> F:
+    """The same command, ending in one line instead of a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = command(*args, **kwargs)
+            sys.stdout.flush()  # here, where a closed pipe can still be answered
+            return result
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read has enough. What is buffered must not fail once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        except Exception as exc:
+            if os.environ.get("DISTWINDOW_DEBUG"):
+                traceback.print_exc()
+            complain(explained(exc, kwargs.get("url") or ""), kwargs.get("url") or "")
+            raise typer.Exit(2) from None
+
+    return run  # type: ignore[return-value]  # it has the signature of what it wraps
+
+
+def complain(message: str, url: str) -> None:
+    """`message` as one line on stderr, without the password of `url`."""
+    line = " ".join(without_password(message, url).split())
+    typer.echo(f"distwindow: {printable(line)}", err=True)
+
+
+def explained(exc: Exception, url: str) -> str:
+    """What went wrong, for whoever typed the command."""
+    if isinstance(exc, (DistwindowError, ValueError)):
+        return str(exc)
+    where = address.shown(url) or "the store"
+    if isinstance(exc, redis.RedisError):
+        if (error := misconfigured(exc, where)) is not None:
+            return str(error)
+        if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
+            return f"{where} is not reachable: {exc}; name another store with --url"
+        return f"{where} refuses: {exc}"
+    if isinstance(exc, OSError):
+        return f"{where}: {exc}"
+    return f"this is a bug ({type(exc).__name__}: {exc}); DISTWINDOW_DEBUG=1 shows where"
+
+
+def without_password(message: str, url: str) -> str:
+    """`message` with the passwords of `url` struck out, however malformed the URL is."""
+    found = re.match(r"(?:[a-z+]*:/*)?(.*)@", url, re.IGNORECASE | re.DOTALL)
+    secrets = re.findall(r"password=([^&]*)", url)
+    if found is not None:
+        user, colon, password = found[1].partition(":")
+        secrets.append(password if colon else user)  # one word alone is a password misplaced
+    for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
+        if len(secret) > 2:  # shorter ones would strike out half of the message
+            message = message.replace(secret, "***")
+    return message

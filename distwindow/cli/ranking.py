@@ -1,0 +1,82 @@
+"""From rings, in whatever order a walk meets them, to the statistics of keys in theirs."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from distwindow import Stats
+
+from ..core.stats import stats_of
+from ..wire.keys import RingName
+from .servers import Server
+from .walk import Ring, Tally, read
+
+Order = Literal["blocked", "passed", "key"]
+
+
+def ranked(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
+    """The keys of `rings`: `blocked` and `passed` put the largest count of any limit first, `key`
+    the alphabet. With `top`, the first ones alone, and no more than these are held.
+    """
+    keys = _first(rings, order, top) if top else _all(rings)
+    keys.sort(key=lambda stats: str(stats.key))
+    if order != "key":
+        keys.sort(key=lambda stats: _most(order, stats), reverse=True)
+    return keys
+
+
+def _most(order: Order, stats: Stats) -> int:
+    return max(int(getattr(window, order)) for window in stats.windows)
+
+
+def _all(rings: Iterable[Ring]) -> list[Stats]:
+    # SCAN may name a ring twice; by its shape it is kept once.
+    keys: dict[bytes, dict[tuple[int, int], Ring]] = {}
+    for ring in rings:
+        shape = ring.name.bucket_ms, ring.name.span
+        keys.setdefault(ring.stem, {})[shape] = ring
+    return [_stats(shapes.values()) for shapes in keys.values()]
+
+
+def _stats(rings: Iterable[Ring]) -> Stats:
+    some = sorted(rings, key=lambda ring: (ring.window.limit.interval_ms, *ring.name[1:]))
+    return stats_of(some[0].name.key, tuple(ring.window for ring in some), some[0].now_ms)
+
+
+class _Candidate(NamedTuple):
+    score: Any
+    stem: bytes
+    server: Server
+    key: str
+
+
+def _first(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
+    """In bounded memory: a key's score is its best ring's, so it can only grow as rings come, and
+    a key that falls behind for now returns with the ring that makes it one of the first.
+    """
+    best: dict[bytes, _Candidate] = {}
+    shapes: set[tuple[int, int]] = set()
+    for ring in rings:
+        shapes.add((ring.name.bucket_ms, ring.name.span))
+        score: Any = ring.name.key if order == "key" else -getattr(ring.window, order)
+        known = best.get(ring.stem)
+        if known is None or score < known.score:
+            best[ring.stem] = _Candidate(score, ring.stem, ring.server, ring.name.key)
+        if len(best) > 2 * top + 1000:
+            best = {one.stem: one for one in _cut(best.values(), top)}
+    # All rings of the first ones: of the shapes that the walk has met, those that they have.
+    keys = []
+    for one in _cut(best.values(), top):
+        step = [
+            (b"%s:%d:%d" % (one.stem, *shape), RingName(one.key, *shape))
+            for shape in sorted(shapes)
+        ]
+        if again := list(read(one.server, step, Tally())):
+            keys.append(_stats(again))
+    return keys
+
+
+def _cut(candidates: Iterable[_Candidate], top: int) -> list[_Candidate]:
+    return heapq.nsmallest(top, candidates, key=lambda one: (one.score, one.key))
