@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
+from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -67,14 +68,15 @@ def read(url: str) -> Address:
             'the usual one is "redis://localhost:6379/0"'
         )
     plain_scheme, kind = _SCHEMES[scheme.lower()]
+    parts = urlsplit(f"{plain_scheme}://{rest}")
+    _check_escapes(parts, url)
     if kind == "one":
         address = Address(url, kind, f"{plain_scheme}://{rest}")
-        _check_one(address)
+        _check_one(address, parts)
         return address
-    parts = urlsplit(f"{plain_scheme}://{rest}")
     user, _, hosts = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    options = _options(parts.query, url)
     if username:
         options["username"] = unquote(username)
     if password:
@@ -143,7 +145,30 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return service, sentinel
 
 
-def _check_one(address: Address) -> None:
+def _check_escapes(parts: SplitResult, url: str) -> None:
+    """A password's own / ? # cut the URL in two; what follows would be quoted as a host or a port."""
+    torn = "@" in parts.path + parts.fragment and parts.scheme != "unix"
+    if torn or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
+        raise ConfigurationError(
+            f"store URL {shown(url)!r}: inside a user name or password write / ? # @ as "
+            "%2F %3F %23 %40"
+        )
+
+
+def _options(query: str, url: str) -> dict[str, Any]:
+    """The arguments in a query, of the types that redis-py gives them."""
+    try:
+        options: dict[str, Any] = parse_url(f"redis://host?{query}")
+    except ValueError as exc:
+        raise ConfigurationError(f"store URL {shown(url)!r}: {exc}") from None
+    del options["host"]
+    return options
+
+
+def _check_one(address: Address, parts: SplitResult) -> None:
+    database = parts.path.strip("/")
+    if database and parts.scheme != "unix":
+        _number(database, "a database number", address.url)
     try:
         redis.ConnectionPool.from_url(address.plain_url)
     except (ValueError, TypeError) as exc:

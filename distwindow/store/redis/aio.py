@@ -8,10 +8,9 @@ behind but a reply that nobody reads.
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import redis
@@ -20,12 +19,12 @@ import redis.asyncio
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
 from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
-from ...flow.admit import decide
-from ...wire.command import Acquire, Command, each_of
+from ...wire.command import Acquire, Command
+from .batch import Batch
 from .call import Send, call
 from .outcome import late
 from .pipe import Pipe
-from .place import ClusterPlace, Node, OnePlace, Terms
+from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
 Reply = TypeVar("Reply")
 
@@ -49,16 +48,14 @@ class AsyncRedisStore:
         self._lock = threading.Lock()
         self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
 
-    async def attempt(self, command: Acquire) -> Decision:
-        return decide(command, await self.execute(command), self.source)
+    def attempt(self, command: Acquire) -> Awaitable[Decision]:
+        desk = self._desks.get(asyncio.get_running_loop())
+        if desk is None or desk.place is None:
+            return self._execute(command, decides=True)
+        return desk.attempt(command)
 
     async def execute(self, command: Command[Reply]) -> Reply:
-        desk = self._desks.get(asyncio.get_running_loop())
-        if desk is None:
-            desk = self._open_desk()
-        if desk.place is None:
-            await desk.find_place()
-        reply: Reply = await desk.ask(command)
+        reply: Reply = await self._execute(command, decides=False)
         return reply
 
     async def sleep(self, seconds: float) -> None:
@@ -70,6 +67,14 @@ class AsyncRedisStore:
         desk = self._desks.pop(asyncio.get_running_loop(), None)
         if desk is not None:
             desk.close()
+
+    async def _execute(self, command: Command[Any], *, decides: bool) -> Any:
+        desk = self._desks.get(asyncio.get_running_loop()) or self._open_desk()
+        if desk.place is None:
+            await desk.find_place()
+        if decides and isinstance(command, Acquire):
+            return await desk.attempt(command)
+        return await desk.execute(command)
 
     def _open_desk(self) -> _Desk:
         if self._closed:
@@ -89,14 +94,17 @@ class _Desk:
         self._loop = loop
         self._client = client
         self._terms = terms
-        self._clock = terms.clock
+        self._monotonic = terms.clock.monotonic
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
-        self._gathered: dict[Command[Any], _Batch] = {}
-        self._under_way: deque[_Batch] = deque()  # oldest first, so the first to be late
+        self._gathered: list[Batch] = []
+        self._shared: dict[Acquire, Batch] = {}
+        self._deadline = 0.0
+        self._under_way: deque[Batch] = deque()  # oldest first, so the first to be late
         self._timer: asyncio.TimerHandle | None = None
         self._pipes: dict[Node, Pipe] = {}
-        self.place: OnePlace | ClusterPlace | None = None
+        self.place: Place | None = None
+        """None until a cluster's map has been read."""
         if not isinstance(client, redis.asyncio.RedisCluster):
             self.place = OnePlace(client.connection_pool, terms)
 
@@ -110,15 +118,19 @@ class _Desk:
             self._finding = None
             raise
 
-    def ask(self, command: Command[Any]) -> asyncio.Future[Any]:
-        """The reply to `command`, to come. Equal commands of one turn of the loop go together."""
-        batch = self._gathered.get(command)
+    def attempt(self, command: Acquire) -> asyncio.Future[Decision]:
+        """The decision on `command`, to come. Equal commands of one turn of the loop go together."""
+        batch = self._shared.get(command)
         if batch is None:
-            if not self._gathered:
-                self._loop.call_soon(self._send)
-            deadline = self._clock.monotonic() + self._terms.timeout
-            batch = self._gathered[command] = _Batch(command, deadline)
-        future = self._loop.create_future()
+            batch = self._shared[command] = self._batch(command, decides=True)
+        future: asyncio.Future[Decision] = self._loop.create_future()
+        batch.futures.append(future)
+        return future
+
+    def execute(self, command: Command[Any]) -> asyncio.Future[Any]:
+        """The reply to `command`, to come."""
+        batch = self._batch(command, decides=False)
+        future: asyncio.Future[Any] = self._loop.create_future()
         batch.futures.append(future)
         return future
 
@@ -131,6 +143,109 @@ class _Desk:
             if task is not None:
                 task.cancel()
 
+    def judge(self, batch: Batch, answer: Any) -> None:
+        """Let the dialogue of `batch` say what its answer means, and do what it wants next."""
+        dialogue = batch.dialogue
+        try:
+            if dialogue is None:
+                assert self.place is not None
+                node = batch.pipe.node if batch.pipe is not None else None
+                way = None
+                if node is not None:  # sent by the hot path
+                    way = Send(node, batch.command, batch.deadline, guard=batch.guard)
+                    batch.guard = b""
+                dialogue = batch.dialogue = call(
+                    batch.shared(), self.place, self._terms, batch.deadline, under_way=way
+                )
+                if way is not None:
+                    next(dialogue)
+            if isinstance(answer, ConfigurationError):
+                send = dialogue.throw(answer)
+            else:
+                send = dialogue.send(answer)
+        except StopIteration as end:
+            batch.resolve(end.value)
+        except Exception as exc:
+            batch.fail(exc)
+        else:
+            self._put(batch, send)
+
+    def ended(self, pipe: Pipe) -> None:
+        if self._pipes.get(pipe.node) is pipe:
+            del self._pipes[pipe.node]
+
+    def _batch(self, command: Command[Any], *, decides: bool) -> Batch:
+        if not self._gathered:
+            self._loop.call_soon(self._send)
+            self._deadline = self._monotonic() + self._terms.timeout
+        batch = Batch(self, command, self._deadline, decides=decides)
+        self._gathered.append(batch)
+        return batch
+
+    def _send(self) -> None:
+        """The end of a turn: start what has gathered, and write it in one piece for each node."""
+        gathered, self._gathered = self._gathered, []
+        self._shared.clear()
+        place = self.place
+        direct = self._direct(place)
+        for batch in gathered:
+            if not batch.drop_cancelled():
+                continue
+            self._under_way.append(batch)
+            if direct is not None and batch.decides:
+                batch.pipe = direct
+                batch.guard = guard = direct.node.clock.guard(batch.deadline)
+                direct.put_frame(batch.shared().frame(guard), batch)
+            else:
+                self.judge(batch, None)
+        for pipe in list(self._pipes.values()):
+            pipe.flush()
+        if self._timer is None:
+            self._watch()
+        if isinstance(place, ClusterPlace) and place.due():
+            self._refreshing = asyncio.ensure_future(self._refresh(place))
+
+    def _direct(self, place: Place | None) -> Pipe | None:
+        """The standing connection that all calls take, where there is one server."""
+        if not isinstance(place, OnePlace) or self._terms.client_clock:
+            return None
+        pipe = self._pipes.get(place.node)
+        return pipe if pipe is not None and pipe.standing else None
+
+    def _put(self, batch: Batch, send: Send) -> None:
+        pipe = self._pipes.get(send.node)
+        if pipe is not None and pipe.generation != send.node.generation:
+            pipe.end("the server was demoted")
+            pipe = None
+        if pipe is None:
+            pipe = self._pipes[send.node] = Pipe(send.node, self._terms.timeout, self)
+        again, batch.pipe = batch.pipe is not None, pipe
+        pipe.put(send, batch)
+        if again:  # outside of `_send`, which writes for everyone
+            pipe.flush()
+
+    def _watch(self) -> None:
+        """Fail the calls whose deadline has passed; wake again for the next one."""
+        self._timer = None
+        now = self._monotonic()
+        under_way = self._under_way
+        while under_way and (under_way[0].done or under_way[0].deadline <= now):
+            batch = under_way.popleft()
+            if not batch.done:
+                self._give_up(batch)
+        if under_way:
+            self._timer = self._loop.call_later(under_way[0].deadline - now, self._watch)
+
+    def _give_up(self, batch: Batch) -> None:
+        pipe = batch.pipe
+        assert pipe is not None
+        sent = not pipe.opening
+        batch.fail(late(pipe.node.name, self._terms.timeout, sent=sent))
+        if sent and self._pipes.get(pipe.node) is pipe:
+            # It may only be slow: its other calls keep their chance, new ones get a new connection.
+            self.ended(pipe)
+            self._loop.call_later(self._terms.timeout, pipe.end, "timeout")
+
     async def _read_map(self) -> None:
         try:
             await asyncio.wait_for(self._client.initialize(), self._terms.timeout)
@@ -142,126 +257,9 @@ class _Desk:
             raise StoreUnavailable(f"the cluster is not reachable: {exc}") from exc
         self.place = ClusterPlace(self._client, self._terms)
 
-    def _send(self) -> None:
-        """The end of a turn: start what has gathered, and write it in one piece for each node."""
-        gathered, self._gathered = self._gathered, {}
-        place = self.place
-        assert place is not None
-        for batch in gathered.values():
-            if batch.drop_cancelled():
-                batch.dialogue = call(batch.shared(), place, self._terms, batch.deadline)
-                self._under_way.append(batch)
-                self._step(batch, None)
-        for pipe in list(self._pipes.values()):
-            pipe.flush()
-        if self._timer is None:
-            self._watch()
-        if isinstance(place, ClusterPlace) and place.due():
-            self._refreshing = asyncio.ensure_future(self._refresh(place))
-
-    def _step(self, batch: _Batch, answer: Any) -> None:
-        """Tell the dialogue what came, and do what it wants next."""
-        if batch.done:
-            return
-        try:
-            if isinstance(answer, ConfigurationError):
-                send = batch.dialogue.throw(answer)
-            else:
-                send = batch.dialogue.send(answer)
-        except StopIteration as end:
-            batch.resolve(end.value)
-        except Exception as exc:
-            batch.fail(exc)
-        else:
-            self._put(batch, send)
-
-    def _put(self, batch: _Batch, send: Send) -> None:
-        pipe = self._pipes.get(send.node)
-        if pipe is not None and pipe.generation != send.node.generation:
-            pipe.end("the server was demoted")
-            pipe = None
-        if pipe is None:
-            pipe = self._pipes[send.node] = Pipe(send.node, self._terms.timeout, self._forget)
-        again, batch.pipe = batch.pipe is not None, pipe
-        pipe.put(send, lambda answer: self._step(batch, answer))
-        if again:  # outside of `_send`, which writes for everyone
-            pipe.flush()
-
-    def _forget(self, pipe: Pipe) -> None:
-        if self._pipes.get(pipe.node) is pipe:
-            del self._pipes[pipe.node]
-
-    def _watch(self) -> None:
-        """Fail the calls whose deadline has passed; wake again for the next one."""
-        self._timer = None
-        now = self._clock.monotonic()
-        under_way = self._under_way
-        while under_way and (under_way[0].done or under_way[0].deadline <= now):
-            batch = under_way.popleft()
-            if not batch.done:
-                self._give_up(batch)
-        if under_way:
-            self._timer = self._loop.call_later(under_way[0].deadline - now, self._watch)
-
-    def _give_up(self, batch: _Batch) -> None:
-        pipe = batch.pipe
-        assert pipe is not None
-        sent = not pipe.opening
-        batch.fail(late(pipe.node.name, self._terms.timeout, sent=sent))
-        if sent and self._pipes.get(pipe.node) is pipe:
-            # It may only be slow: its other calls keep their chance, new ones get a new connection.
-            self._forget(pipe)
-            self._loop.call_later(self._terms.timeout, pipe.end, "timeout")
-
     async def _refresh(self, place: ClusterPlace) -> None:
         try:
             await asyncio.wait_for(self._client.nodes_manager.initialize(), 1.0)
         except Exception:  # whatever it is: the map stays stale, and is tried again in a second
             return
         place.refreshed()
-
-
-class _Batch:
-    """Equal calls that go as one."""
-
-    __slots__ = ("_command", "deadline", "dialogue", "done", "futures", "pipe")
-
-    def __init__(self, command: Command[Any], deadline: float) -> None:
-        self._command = command
-        self.deadline = deadline
-        self.futures: list[asyncio.Future[Any]] = []
-        self.dialogue: Generator[Send, Any, Any]
-        self.pipe: Pipe | None = None
-        self.done = False
-
-    def drop_cancelled(self) -> bool:
-        """Leave out who was cancelled before anything was sent; is anyone left?"""
-        if any(future.done() for future in self.futures):
-            self.futures = [future for future in self.futures if not future.done()]
-        return bool(self.futures)
-
-    def shared(self) -> Command[Any]:
-        """The one command that stands for all."""
-        times = len(self.futures)
-        if times == 1:
-            return self._command
-        assert isinstance(self._command, Acquire)
-        return self._command.shared(times)
-
-    def resolve(self, reply: Any) -> None:
-        self.done = True
-        futures = self.futures
-        if len(futures) == 1:
-            if not futures[0].done():
-                futures[0].set_result(reply)
-            return
-        costs = [charge.cost for charge in self._command.charges]
-        for future, part in zip(futures, each_of(reply, len(futures), costs), strict=True):
-            if not future.done():
-                future.set_result(part)
-
-    def fail(self, exc: Exception) -> None:
-        self.done = True
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(copy.copy(exc))

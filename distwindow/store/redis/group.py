@@ -1,7 +1,8 @@
 """Callers of one key that gather while a call for it is away, to go together as one.
 
-A group's first member leads: it makes the call and deals the verdicts out, in the order in which
-the members came. Joining, quitting and going happen under the store's lock.
+One thread makes the group's call and deals the verdicts out, in the order in which the members
+came: the thread whose call the group has waited for, or else the group's first member, as leader.
+Joining, quitting and going happen under the store's lock.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from ...wire.command import Verdict
 class Member:
     """One caller in a group."""
 
-    __slots__ = ("_awake", "_failure", "_verdict", "deadline", "rank")
+    __slots__ = ("_awake", "_failure", "_verdict", "deadline")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self.rank = -1
-        """Its place in the shared call, from 0, once the group has gone."""
         # A bare lock, held until woken: an Event would cost three times as much.
         self._awake = allocate_lock()
         self._awake.acquire()
@@ -51,12 +50,14 @@ class Member:
 class Group:
     """Members that are waiting for the call ahead of them to return, then one call."""
 
-    __slots__ = ("_waiting", "gone")
+    __slots__ = ("_waiting", "gone", "leader")
 
     def __init__(self) -> None:
         self._waiting: list[Member] = []
         self.gone: list[Member] = []
-        """Who went, in order; the first leads."""
+        """Who went, in order."""
+        self.leader: Member | None = None
+        """The one of them that makes the call, if it is one of them."""
 
     def join(self, deadline: float) -> Member:
         member = Member(deadline)
@@ -68,26 +69,30 @@ class Group:
         if member in self._waiting:
             self._waiting.remove(member)
             return True
-        if member.rank == 0:
+        if member is self.leader:
             # It was made leader in the moment its time ran out, and nobody else will make the call.
             self.fail(StoreUnavailable("the deadline of the shared call had passed"))
             return True
         return False
 
-    def go(self) -> bool:
-        """Send the group off under its first member; False when nobody is left in it."""
+    def go(self) -> None:
+        """Nobody can join or quit any more; the caller makes the call."""
         self.gone, self._waiting = self._waiting, []
-        for rank, member in enumerate(self.gone):
-            member.rank = rank
-        if self.gone:
-            self.gone[0].wake()
-        return bool(self.gone)
+
+    def go_led(self) -> bool:
+        """The same under its first member; False when nobody is left in it."""
+        self.go()
+        if not self.gone:
+            return False
+        self.leader = self.gone[0]
+        self.leader.wake()
+        return True
 
     def deal(self, verdicts: Sequence[Verdict]) -> None:
         """Hand each member its verdict."""
         for member, verdict in zip(self.gone, verdicts, strict=True):
             member.give(verdict)
-        self._wake_followers()
+        self._wake()
 
     def fail(self, exc: BaseException) -> None:
         """The shared call failed: for everyone in it, at most once charged."""
@@ -100,8 +105,9 @@ class Group:
             )
         for member in self.gone:
             member.give(None, failure)
-        self._wake_followers()
+        self._wake()
 
-    def _wake_followers(self) -> None:
-        for member in self.gone[1:]:
-            member.wake()
+    def _wake(self) -> None:
+        for member in self.gone:
+            if member is not self.leader:
+                member.wake()

@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
 
 OLDEST = (6, 2)
 
@@ -31,7 +31,17 @@ def time_ms(reply: Any) -> int:
     return int(reply[0]) * 1000 + int(reply[1]) // 1000
 
 
-def misconfigured(exc: Exception, node: str) -> ConfigurationError | None:
+def failure(exc: Exception, node: str) -> DistwindowError:
+    """What it means that a client could not start; redis-py tells why in the causes of its error."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        if (error := misconfigured(cause, node)) is not None:
+            return error
+        cause = cause.__cause__ or cause.__context__
+    return StoreUnavailable(f"{node} is not reachable: {exc}")
+
+
+def misconfigured(exc: BaseException, node: str) -> ConfigurationError | None:
     """A failure to connect that trying again cannot mend, as the error to raise; else None."""
     if isinstance(exc, ConfigurationError):
         return exc
@@ -49,4 +59,8 @@ def misconfigured(exc: Exception, node: str) -> ConfigurationError | None:
             f"{node}: its certificate is not trusted ({text}); name the authority in the URL: "
             "?ssl_ca_certs=/path/to/ca.pem"
         )
+    if "luster mode is not enabled" in text or "luster support disabled" in text:
+        return ConfigurationError(f"{node} is no cluster; write redis:// in place of redis+cluster://")
+    if isinstance(exc, TypeError):
+        return ConfigurationError(f"{node}: {text}; this redis-py does not know such an option")
     return None

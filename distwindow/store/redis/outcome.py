@@ -21,6 +21,7 @@ _NOT_EXECUTED = re.compile(
 _REMEDIES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
     ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
+    ("user executing the script can't", "grant the user the rights in docs/operations.md (ACL)"),
     ("NOAUTH", "the server wants a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),

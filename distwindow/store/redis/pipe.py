@@ -1,16 +1,15 @@
 """One awaiting connection that carries many calls at once: made by redis-py, spoken over by us.
 
 Once redis-py has connected (TLS, AUTH, Sentinel), the pipe takes the place of its stream protocol:
-frames are written in one piece per turn of the loop, and replies resolve their calls in order.
+frames are written in one piece per turn of the loop, and replies go to their calls in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import hiredis
 from redis.exceptions import RedisError, ResponseError
@@ -20,24 +19,37 @@ from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
 from .place import Node
 
-Answer = Callable[[Any], None]
-"""Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` of a hopeless connect."""
+
+class Caller(Protocol):
+    """Who waits for a reply."""
+
+    def heard(self, answer: Any) -> None:
+        """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` of a connection
+        that is hopeless.
+        """
+        ...
+
+
+class Owner(Protocol):
+    """Whose pipe it is."""
+
+    def ended(self, pipe: Pipe) -> None: ...
 
 
 class Pipe(asyncio.Protocol):
     """A connection to one node in one event loop. Once it ends it is done: others follow it."""
 
-    def __init__(self, node: Node, timeout: float, on_end: Callable[[Pipe], None]) -> None:
+    def __init__(self, node: Node, timeout: float, owner: Owner) -> None:
         self.node = node
         self.generation = node.generation
-        self._on_end = on_end
+        self._owner = owner
         self._reader = hiredis.Reader()
-        self._parked: list[tuple[Send, Answer]] = []
-        self._pending: deque[Answer | None] = deque()  # None: the reply of an ASKING
+        self._parked: list[tuple[Send, Caller]] = []
+        self._pending: deque[Caller | None] = deque()  # None: the reply of an ASKING
         self._frames: list[bytes] = []
         self._connection: Any = None
         self._transport: Any = None
-        self._plain: asyncio.Queue[tuple[bytes, Answer]] | None = None
+        self._plain: asyncio.Queue[tuple[bytes, Caller]] | None = None
         self._ended = False
         self._opening = asyncio.ensure_future(self._open(timeout))
 
@@ -46,17 +58,26 @@ class Pipe(asyncio.Protocol):
         """Not connected yet, so nothing has been sent."""
         return self._transport is None and self._plain is None
 
-    def put(self, send: Send, answer: Answer) -> None:
+    @property
+    def standing(self) -> bool:
+        """Is there a connection to the node as it is now, that frames can be written to?"""
+        return self._transport is not None and self.generation == self.node.generation
+
+    def put(self, send: Send, caller: Caller) -> None:
         """Have `send` written with the next `flush`, or as soon as the connection stands."""
         if self.opening:
-            self._parked.append((send, answer))
+            self._parked.append((send, caller))
         elif self._plain is not None:
-            self._plain.put_nowait((send.frame(), answer))
+            self._plain.put_nowait((send.frame(), caller))
         else:
             if send.asking:
                 self._pending.append(None)
-            self._pending.append(answer)
-            self._frames.append(send.frame())
+            self.put_frame(send.frame(), caller)
+
+    def put_frame(self, frame: bytes, caller: Caller) -> None:
+        """Have `frame` written with the next `flush`, on a standing connection."""
+        self._pending.append(caller)
+        self._frames.append(frame)
 
     def flush(self) -> None:
         """Write what has been put."""
@@ -69,7 +90,7 @@ class Pipe(asyncio.Protocol):
         if self._ended:
             return
         self._ended = True
-        self._on_end(self)
+        self._owner.ended(self)
         if self._opening is not asyncio.current_task():
             self._opening.cancel()
         if self._transport is not None:
@@ -77,23 +98,23 @@ class Pipe(asyncio.Protocol):
             # The transport is ours; redis-py must not find it unclosed.
             self._connection._reader = self._connection._writer = None
         parked, self._parked = self._parked, []
-        for _, answer in parked:
-            answer(why if isinstance(why, ConfigurationError) else Lost(why, sent=False))
+        for _, caller in parked:
+            caller.heard(why if isinstance(why, ConfigurationError) else Lost(why, sent=False))
         while self._pending:
             waiting = self._pending.popleft()
             if waiting is not None:
-                waiting(Lost(why, sent=True))
+                waiting.heard(Lost(why, sent=True))
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
+        reader, pending = self._reader, self._pending
         reader.feed(data)
         while (raw := reader.gets()) is not False:
-            if not self._pending:
+            if not pending:
                 self.end("the server sent a reply that nobody asked for")
                 return
-            answer = self._pending.popleft()
-            if answer is not None:
-                answer(raw)
+            caller = pending.popleft()
+            if caller is not None:
+                caller.heard(raw)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(exc or "the server closed the connection")
@@ -125,8 +146,8 @@ class Pipe(asyncio.Protocol):
         else:
             self._plain = asyncio.Queue()
         parked, self._parked = self._parked, []
-        for send, answer in parked:
-            self.put(send, answer)
+        for send, caller in parked:
+            self.put(send, caller)
         self.flush()
         if self._plain is not None:
             await self._serve_plainly(self._plain)
@@ -149,10 +170,10 @@ class Pipe(asyncio.Protocol):
         await self._connection.send_command(*words, check_health=False)
         return await self._connection.read_response(disable_decoding=True)
 
-    async def _serve_plainly(self, queue: asyncio.Queue[tuple[bytes, Answer]]) -> None:
+    async def _serve_plainly(self, queue: asyncio.Queue[tuple[bytes, Caller]]) -> None:
         """One call after the other through redis-py, for connections without a transport."""
         while True:
-            frame, answer = await queue.get()
+            frame, caller = await queue.get()
             raw: Any
             try:
                 await self._connection.send_packed_command([frame], check_health=False)
@@ -161,4 +182,4 @@ class Pipe(asyncio.Protocol):
                 raw = exc
             except (RedisError, OSError) as exc:
                 raw = Lost(exc, sent=True)
-            answer(raw)
+            caller.heard(raw)

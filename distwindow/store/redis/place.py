@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import redis
@@ -15,6 +16,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from ...core.clock import Clock
@@ -102,10 +104,10 @@ class OnePlace:
         def connect() -> Any:
             return pool.connection_class(**kwargs)
 
-        self._node = Node(_named(pool), connect, terms)
+        self.node = Node(_named(pool), connect, terms)
 
     def node_of(self, command: Command[Any]) -> Node:
-        return self._node
+        return self.node
 
     def instead_of(self, node: Node, command: Command[Any]) -> Node:
         return node
@@ -137,7 +139,7 @@ class ClusterPlace:
             return node
         try:
             known = self.client.nodes_manager.get_node_from_slot(slot)
-        except redis.RedisError as exc:
+        except (redis.RedisError, RedisClusterException) as exc:
             self._stale = True
             raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
         return self._node(known.host, int(known.port))
@@ -220,6 +222,9 @@ def _plain(kwargs: dict[str, Any], connection_class: Any, terms: Terms) -> dict[
     """
     aio = issubclass(connection_class, redis.asyncio.connection.AbstractConnection)
     plain = {name: value for name, value in kwargs.items() if name not in _NOT_OURS}
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if plain.get(name) is not None and not Path(plain[name]).is_file():
+            raise ConfigurationError(f"{name}={plain[name]!r} is not a file")
     if terms.name is not None:
         plain["client_name"] = terms.name
     return plain | {

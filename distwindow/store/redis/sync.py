@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, DistwindowError
 from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, Verdict, each_of
 from .call import Send, call
@@ -72,9 +72,20 @@ class RedisStore:
         if group is not None:
             return decide(command, self._gathered(command, group, member), "store")
         try:
-            return self._first(command, deadline)
-        finally:
-            self._come_back(command)
+            decision = self._first(command, deadline)
+        except BaseException:
+            self._hand_over(command)
+            raise
+        with self._lock:
+            group = self._away[command]
+            if group is None:
+                del self._away[command]
+                return decision
+            self._away[command] = None
+            group.go()
+        # Whoever is back from the server is awake already: it makes the group's call too.
+        self._lead(command, group, deadline)
+        return decision
 
     def execute(self, command: Command[Reply]) -> Reply:
         return self._alone(command, self._monotonic() + self._timeout)
@@ -119,31 +130,36 @@ class RedisStore:
             if not woken:  # out of time, or a signal handler raised
                 with self._lock:
                     unsent = group.quit(member)
-                if member.rank == 0:
-                    self._come_back(command)
+                if group.leader is member:
+                    self._hand_over(command)
         if not woken:
             raise late("the store", self._timeout, sent=not unsent)
-        if member.rank == 0:
-            try:
-                times = len(group.gone)
-                shared = command.shared(times) if times > 1 else command
-                verdict = self._alone(shared, member.deadline)
-                group.deal(each_of(verdict, times, [c.cost for c in command.charges]))
-            except BaseException as exc:
-                group.fail(exc)
-                raise
-            finally:
-                self._come_back(command)
+        if group.leader is member:
+            self._lead(command, group, member.deadline)
         return member.verdict()
 
-    def _come_back(self, command: Acquire) -> None:
-        """A call has returned: the group that gathered meanwhile may go."""
+    def _lead(self, command: Acquire, group: Group, deadline: float) -> None:
+        """Make the call of a group that has gone, and deal the verdicts out."""
+        try:
+            times = len(group.gone)
+            if times:
+                shared = command.shared(times) if times > 1 else command
+                verdict = self._alone(shared, min(deadline, group.gone[0].deadline))
+                group.deal(each_of(verdict, times, [c.cost for c in command.charges]))
+        except DistwindowError as exc:
+            group.fail(exc)
+        except BaseException as exc:
+            group.fail(exc)
+            raise
+        finally:
+            self._hand_over(command)
+
+    def _hand_over(self, command: Acquire) -> None:
+        """Let the group that has gathered go, under a leader of its own."""
         with self._lock:
-            group = self._away.get(command)
-            if group is not None and group.go():
+            group = self._away.pop(command)
+            if group is not None and group.go_led():
                 self._away[command] = None
-            else:
-                self._away.pop(command, None)
 
     def _alone(self, command: Command[Reply], deadline: float) -> Reply:
         if self._closed:

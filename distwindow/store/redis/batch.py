@@ -1,0 +1,96 @@
+"""Equal calls of one turn of the event loop, that go as one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Generator
+from typing import Any, Protocol
+
+from ...flow.admit import admitted, decide
+from ...wire.command import Acquire, Command, each_of
+from .call import Send
+from .pipe import Pipe
+
+
+class Starter(Protocol):
+    """Who takes a batch on when its reply is not the usual one."""
+
+    def judge(self, batch: Batch, answer: Any) -> None: ...
+
+
+class Batch:
+    """A command and who waits for it: for decisions (`attempt`), or for the plain reply."""
+
+    __slots__ = (
+        "_starter", "command", "deadline", "decides", "dialogue", "done", "futures", "guard", "pipe",
+    )  # fmt: skip
+
+    def __init__(
+        self, starter: Starter, command: Command[Any], deadline: float, *, decides: bool
+    ) -> None:
+        self._starter = starter
+        self.command = command
+        self.deadline = deadline
+        self.decides = decides
+        self.futures: list[asyncio.Future[Any]] = []
+        self.guard = b""
+        """Of a frame that was sent without a dialogue."""
+        self.dialogue: Generator[Send, Any, Any] | None = None
+        self.pipe: Pipe | None = None
+        self.done = False
+
+    def drop_cancelled(self) -> bool:
+        """Leave out who was cancelled before anything was sent; is anyone left?"""
+        if any(future.done() for future in self.futures):
+            self.futures = [future for future in self.futures if not future.done()]
+        return bool(self.futures)
+
+    def shared(self) -> Command[Any]:
+        """The one command that stands for all."""
+        times = len(self.futures)
+        if times == 1:
+            return self.command
+        assert isinstance(self.command, Acquire)
+        return self.command.shared(times)
+
+    def heard(self, answer: Any) -> None:
+        """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""
+        if self.done:
+            return
+        usual = self.guard and type(answer) is list and len(answer) == 3
+        if not usual or answer[0] != self.guard or answer[1] < 0:
+            self._starter.judge(self, answer)
+            return
+        self.done = True
+        _, left, now = answer
+        command = self.command
+        pipe = self.pipe
+        assert pipe is not None
+        pipe.node.clock.learn(now)
+        _, limit, cost, _ = command.charges[0]
+        width = limit.bucket_ms
+        reset_ms = limit.span * width - now % width
+        left += cost * (len(self.futures) - 1)
+        for future in self.futures:
+            if not future.done():
+                future.set_result(admitted(command, 0, left, reset_ms, now, "store"))
+            left -= cost
+
+    def resolve(self, reply: Any) -> None:
+        """Deal out a judged reply."""
+        self.done = True
+        command, futures = self.command, self.futures
+        replies = [reply]
+        if len(futures) > 1:
+            replies = each_of(reply, len(futures), [charge.cost for charge in command.charges])
+        for future, part in zip(futures, replies, strict=True):
+            if not future.done():
+                future.set_result(decide(command, part, "store") if self.decides else part)
+
+    def fail(self, exc: Exception) -> None:
+        """Tell everyone; each gets an error of its own."""
+        self.done = True
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(copy.copy(exc))
