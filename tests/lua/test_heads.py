@@ -1,0 +1,269 @@
+"""What a script's head says is what Python sends and accepts."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from distwindow import Key, Limit
+from distwindow.wire import command as wire
+from distwindow.wire import script
+from distwindow.wire.command import COMMANDS, Command, charges_of
+from distwindow.wire.keys import stem
+
+GUARD = b"9999999999999.000007"
+NOW = 1_700_000_000_123
+
+LEAP = Limit(21, per=60, buckets=6)
+STRICT = Limit(34, per=3600, buckets=60, bound="strict")
+
+
+def charges(*limits: Limit, cost: int = 5) -> tuple[wire.Charge, ...]:
+    return charges_of("key", stem("heads", "key"), limits, cost)
+
+
+def lines(name: str, word: str) -> list[str]:
+    """The head's lines that begin with `word`, without it and without their remarks."""
+    found = [line.removeprefix(word) for line in script.load(name).head if line.startswith(word)]
+    return [re.split(r"\s{3,}", line.strip())[0] for line in found]
+
+
+def grammar(text: str, rings: int) -> re.Pattern[str]:
+    """A grammar line as a pattern over words: `name`, `[optional]...`, `(of a ring)...`, `-1`.
+
+    Names of a ring get its number: `limit_1`.
+    """
+    pattern = ""
+    for group, part in re.findall(r"(\([^)]*\)\.\.\.|\[[^\]]*\])|(\S+)", text):
+        if group.startswith("("):
+            for ring in range(1, rings + 1):
+                pattern += "".join(_word(f"{n}_{ring}") for n in group[1:-4].split())
+        elif group:
+            inner = "".join(
+                _word(name + "_again" * (name in pattern)) for name in group[1:-1].split()
+            )
+            pattern += f"(?:{inner})?"
+        elif part.endswith("..."):
+            pattern += "".join(_word(f"{part[:-3]}_{ring}") for ring in range(1, rings + 1))
+        else:
+            pattern += _word(part)
+    return re.compile(pattern)
+
+
+def _word(name: str) -> str:
+    return rf"(?:^|(?<= ))(?P<{name}>\S+)(?: |$)" if name.isidentifier() else rf"{name}(?: |$)"
+
+
+def parsed(text: str, words: list[Any], rings: int) -> dict[str, str] | None:
+    said = " ".join(str(word) if word != "" else '""' for word in words)
+    found = grammar(text, rings).fullmatch(said)
+    return None if found is None else {k: v for k, v in found.groupdict().items() if v is not None}
+
+
+def test_there_is_a_script_for_each_command_and_no_other() -> None:
+    assert script.names() == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_head_has_its_name_and_each_line(name: str) -> None:
+    head = script.load(name).head
+    assert head[0].startswith(f"{name}: ")
+    assert [line.split()[0] for line in head[1:4]] == ["KEYS", "ARGV", "RETURN"]
+    assert lines(name, "KEYS") == ["ring..."]
+
+
+# -- ARGV -----------------------------------------------------------------------------------------
+
+
+def variants() -> list[Command[Any]]:
+    one, two = charges(LEAP), charges(LEAP, STRICT)
+    sent: list[Command[Any]] = []
+    for rings, now in itertools.product((one, two), (None, NOW)):
+        sent += [
+            *(wire.Acquire(rings, now, times=n, tell=t) for n in (1, 3) for t in (False, True)),
+            wire.Peek(rings, now),
+            wire.Observe(rings, now, success=1, error=2, rt_sum_ms=30, rt_min_ms=4),
+            wire.Refund(rings, now, charged_ms=NOW - 70_000),
+            wire.Read(rings, now),
+            wire.Reset(rings, now),
+        ]
+    return sent
+
+
+@pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
+def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
+    rings = len(command.charges)
+    (line,) = lines(command.script, "ARGV")
+    said = parsed(line, [GUARD.decode(), *command.arguments()], rings)
+    assert said is not None, f"{command.arguments()} does not fit {line!r}"
+    times = getattr(command, "times", 1)
+    expected = {"guard": GUARD.decode(), "times": str(times), "tell": "1"}
+    expected["now_ms"] = '""' if command.now_ms is None else str(command.now_ms)
+    for i, charge in enumerate(command.charges, 1):
+        limit = charge.limit
+        expected |= {
+            f"amount_{i}": str(charge.cost * times),
+            f"limit_{i}": str(limit.amount),
+            f"width_{i}": str(limit.bucket_ms),
+            f"shape_{i}": f"{limit.buckets}+1" if limit.bound == "strict" else str(limit.buckets),
+            f"bucket_start_ms_{i}": str((NOW - 70_000) // limit.bucket_ms * limit.bucket_ms),
+        }
+    expected |= {"success": "1", "error": "2", "rt_sum_ms": "30", "rt_min_ms": "4"}
+    assert said == {name: expected[name] for name in said}
+    if command.now_ms is not None:
+        assert said["now_ms"] == str(NOW)
+    assert said.get("times", "1") == str(times)
+    assert ("tell" in said) == getattr(command, "tell", False)
+
+
+@pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
+def test_a_frame_is_the_evalsha_of_these_words(command: Command[Any]) -> None:
+    for frame, verb, text in (
+        (command.frame(GUARD), b"EVALSHA", script.load(command.script).sha),
+        (command.text_frame(GUARD), b"EVAL", script.load(command.script).text),
+    ):
+        words = unpacked(frame)
+        assert words == [
+            verb,
+            text.encode(),
+            str(len(command.keys)).encode(),
+            *command.keys,
+            GUARD,
+            *(str(word).encode() for word in command.arguments()),
+        ]
+
+
+def unpacked(frame: bytes) -> list[bytes]:
+    """The words of a RESP array."""
+    head, _, rest = frame.partition(b"\r\n")
+    words = []
+    for _ in range(int(head[1:])):
+        size, _, rest = rest.partition(b"\r\n")
+        assert size[:1] == b"$"
+        words.append(rest[: int(size[1:])])
+        assert rest[int(size[1:]) : int(size[1:]) + 2] == b"\r\n"
+        rest = rest[int(size[1:]) + 2 :]
+    assert rest == b""
+    return words
+
+
+# -- RETURN ---------------------------------------------------------------------------------------
+
+VALUES: dict[str, Any] = {
+    "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
+    "admitted": 0, "given": 4, "forgotten": 1,
+}  # fmt: skip
+AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
+
+
+def reply_of(form: str, rings: int) -> list[Any]:
+    """A reply of this form, with the values above."""
+    if form.endswith("(field value ...)..."):
+        return [*reply_of(form.removesuffix(" (field value ...)..."), rings), *([[]] * rings)]
+    plain, _, optional = form.partition(" [")
+    raw = [VALUES[word] if word in VALUES else int(word) for word in plain.split()]
+    return raw + [AGAIN[word] for word in optional.rstrip("]").split()]
+
+
+def forms(name: str) -> list[str]:
+    return [form for form in lines(name, "RETURN") if not form.startswith("guard -2")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_script_can_say_that_it_came_too_late(name: str) -> None:
+    assert "guard -2 now_ms" in lines(name, "RETURN")
+    assert wire.EXPIRED == -2
+
+
+@pytest.mark.parametrize(("name", "form"), [(n, f) for n in ("acquire", "peek") for f in forms(n)])
+def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
+    command = COMMANDS[name](charges(LEAP, STRICT))
+    verdict = command.reply(reply_of(form, 2))
+    assert verdict.now_ms == NOW
+    assert verdict.left == 8
+    if form == "guard left now_ms":
+        width, span = LEAP.bucket_ms, LEAP.span
+        assert (verdict.index, verdict.retry_ms) == (0, 0)
+        assert verdict.reset_ms == NOW // width * width + width * span - NOW
+        return
+    assert (verdict.index, verdict.reset_ms) == (1, 1500)
+    refused = "retry_ms" in form
+    assert verdict.retry_ms == (900 if refused else 0)
+    assert verdict.admitted == (0 if refused else 1)
+    assert verdict.admitted_by == ((0, 3, 77) if "[" in form else None)
+
+
+def test_the_short_refusal_names_nobody_else() -> None:
+    (form,) = [form for form in forms("acquire") if "[" in form]
+    verdict = wire.Acquire(charges(LEAP, STRICT)).reply(reply_of(form.partition(" [")[0], 2))
+    assert verdict.admitted_by is None
+
+
+@pytest.mark.parametrize("name", ["observe", "refund", "read", "reset"])
+def test_the_other_forms_are_read(name: str) -> None:
+    (form,) = forms(name)
+    reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    assert reply.now_ms == NOW
+    if name == "read":
+        assert reply.states == (None, None)
+    else:
+        assert reply.count == {"observe": 0, "refund": 4, "reset": 1}[name]
+
+
+# -- the text -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_piece_is_joined_once_and_nothing_is_left_to_join(name: str) -> None:
+    source = (script.folder() / f"{name}.lua").read_text(encoding="utf-8")
+    pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
+    assert len(pieces) == len(set(pieces)) == source.count("@include")
+    assert "@include" not in script.load(name).text
+    joined = code(script.load(name).text)
+    for piece in pieces:
+        words = (script.folder() / piece).read_text(encoding="utf-8")
+        assert "@include" not in words, "a piece names no further pieces"
+        assert joined.count(code(words)) == 1
+
+
+def code(text: str) -> str:
+    """Without comments and blank lines."""
+    kept = (line for line in text.splitlines() if line.strip() and line.strip()[:2] != "--")
+    return "\n".join(kept) + "\n"
+
+
+def test_every_piece_is_used() -> None:
+    used = {
+        piece
+        for name in script.names()
+        for piece in re.findall(
+            r"^--@include (\S+)$",
+            (script.folder() / f"{name}.lua").read_text("utf-8"),
+            re.MULTILINE,
+        )
+    }
+    assert used == {f"shared/{path.name}" for path in script.folder().glob("shared/*.lua")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_word_of_a_user_reaches_the_text(name: str) -> None:
+    key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
+    hostile = charges_of(key, stem("p", key), [LEAP], 1)
+    plain = charges_of("key", stem("p", "key"), [LEAP], 1)
+    command = COMMANDS[name]
+    text, sha = script.load(name).text.encode(), script.load(name).sha.encode()
+    for given in (hostile, plain):
+        assert unpacked(command(given).text_frame(GUARD))[1] == text
+        assert unpacked(command(given).frame(GUARD))[1] == sha
+
+
+def test_the_table_for_people_says_the_same() -> None:
+    table = (script.folder() / "README.md").read_text(encoding="utf-8")
+    for name in script.names():
+        (argv,) = lines(name, "ARGV")
+        assert f"| `{name}` | ring... | {argv} | {forms(name)[0]}" in table
+        for form in forms(name)[1:]:
+            assert f"| {form} " in table
