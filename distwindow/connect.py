@@ -15,11 +15,12 @@ import redis
 import redis.asyncio
 
 from .core.clock import SYSTEM, Clock
-from .core.errors import ConfigurationError, StoreUnavailable
+from .core.errors import ConfigurationError
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
 from .store.redis import address
 from .store.redis.aio import AsyncRedisStore
+from .store.redis.handshake import failure
 from .store.redis.place import ClusterPlace, OnePlace, Place, Terms
 from .store.redis.sync import RedisStore
 
@@ -70,7 +71,7 @@ def open_async_store(
     if isinstance(store, str):
         if _is_memory(store):
             return AsyncMemoryStore(survive_fork(MemoryStore(time)))
-        client = partial(address.async_client, address.read(store), timeout)
+        client = partial(_async_client, address.read(store), timeout)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         client = partial(_same, store)
     elif isinstance(store, (redis.Redis, redis.RedisCluster)):
@@ -100,15 +101,17 @@ def _place(store: Any, terms: Terms) -> Place:
 
 
 def _client(where: address.Address, timeout: float) -> Any:
-    shown = address.shown(where.url)
     try:
         return address.client(where, timeout)
-    except redis.AuthenticationError as exc:
-        raise ConfigurationError(f"{shown}: {exc}; wrong user name or password") from None
-    except redis.RedisError as exc:
-        raise StoreUnavailable(f"{shown} is not reachable: {exc}") from exc
-    except TypeError as exc:  # an option in the URL that redis-py does not know
-        raise ConfigurationError(f"{shown}: {exc}") from None
+    except Exception as exc:  # a cluster's errors are not redis.RedisError
+        raise failure(exc, address.shown(where.url)) from exc
+
+
+def _async_client(where: address.Address, timeout: float) -> Any:
+    try:
+        return address.async_client(where, timeout)
+    except Exception as exc:
+        raise failure(exc, address.shown(where.url)) from exc
 
 
 def _same(client: T) -> T:

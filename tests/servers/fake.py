@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import redis
 from fakeredis import TcpFakeServer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class _Patient:
+    """A client's connection inside fakeredis, that goes on after an error as Redis does.
+
+    fakeredis's own server hangs up after each error reply, so after each NOSCRIPT.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def read_response(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as exc:
+            return exc
 
 
 class FakeServer:
@@ -31,6 +51,14 @@ class FakeServer:
         # A test that forgets to close its client must not hang the end of the run.
         server.daemon_threads = True
         server.block_on_close = False
+        handler = server.RequestHandlerClass
+
+        class Handler(handler):  # type: ignore[misc,valid-type]
+            def setup(self) -> None:
+                super().setup()
+                self.current_client = _Patient(self.current_client)
+
+        server.RequestHandlerClass = Handler
         self.port = server.server_address[1]
         self._server = server
         self._thread = threading.Thread(

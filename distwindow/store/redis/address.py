@@ -108,7 +108,7 @@ def client(address: Address, timeout: float) -> Any:
         return redis.Redis.from_url(address.plain_url, **once)
     if address.kind == "sentinel":
         service, sentinel = _split(address.options)
-        watch = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | _timeouts(timeout))
+        watch = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | once)
         return watch.master_for(address.service, **service, **once)
     nodes = [ClusterNode(host, port) for host, port in address.hosts]
     return redis.RedisCluster(startup_nodes=nodes, **address.options, **_timeouts(timeout))
@@ -121,7 +121,7 @@ def async_client(address: Address, timeout: float) -> Any:
         return redis.asyncio.Redis.from_url(address.plain_url, **once)
     if address.kind == "sentinel":
         service, sentinel = _split(address.options)
-        watch = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | _timeouts(timeout))
+        watch = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | once)
         return watch.master_for(address.service, **service, **once)
     nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
     options = address.options | _timeouts(timeout)

@@ -22,6 +22,7 @@ from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
 from ...wire.command import Acquire, Command
 from .batch import Batch
 from .call import Send, call
+from .handshake import failure
 from .outcome import late
 from .pipe import Pipe
 from .place import ClusterPlace, Node, OnePlace, Place, Terms
@@ -251,10 +252,8 @@ class _Desk:
             await asyncio.wait_for(self._client.initialize(), self._terms.timeout)
         except asyncio.TimeoutError:
             raise late("the cluster", self._terms.timeout, sent=False) from None
-        except redis.AuthenticationError as exc:
-            raise ConfigurationError(f"the cluster refuses the password: {exc}") from None
-        except (redis.RedisError, OSError) as exc:
-            raise StoreUnavailable(f"the cluster is not reachable: {exc}") from exc
+        except Exception as exc:  # a cluster's errors are not redis.RedisError
+            raise failure(exc, "the cluster") from exc
         self.place = ClusterPlace(self._client, self._terms)
 
     async def _refresh(self, place: ClusterPlace) -> None:

@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from redis.connection import DefaultParser
+from redis.exceptions import ResponseError
+
 from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 
 _NOT_EXECUTED = re.compile(
@@ -43,6 +46,19 @@ class Refused:
         """Host and port of a MOVED or ASK; an empty host means the one that answered."""
         found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
         return (found[1], int(found[2])) if found else None
+
+
+_TOKENS = {
+    kind: token for token, kind in DefaultParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)
+}
+
+
+def with_token(error: ResponseError) -> ResponseError:
+    """An error reply as the server sent it: redis-py cuts the token off where it has a class for
+    it, and raises that class.
+    """
+    token = _TOKENS.get(type(error))
+    return error if token is None else ResponseError(f"{token} {error}")
 
 
 def refusal(text: str, node: str, ring: bytes) -> Refused:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 from ...core.errors import ConfigurationError
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
+from .outcome import with_token
 from .place import Node
 
 
@@ -179,7 +180,7 @@ class Pipe(asyncio.Protocol):
                 await self._connection.send_packed_command([frame], check_health=False)
                 raw = await self._connection.read_response(disable_decoding=True)
             except ResponseError as exc:
-                raw = exc
+                raw = with_token(exc)
             except (RedisError, OSError) as exc:
                 raw = Lost(exc, sent=True)
             caller.heard(raw)

@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
 from .call import Lost
+from .outcome import with_token
 
 _CHUNK = 65536
 
@@ -154,7 +155,7 @@ class ClientTalk:
             self._connection.send_packed_command([frame], check_health=False)
             return self._connection.read_response(disable_decoding=True)
         except ResponseError as exc:
-            return exc
+            return with_token(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
             return Lost(exc, sent=True)
 
