@@ -12,12 +12,12 @@ local guard, given = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 
 -- The hot path: one ring in its present bucket.
-local key, cost, age, opened, width = KEYS[1], nil, nil, nil, nil
-if not KEYS[2] and not ARGV[8] then
+local key, start, cost, age, opened, width = KEYS[1], nil, nil, nil, nil, nil
+if not KEYS[2] then
   local amount, limit, shape, times = ARGV[2], ARGV[3] - 0, ARGV[5], ARGV[6]
-  local start = call('HGET', key, 'start')
+  start = call('HGET', key, 'start')
   cost, width = amount / (times or 1), ARGV[4] - 0
-  if start and now - guard <= 0 and cost >= 1 and (not times or cost % 1 == 0) and width <= 1e13
+  if start and not ARGV[8] and now - guard <= 0 and cost >= 1 and (not times or cost % 1 == 0) and width <= 1e13
     and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
     if #start < 17 then
       opened, age = start, now - start
@@ -53,6 +53,18 @@ end
 
 --@include shared/deadline.lua
 --@include shared/format.lua
+
+-- One ring that is new: the usual case of a key that is called now and then.
+if start == false and cost % 1 == 0 and tonumber(ARGV[6] or 1) % 1 == 0
+  and not string.find(given or '', '%D') then
+  local amount, limit, width, span, told = arguments(1)
+  if amount and amount >= 1 and limit - amount >= 0 and not ARGV[9] then
+    call('HSET', key, 'start', now - now % width, 'used', amount, 'closed', '0',
+      'block', '0', 'done', '0', 'limit', told)
+    call('PEXPIRE', key, (span + 1) * width)
+    return {guard, limit - amount, now}
+  end
+end
 
 -- One ring whose next bucket begins: the newest is closed into its slot, and the bucket that lies
 -- in the slot of the new one leaves the window.
