@@ -10,6 +10,7 @@ import typer
 
 from distwindow import __version__
 
+from .demo import demo
 from .reset import reset
 from .stats import stats
 from .trial import trial
@@ -41,6 +42,7 @@ def _front(
     """Rate limits that a fleet shares through Redis: look at them, try them, forget them."""
 
 
+app.command()(demo)
 app.command()(stats)
 app.command("try")(trial)
 app.command()(reset)

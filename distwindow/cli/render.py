@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 def shortened(text: str, most: int) -> str:
     """`text` in at most `most` cells, its middle left out where it is longer."""
-    if cell_len(text) <= most:
+    if (len(text) <= most and text.isascii()) or cell_len(text) <= most:
         return text
     tail = most // 3
     # Of a name, the start says more than the end, and the end more than the middle.

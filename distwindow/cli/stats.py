@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -14,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from distwindow import Bucket, Stats, WindowStats
+from distwindow import Bucket, Limit, Stats, WindowStats
 
 from ..store.redis.address import shown
 from ..wire.keys import check_prefix
@@ -179,7 +180,7 @@ def _row(stats: Stats, window: WindowStats, bar_width: int, *, finished: bool) -
     seconds, share = window.window_ms / 1000, window.passed / window.limit.amount
     row = [
         (shortened(printable(str(stats.key)), _LONGEST_KEY), ""),
-        (str(window.limit), "dim"),
+        (_spoken(window.limit), "dim"),
         (f"{window.passed:,}", heat(share) if share else ""),
         (bar(share, bar_width), heat(share)),
         (number(window.passed / seconds), ""),
@@ -211,12 +212,12 @@ def as_object(stats: Stats) -> dict[str, Any]:
     """`Stats` for JSON: its fields by their names, limits as strings, buckets as objects."""
     return _fields(stats) | {
         "key": str(stats.key),
-        "limits": [str(limit) for limit in stats.limits],
+        "limits": [_spoken(limit) for limit in stats.limits],
         "buckets": [_fields(bucket) for bucket in stats.buckets],
         "windows": [
             _fields(window)
             | {
-                "limit": str(window.limit),
+                "limit": _spoken(window.limit),
                 "buckets": [_fields(bucket) for bucket in window.buckets],
             }
             for window in stats.windows
@@ -226,4 +227,14 @@ def as_object(stats: Stats) -> dict[str, Any]:
 
 def _fields(value: Stats | WindowStats | Bucket) -> dict[str, Any]:
     # dataclasses.asdict copies deeply: half of the time of a hundred thousand keys.
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {name: getattr(value, name) for name in _names(type(value))}
+
+
+@functools.cache
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _spoken(limit: Limit) -> str:
+    return str(limit)

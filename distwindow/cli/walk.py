@@ -1,6 +1,6 @@
 """A walk over all rings of a prefix: SCAN in steps, rings read pipelined, nobody kept waiting.
 
-A step is a thousand names of SCAN and then some pipelines without MULTI: the server serves others
+A step is half a thousand names of SCAN, then a pipeline without MULTI: the server serves others
 between any two commands, and we hold no more than one step at a time.
 """
 
@@ -24,7 +24,7 @@ from ..wire.command import ring_state
 from ..wire.keys import RingName, escape, read_ring_name, stem
 from .servers import Server
 
-_SCAN = 1000
+_SCAN = 500
 _PIPELINE = 500
 _PATIENCE = 0.3
 _EVERY = 0.1
