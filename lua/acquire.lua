@@ -54,33 +54,37 @@ end
 --@include shared/deadline.lua
 --@include shared/format.lua
 
--- One ring that is new: the usual case of a key that is called now and then.
-if start == false and cost % 1 == 0 and tonumber(ARGV[6] or 1) % 1 == 0
-  and not string.find(given or '', '%D') then
+-- One ring whose newest bucket is over: the usual case of a key that is called now and then. The
+-- newest is closed into its slot, what has left the window meanwhile (some slots, or everything)
+-- is taken out of the total, and the bucket of now opens.
+if (start == false or age and age >= width) and cost % 1 == 0 and tonumber(ARGV[6] or 1) % 1 == 0
+  and not string.find(given or '', '%D') and not ARGV[9] then
   local amount, limit, width, span, told = arguments(1)
-  if amount and amount >= 1 and limit - amount >= 0 and not ARGV[9] then
-    call('HSET', key, 'start', now - now % width, 'used', amount, 'closed', '0',
-      'block', '0', 'done', '0', 'limit', told)
-    call('PEXPIRE', key, (span + 1) * width)
-    return {guard, limit - amount, now}
-  end
-end
-
--- One ring whose next bucket begins: the newest is closed into its slot, and the bucket that lies
--- in the slot of the new one leaves the window.
-if age and age >= width and age < 2 * width and cost % 1 == 0 then
-  local amount, limit, width, span, told = arguments(1)
-  local start = amount and now - now % width
-  if start and start - width - opened == 0 then
-    local number = start / width
-    local head = call('HMGET', key, 'used', 'closed', 'block', 'done', number % span)
-    local last = head[1] - head[2]
-    local closed = head[1] - (span > 1 and pass(head[5]) or last)
+  local begin = amount and amount >= 1 and now - now % width
+  local steps = begin and start and (begin - opened) / width or 0
+  if begin and (not start or steps >= span) then
+    if limit - amount >= 0 then
+      if start then call('DEL', key) end
+      call('HSET', key, 'start', begin, 'used', amount, 'closed', '0',
+        'block', '0', 'done', '0', 'limit', told)
+      call('PEXPIRE', key, (span + 1) * width)
+      return {guard, limit - amount, now}
+    end
+  elseif begin and steps <= 8 and steps % 1 == 0 then
+    local number, fields = begin / width, {'used', 'closed', 'block', 'done'}
+    for i = 1, steps do fields[i + 4] = (number - steps + i) % span end
+    local head = call('HMGET', key, unpack(fields))
+    local last, closed, gone = head[1] - head[2], head[1] - 0, {}
+    for i = 1, steps do
+      closed = closed - pass(head[i + 4])
+      if head[i + 4] and i < steps then gone[#gone + 1] = fields[i + 4] end
+    end
     local left, bucket = limit - closed - amount, closing(last, head[3], head[4])
     if left >= 0 then
+      if gone[1] then call('HDEL', key, unpack(gone)) end
       if bucket ~= last then call('HSET', key, 'block', '0', 'done', '0') end
-      call('HSET', key, 'start', start, 'used', closed + amount, 'closed', closed,
-        'limit', told, (number - 1) % span, bucket)
+      call('HSET', key, 'start', begin, 'used', closed + amount, 'closed', closed,
+        'limit', told, (number - steps) % span, bucket)
       call('PEXPIRE', key, (span + 1) * width)
       return {guard, left, now}
     end
