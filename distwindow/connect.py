@@ -72,18 +72,17 @@ def open_async_store(
         if _is_memory(store):
             return AsyncMemoryStore(survive_fork(MemoryStore(time)))
         client = partial(_async_client, address.read(store), timeout)
-    elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-        client = partial(_same, store)
-    elif isinstance(store, (redis.Redis, redis.RedisCluster)):
+        return survive_fork(AsyncRedisStore(client, terms, address.aclose))
+    if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+        return survive_fork(AsyncRedisStore(partial(_same, store), terms))
+    if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError("this is a blocking client; use Limiter with it")
-    elif isinstance(store, MemoryStore):
+    if isinstance(store, MemoryStore):
         return AsyncMemoryStore(store)
-    elif hasattr(store, "execute") and hasattr(store, "aclose"):
+    if hasattr(store, "execute") and hasattr(store, "aclose"):
         own: AsyncStore = store
         return own
-    else:
-        raise ConfigurationError(f"{store!r} is no store: give a URL or a redis.asyncio client")
-    return survive_fork(AsyncRedisStore(client, terms))
+    raise ConfigurationError(f"{store!r} is no store: give a URL or a redis.asyncio client")
 
 
 def admin_client(url: str, timeout: float = 5.0) -> Any:
@@ -94,10 +93,16 @@ def admin_client(url: str, timeout: float = 5.0) -> Any:
 
 
 def _place(store: Any, terms: Terms) -> Place:
-    client = _client(store, terms.timeout) if isinstance(store, address.Address) else store
+    ours = isinstance(store, address.Address)
+    client = _client(store, terms.timeout) if ours else store
+    place: ClusterPlace | OnePlace
     if isinstance(client, redis.RedisCluster):
-        return ClusterPlace(client, terms)
-    return OnePlace(client.connection_pool, terms)
+        place = ClusterPlace(client, terms)
+    else:
+        place = OnePlace(client.connection_pool, terms)
+    if ours:
+        place.release = partial(address.close, client)
+    return place
 
 
 def _client(where: address.Address, timeout: float) -> Any:

@@ -108,10 +108,11 @@ def client(address: Address, timeout: float) -> Any:
         return redis.Redis.from_url(address.plain_url, **once)
     if address.kind == "sentinel":
         service, sentinel = _split(address.options)
-        watch = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | once)
-        return watch.master_for(address.service, **service, **once)
-    nodes = [ClusterNode(host, port) for host, port in address.hosts]
-    return redis.RedisCluster(startup_nodes=nodes, **address.options, **_timeouts(timeout))
+        watch = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | once)  # type: ignore[no-untyped-call]
+        return watch.master_for(address.service, **service, **once)  # type: ignore[no-untyped-call]
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]
+    options = address.options | _timeouts(timeout)
+    return redis.RedisCluster(startup_nodes=nodes, **options)
 
 
 def async_client(address: Address, timeout: float) -> Any:
@@ -121,14 +122,33 @@ def async_client(address: Address, timeout: float) -> Any:
         return redis.asyncio.Redis.from_url(address.plain_url, **once)
     if address.kind == "sentinel":
         service, sentinel = _split(address.options)
-        watch = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | once)
+        watch = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | once)  # type: ignore[no-untyped-call]
         return watch.master_for(address.service, **service, **once)
     nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
     options = address.options | _timeouts(timeout)
     return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
 
 
-def _timeouts(timeout: float) -> dict[str, float]:
+def close(client: Any) -> None:
+    """Close a client that `client` made, and its connections to sentinels."""
+    client.close()
+    for sentinel in _sentinels(client):
+        sentinel.close()
+
+
+async def aclose(client: Any) -> None:
+    """Close a client that `async_client` made, and its connections to sentinels."""
+    await client.aclose()
+    for sentinel in _sentinels(client):
+        await sentinel.aclose()
+
+
+def _sentinels(client: Any) -> list[Any]:
+    watch = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [] if watch is None else list(watch.sentinels)
+
+
+def _timeouts(timeout: float) -> dict[str, Any]:
     return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
@@ -146,7 +166,7 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _check_escapes(parts: SplitResult, url: str) -> None:
-    """A password's own / ? # cut the URL in two; what follows would be quoted as a host or a port."""
+    """A password's own / ? # cut the URL in two, and its rest would be quoted as host or port."""
     torn = "@" in parts.path + parts.fragment and parts.scheme != "unix"
     if torn or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
         raise ConfigurationError(
@@ -158,7 +178,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
 def _options(query: str, url: str) -> dict[str, Any]:
     """The arguments in a query, of the types that redis-py gives them."""
     try:
-        options: dict[str, Any] = parse_url(f"redis://host?{query}")
+        options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]
     except ValueError as exc:
         raise ConfigurationError(f"store URL {shown(url)!r}: {exc}") from None
     del options["host"]

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import redis
@@ -18,7 +19,7 @@ import redis.asyncio
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
+from ...core.errors import ConfigurationError, DistwindowError
 from ...wire.command import Acquire, Command
 from .batch import Batch
 from .call import Send, call
@@ -37,9 +38,16 @@ class AsyncRedisStore:
 
     source: Source = "store"
 
-    def __init__(self, client: Callable[[], Any], terms: Terms) -> None:
+    def __init__(
+        self,
+        client: Callable[[], Any],
+        terms: Terms,
+        release: Callable[[Any], Awaitable[object]] | None = None,
+    ) -> None:
         self.clock: Clock = terms.clock
         self._new_client = client
+        self._release = release
+        """Closes a client that is ours."""
         self._terms = terms
         self._closed = False
         self.after_fork()
@@ -68,14 +76,19 @@ class AsyncRedisStore:
         desk = self._desks.pop(asyncio.get_running_loop(), None)
         if desk is not None:
             desk.close()
+            if self._release is not None:
+                with suppress(Exception):
+                    await asyncio.wait_for(self._release(desk.client), self._terms.timeout)
 
     async def _execute(self, command: Command[Any], *, decides: bool) -> Any:
         desk = self._desks.get(asyncio.get_running_loop()) or self._open_desk()
+        deadline = None
         if desk.place is None:
+            deadline = self.clock.monotonic() + self._terms.timeout
             await desk.find_place()
         if decides and isinstance(command, Acquire):
-            return await desk.attempt(command)
-        return await desk.execute(command)
+            return await desk.attempt(command, deadline)
+        return await desk.execute(command, deadline)
 
     def _open_desk(self) -> _Desk:
         if self._closed:
@@ -83,7 +96,7 @@ class AsyncRedisStore:
         loop = asyncio.get_running_loop()
         with self._lock:
             for other in [other for other in self._desks if other.is_closed()]:
-                del self._desks[other]
+                self._desks.pop(other).abandon()
             desk = self._desks[loop] = _Desk(loop, self._new_client(), self._terms)
         return desk
 
@@ -93,7 +106,7 @@ class _Desk:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client: Any, terms: Terms) -> None:
         self._loop = loop
-        self._client = client
+        self.client = client
         self._terms = terms
         self._monotonic = terms.clock.monotonic
         self._finding: asyncio.Future[None] | None = None
@@ -119,21 +132,29 @@ class _Desk:
             self._finding = None
             raise
 
-    def attempt(self, command: Acquire) -> asyncio.Future[Decision]:
-        """The decision on `command`, to come. Equal commands of one turn of the loop go together."""
+    def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
+        """The decision on `command`, to come. Equal commands of one turn of the loop go together.
+
+        `deadline` is given where some of the time has been spent already.
+        """
         batch = self._shared.get(command)
         if batch is None:
-            batch = self._shared[command] = self._batch(command, decides=True)
+            batch = self._shared[command] = self._batch(command, deadline, decides=True)
         future: asyncio.Future[Decision] = self._loop.create_future()
         batch.futures.append(future)
         return future
 
-    def execute(self, command: Command[Any]) -> asyncio.Future[Any]:
+    def execute(self, command: Command[Any], deadline: float | None = None) -> asyncio.Future[Any]:
         """The reply to `command`, to come."""
-        batch = self._batch(command, decides=False)
+        batch = self._batch(command, deadline, decides=False)
         future: asyncio.Future[Any] = self._loop.create_future()
         batch.futures.append(future)
         return future
+
+    def abandon(self) -> None:
+        """The loop was closed without `close`."""
+        for pipe in self._pipes.values():
+            pipe.abandon()
 
     def close(self) -> None:
         for pipe in list(self._pipes.values()):
@@ -175,11 +196,11 @@ class _Desk:
         if self._pipes.get(pipe.node) is pipe:
             del self._pipes[pipe.node]
 
-    def _batch(self, command: Command[Any], *, decides: bool) -> Batch:
+    def _batch(self, command: Command[Any], deadline: float | None, *, decides: bool) -> Batch:
         if not self._gathered:
             self._loop.call_soon(self._send)
             self._deadline = self._monotonic() + self._terms.timeout
-        batch = Batch(self, command, self._deadline, decides=decides)
+        batch = Batch(self, command, deadline or self._deadline, decides=decides)
         self._gathered.append(batch)
         return batch
 
@@ -238,8 +259,10 @@ class _Desk:
             self._timer = self._loop.call_later(under_way[0].deadline - now, self._watch)
 
     def _give_up(self, batch: Batch) -> None:
-        pipe = batch.pipe
+        pipe, place = batch.pipe, self.place
         assert pipe is not None
+        assert place is not None
+        place.doubt()
         sent = not pipe.opening
         batch.fail(late(pipe.node.name, self._terms.timeout, sent=sent))
         if sent and self._pipes.get(pipe.node) is pipe:
@@ -249,16 +272,16 @@ class _Desk:
 
     async def _read_map(self) -> None:
         try:
-            await asyncio.wait_for(self._client.initialize(), self._terms.timeout)
+            await asyncio.wait_for(self.client.initialize(), self._terms.timeout)
         except asyncio.TimeoutError:
             raise late("the cluster", self._terms.timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             raise failure(exc, "the cluster") from exc
-        self.place = ClusterPlace(self._client, self._terms)
+        self.place = ClusterPlace(self.client, self._terms)
 
     async def _refresh(self, place: ClusterPlace) -> None:
         try:
-            await asyncio.wait_for(self._client.nodes_manager.initialize(), 1.0)
+            await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
         except Exception:  # whatever it is: the map stays stale, and is tried again in a second
             return
         place.refreshed()

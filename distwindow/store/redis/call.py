@@ -81,20 +81,23 @@ def call(
         send = under_way or Send(node, command, deadline, by_text=by_text, asking=asking)
         under_way = None
         raw = yield send
-        if type(raw) is list:
-            if raw[0] != send.guard:
-                raise broken(node.name, "it sent the reply of another call", sent=True)
+        if type(raw) is list and len(raw) >= 3 and raw[0] == send.guard:
             node.clock.learn(raw[2])
             if raw[1] != EXPIRED:
                 return command.reply(raw)
             failure: StoreError = late(node.name, terms.timeout, sent=False)
         elif isinstance(raw, Lost):
+            place.doubt()
             if raw.late:
                 raise late(node.name, terms.timeout, sent=raw.sent)
             failure = broken(node.name, raw.why, sent=raw.sent)
             if raw.sent:
                 raise failure
-            node = place.instead_of(node, command)
+            node = place.node_of(command)
+        elif not isinstance(raw, Exception):
+            # Out of step: this connection's later replies would be those of other calls, too.
+            node.renew()
+            raise broken(node.name, "it sent the reply of another call", sent=True)
         else:
             refused = refusal(str(raw), node.name, command.keys[0])
             if refused.token == "NOSCRIPT" and not by_text:
@@ -115,6 +118,7 @@ def _elsewhere(
         asking = refused.token == "ASK"
         return place.redirected(node, *address, command, for_good=not asking), asking
     if refused.token in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
-        node.demoted()
-        return place.instead_of(node, command), False
+        node.renew()
+        place.doubt()
+        return place.node_of(command), False
     return node, False

@@ -32,7 +32,7 @@ def time_ms(reply: Any) -> int:
 
 
 def failure(exc: Exception, node: str) -> DistwindowError:
-    """What it means that a client could not start; redis-py tells why in the causes of its error."""
+    """What it means that a client could not start; redis-py tells why in its error's causes."""
     cause: BaseException | None = exc
     while cause is not None:
         if (error := misconfigured(cause, node)) is not None:
@@ -60,7 +60,9 @@ def misconfigured(exc: BaseException, node: str) -> ConfigurationError | None:
             "?ssl_ca_certs=/path/to/ca.pem"
         )
     if "luster mode is not enabled" in text or "luster support disabled" in text:
-        return ConfigurationError(f"{node} is no cluster; write redis:// in place of redis+cluster://")
+        return ConfigurationError(
+            f"{node} is no cluster; write redis:// in place of redis+cluster://"
+        )
     if isinstance(exc, TypeError):
         return ConfigurationError(f"{node}: {text}; this redis-py does not know such an option")
     return None

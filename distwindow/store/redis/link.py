@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import hiredis
 from redis.exceptions import ResponseError
 
 from ...core.clock import Clock
@@ -52,7 +53,7 @@ class Link:
             raw = self._talk.say(frame, deadline)
             if replies > 1 and type(raw) is not Lost:
                 raw = self._talk.hear(deadline)
-        except OSError as exc:
+        except (OSError, hiredis.HiredisError) as exc:
             raw = Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
         except BaseException:
             # A signal handler raised in mid-read (Celery's soft time limit): the reply that is
@@ -81,7 +82,7 @@ class Link:
         try:
             connection, now_ms = within(left, partial(_opened, node), lambda it: it[0].disconnect())
         except OutOfTime:
-            node.failed("connecting takes longer than the timeout")
+            node.failed("connecting takes longer than the timeout", slow=True)
             return Lost("connecting", sent=False, late=True)
         except Exception as exc:
             if (error := misconfigured(exc, node.name)) is not None:

@@ -19,7 +19,7 @@ from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 
 _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
-    r"OOM|MISCONF)\b"
+    r"OOM|MISCONF|max number of clients)\b"
 )
 _REMEDIES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
@@ -67,7 +67,8 @@ def refusal(text: str, node: str, ring: bytes) -> Refused:
     Old servers and Dragonfly wrap errors of scripts, so a token counts wherever it stands.
     """
     found = _NOT_EXECUTED.search(text)
-    if found is not None:
+    # An unknown command is shown with its arguments, so with keys, which may be any word.
+    if found is not None and "unknown command" not in text:
         return Refused(found[1], text)
     remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in text), "")
     key = ring.decode("utf-8", "backslashreplace")
@@ -90,4 +91,6 @@ def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
 def broken(node: str, why: object, *, sent: bool) -> StoreUnavailable:
     """The connection failed; `sent`: some of the call may have reached the server."""
     fate = "; the outcome of the call is unknown" if sent else ""
-    return StoreUnavailable(f"{node} is not reachable: {why}{fate}", charged=None if sent else False)
+    return StoreUnavailable(
+        f"{node} is not reachable: {why}{fate}", charged=None if sent else False
+    )

@@ -7,6 +7,7 @@ frames are written in one piece per turn of the loop, and replies go to their ca
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from contextlib import suppress
 from typing import Any, Protocol
@@ -24,6 +25,9 @@ from .place import Node
 class Caller(Protocol):
     """Who waits for a reply."""
 
+    done: bool
+    """It waits no longer."""
+
     def heard(self, answer: Any) -> None:
         """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` of a connection
         that is hopeless.
@@ -35,6 +39,17 @@ class Owner(Protocol):
     """Whose pipe it is."""
 
     def ended(self, pipe: Pipe) -> None: ...
+
+
+class _Taken:
+    """Left in redis-py's writer in place of the transport, which is ours now. A writer that is
+    dropped closes its transport; in a forked child that would take the socket out of the selector
+    that is shared with the parent, and the parent would never hear from it again.
+    """
+
+    @staticmethod
+    def is_closing() -> bool:
+        return True
 
 
 class Pipe(asyncio.Protocol):
@@ -79,6 +94,8 @@ class Pipe(asyncio.Protocol):
         """Have `frame` written with the next `flush`, on a standing connection."""
         self._pending.append(caller)
         self._frames.append(frame)
+        if len(self._frames) >= 1000000:
+            self.flush()
 
     def flush(self) -> None:
         """Write what has been put."""
@@ -96,8 +113,6 @@ class Pipe(asyncio.Protocol):
             self._opening.cancel()
         if self._transport is not None:
             self._transport.abort()
-            # The transport is ours; redis-py must not find it unclosed.
-            self._connection._reader = self._connection._writer = None
         parked, self._parked = self._parked, []
         for _, caller in parked:
             caller.heard(why if isinstance(why, ConfigurationError) else Lost(why, sent=False))
@@ -109,13 +124,22 @@ class Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._pending
         reader.feed(data)
-        while (raw := reader.gets()) is not False:
-            if not pending:
-                self.end("the server sent a reply that nobody asked for")
-                return
-            caller = pending.popleft()
-            if caller is not None:
-                caller.heard(raw)
+        try:
+            while (raw := reader.gets()) is not False:
+                if not pending:
+                    self.end("the server sent a reply that nobody asked for")
+                    return
+                caller = pending.popleft()
+                if caller is not None:
+                    caller.heard(raw)
+        except hiredis.HiredisError as exc:
+            self.end(exc)
+
+    def abandon(self) -> None:
+        """Hang up although the loop was closed without us, so that nothing of it can be called."""
+        if self._transport is not None:
+            with suppress(Exception):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(exc or "the server closed the connection")
@@ -128,7 +152,7 @@ class Pipe(asyncio.Protocol):
         try:
             now_ms = await asyncio.wait_for(self._connect(), timeout)
         except asyncio.TimeoutError:
-            node.failed("connecting takes longer than the timeout")
+            node.failed("connecting takes longer than the timeout", slow=True)
             self.end("connecting takes longer than the timeout")
             return
         except Exception as exc:
@@ -140,15 +164,19 @@ class Pipe(asyncio.Protocol):
         node.reached()
         if now_ms is not None:
             node.clock.learn(now_ms)
-        transport = getattr(getattr(self._connection, "_writer", None), "transport", None)
+        writer: Any = getattr(self._connection, "_writer", None)
+        transport = getattr(writer, "transport", None)
         if isinstance(transport, asyncio.Transport):
             transport.set_protocol(self)
             self._transport = transport
+            writer._transport = _Taken
+            self._connection._reader = self._connection._writer = None
         else:
             self._plain = asyncio.Queue()
         parked, self._parked = self._parked, []
         for send, caller in parked:
-            self.put(send, caller)
+            if not caller.done:  # or it was told already that nothing went out
+                self.put(send, caller)
         self.flush()
         if self._plain is not None:
             await self._serve_plainly(self._plain)

@@ -53,23 +53,28 @@ class Node:
         """Makes a redis-py connection to it, not connected yet."""
         self.clock = ServerClock(terms.clock, used=not terms.client_clock)
         self.generation = 0
-        """Connections of an earlier generation are to be closed: the server was demoted."""
+        """Connections of an earlier generation are to be closed."""
         self.checked = False
         """Its version has been looked at."""
         self._time = terms.clock
         self._down: tuple[float, object] | None = None
+        self._failed = False
 
-    def demoted(self) -> None:
-        """Connect anew: what answers there is no primary any more."""
+    def renew(self) -> None:
+        """Connect anew: what answers there is no primary any more, or talks out of step."""
         self.generation += 1
 
-    def failed(self, why: object) -> None:
-        """Connecting failed: do not try again for a moment, so that callers fail fast."""
-        self._down = (self._time.monotonic() + _BACKOFF, why)
+    def failed(self, why: object, *, slow: bool = False) -> None:
+        """Connecting failed. Once may be an accident; after the second time in a row, or where it
+        took a whole `slow` timeout, it is not tried for a moment, so that callers fail fast.
+        """
+        if self._failed or slow:
+            self._down = (self._time.monotonic() + _BACKOFF, why)
+        self._failed = True
 
     def reached(self) -> None:
         """Connecting worked."""
-        self._down = None
+        self._down, self._failed = None, False
 
     def down(self) -> object | None:
         """Why connecting is not worth trying now, or None."""
@@ -81,10 +86,13 @@ class Node:
 class Place(Protocol):
     """Finds the node of a command."""
 
+    release: Callable[[], object] | None
+    """Closes the client it was found with, where that is ours."""
+
     def node_of(self, command: Command[Any]) -> Node: ...
 
-    def instead_of(self, node: Node, command: Command[Any]) -> Node:
-        """Where to try once more after `node` could not serve."""
+    def doubt(self) -> None:
+        """A node did not serve: look soon whether it still is the one."""
         ...
 
     def redirected(
@@ -96,6 +104,8 @@ class Place(Protocol):
 
 class OnePlace:
     """A standalone server, or whatever primary a Sentinel pool resolves to when it connects."""
+
+    release: Callable[[], object] | None = None
 
     def __init__(self, pool: Any, terms: Terms) -> None:
         kwargs = _plain(pool.connection_kwargs, pool.connection_class, terms)
@@ -109,8 +119,8 @@ class OnePlace:
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
 
-    def instead_of(self, node: Node, command: Command[Any]) -> Node:
-        return node
+    def doubt(self) -> None:
+        """Every new connection asks anew."""
 
     def redirected(
         self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
@@ -122,6 +132,8 @@ class OnePlace:
 
 class ClusterPlace:
     """A Redis Cluster, by redis-py's map of slots; corrected by MOVED between its refreshes."""
+
+    release: Callable[[], object] | None = None
 
     def __init__(self, client: Any, terms: Terms) -> None:
         self.client = client
@@ -144,9 +156,8 @@ class ClusterPlace:
             raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
         return self._node(known.host, int(known.port))
 
-    def instead_of(self, node: Node, command: Command[Any]) -> Node:
+    def doubt(self) -> None:
         self._stale = True
-        return node
 
     def redirected(
         self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
@@ -156,6 +167,7 @@ class ClusterPlace:
         to = self._node(*remap(host, port)) if remap else self._node(host, port)
         if for_good:
             self._moved[_slot_of(command)] = to
+            self._stale = True
         return to
 
     def due(self) -> bool:
@@ -241,4 +253,6 @@ def _named(pool: Any) -> str:
     kwargs = pool.connection_kwargs
     if hasattr(pool, "service_name"):
         return f"the primary of {pool.service_name!r}"
-    return str(kwargs.get("path") or f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}")
+    return str(
+        kwargs.get("path") or f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}"
+    )

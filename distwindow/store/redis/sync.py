@@ -46,12 +46,12 @@ class RedisStore:
         self._timeout = terms.timeout
         self._find = find
         self._terms = terms
-        self._place: Place | None = None
         self._closed = False
         self.after_fork()
 
     def after_fork(self) -> None:
         """The child has its own connections, and locks that nobody holds."""
+        self._place: Place | None = None
         self._mine = _Mine()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()  # a thread's end closes its own
         self._lock = threading.Lock()
@@ -97,6 +97,8 @@ class RedisStore:
             links = list(self._links)
         for link in links:
             link.close()
+        if self._place is not None and self._place.release is not None:
+            self._place.release()
 
     def _first(self, command: Acquire, deadline: float) -> Decision:
         """A call that goes at once. On a connection that stands, with a reply as expected, this is

@@ -82,7 +82,7 @@ class TcpTalk:
             return self.hear(deadline)
         except TimeoutError:
             return Lost("timeout", sent=sent, late=True)
-        except OSError as exc:
+        except (OSError, hiredis.HiredisError) as exc:
             return Lost(exc, sent=sent)
 
     def hear(self, deadline: float) -> Any:
@@ -125,7 +125,7 @@ class TlsTalk:
             return self.hear(deadline)
         except TimeoutError:
             return Lost("timeout", sent=True, late=True)
-        except OSError as exc:
+        except (OSError, hiredis.HiredisError) as exc:
             return Lost(exc, sent=True)
 
     def hear(self, deadline: float) -> Any:
