@@ -1,0 +1,375 @@
+"""Both faces behind one: what a test says of `Limiter` it says of `AsyncLimiter`, word for word.
+
+```python
+def test_a_law(face, redis_url, prefix):             # runs twice
+    limiter = face.limiter(redis_url, "10/hour", prefix=prefix)
+    assert limiter.try_acquire("k")
+    calls = limiter.burst(["k"] * 50, at_once=8)      # threads, or tasks
+```
+`AsyncLimiter` lives on an event loop in a thread of its own, which runs all the time as a server's
+would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import redis
+import redis.asyncio
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import Sentinel
+
+from distwindow import AsyncLimiter, Decision, Limiter, StoreError
+
+T = TypeVar("T")
+
+PLENTY = "1000000/hour"
+"""A limit that refuses nobody, and whose window outlives every test."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call came to."""
+
+    key: str
+    outcome: Decision | BaseException
+    seconds: float
+
+    @property
+    def admitted(self) -> bool:
+        return isinstance(self.outcome, Decision) and self.outcome.allowed
+
+    @property
+    def charged(self) -> bool | None:
+        """What the caller knows: True, False, or None where the outcome is unknown."""
+        if isinstance(self.outcome, StoreError):
+            return self.outcome.charged
+        return self.admitted
+
+
+def tally(calls: Iterable[Call]) -> Counter[str]:
+    """How many calls came to what: `ok`, `refused`, or the name of the error."""
+    return Counter(
+        type(call.outcome).__name__
+        if isinstance(call.outcome, BaseException)
+        else "ok"
+        if call.outcome.allowed
+        else "refused"
+        for call in calls
+    )
+
+
+class Caller(Protocol):
+    """A limiter to be called from a test."""
+
+    limiter: Any
+
+    def try_acquire(self, key: Any, cost: int = 1) -> Decision: ...
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """Any other method of the limiter."""
+
+    def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
+        """One call for each of `keys`, `at_once` under way at a time."""
+
+    def each(self, keys: Sequence[str]) -> list[Decision]:
+        """One call after the other; raises what a call raises."""
+
+    def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
+        """Calls without end, in the background."""
+
+    def close(self) -> None: ...
+
+
+class _Load:
+    """Calls that go on until `stop`; then `result()` has them all."""
+
+    def __init__(self, stop: threading.Event, wait: Callable[[], None], calls: list[Call]) -> None:
+        self._stop, self._wait, self.calls = stop, wait, calls
+
+    def result(self) -> list[Call]:
+        self._stop.set()
+        self._wait()
+        return self.calls
+
+
+class Face(Protocol):
+    """Makes callers, and clients that a caller would own, of one kind."""
+
+    kind: str
+
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller: ...
+
+    def client(self, url: str, **options: Any) -> Any: ...
+
+    def cluster(self, host: str, port: int, **options: Any) -> Any: ...
+
+    def master_for(self, sentinels: list[tuple[str, int]], service: str, **options: Any) -> Any: ...
+
+    def fake(self) -> Any: ...
+
+    def use(self, client: Any, command: str, *args: Any) -> Any:
+        """A command through such a client."""
+
+    def close(self) -> None: ...
+
+
+def timed(key: str, work: Callable[[], Decision]) -> Call:
+    """Make one call and keep whatever came of it."""
+    began = time.perf_counter()
+    outcome: Decision | BaseException
+    try:
+        outcome = work()
+    except Exception as exc:
+        outcome = exc
+    return Call(key, outcome, time.perf_counter() - began)
+
+
+class _Blocking:
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(self.limiter, method)
+        return found
+
+    def each(self, keys: Sequence[str]) -> list[Decision]:
+        return [self.try_acquire(key) for key in keys]
+
+    def try_acquire(self, key: Any, cost: int = 1) -> Decision:
+        return self.limiter.try_acquire(key, cost)
+
+    def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
+        left, calls = list(keys), []
+
+        def work() -> None:
+            while True:
+                try:
+                    key = left.pop()
+                except IndexError:
+                    return
+                calls.append(timed(key, partial(self.limiter.try_acquire, key)))
+
+        _join([_started(work) for _ in range(min(at_once, len(keys)))])
+        return calls
+
+    def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
+        calls: list[Call] = []
+
+        def work(first: int) -> None:
+            turn = first
+            while not stop.is_set():
+                key = keys[turn % len(keys)]
+                calls.append(timed(key, partial(self.limiter.try_acquire, key)))
+                turn += 1
+
+        threads = [_started(lambda i=i: work(i)) for i in range(at_once)]  # type: ignore[misc]
+        return _Load(stop, lambda: _join(threads), calls)
+
+    def close(self) -> None:
+        self.limiter.close()
+
+
+def _started(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a caller is stuck"
+
+
+class SyncFace:
+    """`Limiter`, and threads."""
+
+    kind = "sync"
+
+    def __init__(self) -> None:
+        self._closing: list[Callable[[], Any]] = []
+
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller:
+        made = _Blocking(Limiter(store, limits, **options))
+        self._closing.append(made.close)
+        return made
+
+    def client(self, url: str, **options: Any) -> Any:
+        return self._kept(redis.Redis.from_url(url, **options))
+
+    def cluster(self, host: str, port: int, **options: Any) -> Any:
+        return self._kept(redis.RedisCluster(host=host, port=port, **options))
+
+    def master_for(self, sentinels: list[tuple[str, int]], service: str, **options: Any) -> Any:
+        watch = Sentinel(sentinels, socket_timeout=1)
+        self._closing += [sentinel.close for sentinel in watch.sentinels]
+        return self._kept(watch.master_for(service, **options))
+
+    def fake(self) -> Any:
+        import fakeredis
+
+        return self._kept(fakeredis.FakeRedis())
+
+    def use(self, client: Any, command: str, *args: Any) -> Any:
+        return client.execute_command(command, *args)
+
+    def close(self) -> None:
+        for close in reversed(self._closing):
+            close()
+
+    def _kept(self, client: T) -> T:
+        self._closing.append(client.close)  # type: ignore[attr-defined]
+        return client
+
+
+class _Awaiting:
+    def __init__(self, face: AsyncFace, limiter: AsyncLimiter) -> None:
+        self.limiter = limiter
+        self._face = face
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            async def work() -> Any:
+                return await getattr(self.limiter, method)(*args, **kwargs)
+
+            return self._face.run(work())
+
+        return call
+
+    def each(self, keys: Sequence[str]) -> list[Decision]:
+        return [self.try_acquire(key) for key in keys]
+
+    def try_acquire(self, key: Any, cost: int = 1) -> Decision:
+        return self._face.run(self.limiter.try_acquire(key, cost))
+
+    def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
+        left, calls = list(keys), []
+
+        async def work() -> None:
+            while left:
+                calls.append(await self._timed(left.pop()))
+
+        async def everyone() -> None:
+            await asyncio.gather(*(work() for _ in range(at_once)))
+
+        self._face.run(everyone())
+        return calls
+
+    def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
+        calls: list[Call] = []
+
+        async def work(first: int) -> None:
+            turn = first
+            while not stop.is_set():
+                calls.append(await self._timed(keys[turn % len(keys)]))
+                turn += 1
+                await asyncio.sleep(0)
+
+        async def everyone() -> None:
+            await asyncio.gather(*(work(i) for i in range(at_once)))
+
+        running = self._face.begin(everyone())
+        return _Load(stop, lambda: running.result(30), calls)
+
+    async def _timed(self, key: str) -> Call:
+        began = time.perf_counter()
+        outcome: Decision | BaseException
+        try:
+            outcome = await self.limiter.try_acquire(key)
+        except Exception as exc:
+            outcome = exc
+        return Call(key, outcome, time.perf_counter() - began)
+
+    def close(self) -> None:
+        self._face.run(self.limiter.aclose())
+
+
+class AsyncFace:
+    """`AsyncLimiter`, and tasks of one loop."""
+
+    kind = "async"
+
+    def __init__(self) -> None:
+        self._closing: list[Callable[[], Any]] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = _started(self._loop.run_forever)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        result: T = self.begin(work).result(30)
+        return result
+
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller:
+        made = _Awaiting(self, AsyncLimiter(store, limits, **options))
+        self._closing.append(made.close)
+        return made
+
+    def client(self, url: str, **options: Any) -> Any:
+        return self._kept(redis.asyncio.Redis.from_url(url, **options))
+
+    def cluster(self, host: str, port: int, **options: Any) -> Any:
+        async def make() -> Any:
+            return redis.asyncio.RedisCluster(host=host, port=port, **options)
+
+        return self._kept(self.run(make()))
+
+    def master_for(self, sentinels: list[tuple[str, int]], service: str, **options: Any) -> Any:
+        watch = AsyncSentinel(sentinels, socket_timeout=1)
+        self._closing += [lambda s=s: self.run(s.aclose()) for s in watch.sentinels]  # type: ignore[misc]
+        return self._kept(watch.master_for(service, **options))
+
+    def fake(self) -> Any:
+        import fakeredis
+
+        return self._kept(fakeredis.FakeAsyncRedis())
+
+    def use(self, client: Any, command: str, *args: Any) -> Any:
+        async def work() -> Any:
+            return await client.execute_command(command, *args)
+
+        return self.run(work())
+
+    def close(self) -> None:
+        for close in reversed(self._closing):
+            close()
+
+        async def settle() -> None:
+            me = asyncio.current_task()
+            tasks = [task for task in asyncio.all_tasks() if task is not me]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
+
+        self.run(settle())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _kept(self, client: T) -> T:
+        self._closing.append(lambda: self.run(client.aclose()))  # type: ignore[attr-defined]
+        return client
+
+
+FACES: dict[str, Callable[[], Face]] = {"sync": SyncFace, "async": AsyncFace}
+
+
+def used(server: Any, prefix: str, key: str = "*") -> int:
+    """What the rings of `prefix` hold, by the server itself. `server`: a client that decodes."""
+    rings = list(server.scan_iter(f"{prefix}:{{{key}}}:*", count=1000))
+    return sum(int(server.hget(ring, "used") or 0) for ring in rings)
+
+
+def admin(url: str) -> Any:
+    """A plain client of the test's own."""
+    return redis.Redis.from_url(url, decode_responses=True)

@@ -1,0 +1,440 @@
+"""Every way in: URLs of all kinds, clients of the caller's own, names, rights, and refusals."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError, StoreUnavailable
+from tests.integration.faces import Caller, Face, admin
+from tests.integration.responder import Responder
+from tests.servers import Cluster, SentinelSet, Standalone, until
+
+MINIMAL_ACL = (
+    "~distwindow:* resetchannels -@all +time +info +evalsha +eval "
+    "+hget +hset +hmget +hincrby +hdel +hgetall +del +pexpire"
+)
+"""The least rights with which everything works (docs/operations.md). +time and +info may be left
+out: the first with clock="client" only, the second at the price of an unread server version."""
+
+
+def works(limiter: Caller, key: str = "k") -> None:
+    """What every store has to do: admit, show, refuse, give back, forget."""
+    first = limiter.try_acquire(key)
+    assert first.allowed, first
+    assert first.remaining == 2
+    assert limiter.peek(key).remaining == 2
+    second = limiter.try_acquire(key, 2)
+    assert second.allowed, second
+    refused = limiter.try_acquire(key)
+    assert not refused.allowed
+    assert refused.retry_after > 0
+    stats = limiter.stats(key)
+    assert (stats.passed, stats.blocked) == (3, 1)
+    assert limiter.refund(second) == 2
+    assert limiter.try_acquire(key).remaining == 1
+    limiter.reset(key)
+    assert limiter.peek(key).remaining == 3
+
+
+THREE = "3/hour"
+
+# -- URLs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_a_plain_server(face: Face, redis_url: str, prefix: str, scheme: str) -> None:
+    works(face.limiter(redis_url.replace("redis", scheme, 1), THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+def test_tls_with_the_authority_in_the_url(
+    face: Face, tls_url: str, prefix: str, scheme: str
+) -> None:
+    url = tls_url.replace("rediss", scheme, 1)
+    works(face.limiter(url, THREE, prefix=prefix, timeout=5))
+
+
+def test_tls_without_the_authority_names_the_remedy(face: Face, tls_url: str, prefix: str) -> None:
+    limiter = face.limiter(tls_url.partition("?")[0], prefix=prefix, timeout=5)
+    with pytest.raises(ConfigurationError, match=r"not trusted.*ssl_ca_certs"):
+        limiter.try_acquire("k")
+
+
+def test_tls_with_a_file_that_is_not_there_names_it(face: Face, tls_url: str, prefix: str) -> None:
+    url = tls_url.partition("?")[0] + "?ssl_ca_certs=/nowhere/ca.pem"
+    with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem"):
+        face.limiter(url, prefix=prefix, timeout=5).try_acquire("k")
+
+
+@pytest.mark.compat
+def test_a_unix_socket(face: Face, unix_url: str, prefix: str) -> None:
+    works(face.limiter(unix_url, THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_a_cluster(face: Face, cluster_url: str, prefix: str, scheme: str) -> None:
+    url = cluster_url.replace("redis", scheme, 1)
+    limiter = face.limiter(url, THREE, prefix=prefix, timeout=2)
+    for key in "abcdefgh":
+        works(limiter, key)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_a_primary_named_by_sentinels(
+    face: Face, sentinel_url: str, prefix: str, scheme: str
+) -> None:
+    url = sentinel_url.replace("redis", scheme, 1)
+    works(face.limiter(url, THREE, prefix=prefix, timeout=2))
+
+
+@pytest.mark.compat
+def test_fakeredis_behind_a_port(face: Face, fake_url: str, prefix: str) -> None:
+    works(face.limiter(fake_url, THREE, prefix=prefix, timeout=5))
+
+
+@pytest.mark.compat
+def test_memory(face: Face, prefix: str) -> None:
+    works(face.limiter("memory://", THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+def test_another_database(face: Face, redis_url: str, prefix: str) -> None:
+    url = re.sub(r"/\d+$", "/5", redis_url)
+    works(face.limiter(url, THREE, prefix=prefix))
+    assert face.limiter(url, THREE, prefix=prefix).try_acquire("five")
+    with admin(url) as five, admin(redis_url) as zero:
+        assert five.keys(f"{prefix}:*")
+        assert not zero.keys(f"{prefix}:*")
+
+
+# -- passwords and users ----------------------------------------------------------------------
+
+PASSWORD = "p@ss/w:rd#?é"  # everything that a URL has to escape
+QUOTED = "p%40ss%2Fw%3Ard%23%3F%C3%A9"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Any:
+    """A server with a password, and users of which one may do just enough."""
+    with Standalone(
+        password="secret",
+        users=(
+            f"limiter on >least {MINIMAL_ACL}",
+            f"blind on >least {MINIMAL_ACL} -time -info",
+            "nobody on >least -@all",
+            f"stranger on >least {MINIMAL_ACL.replace('~distwindow:*', '~other:*')}",
+            f"scriptless on >least {MINIMAL_ACL.replace('+evalsha +eval', '')}",
+            f"halfway on >least {MINIMAL_ACL.replace('+hincrby', '')}",
+            f"odd on >{PASSWORD} ~* +@all",
+        ),
+    ) as server:
+        yield server
+
+
+def at(server: Standalone, login: str) -> str:
+    return f"redis://{login}@{server.host}:{server.port}/0"
+
+
+@pytest.mark.compat
+def test_a_password_in_the_url(face: Face, guarded: Standalone, prefix: str) -> None:
+    works(face.limiter(at(guarded, ":secret"), THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+def test_a_user_in_the_url(face: Face, guarded: Standalone, prefix: str) -> None:
+    works(face.limiter(at(guarded, "default:secret"), THREE, prefix=prefix))
+
+
+def test_a_password_of_odd_signs(face: Face, guarded: Standalone, prefix: str) -> None:
+    works(face.limiter(at(guarded, f"odd:{QUOTED}"), THREE, prefix=prefix))
+
+
+@pytest.mark.parametrize("login", [":wrong-password", "default:wrong-password", "ghost:secret"])
+def test_a_wrong_password_is_a_configuration_error_that_keeps_it_secret(
+    face: Face, guarded: Standalone, prefix: str, login: str
+) -> None:
+    limiter = face.limiter(at(guarded, login), prefix=prefix)
+    with pytest.raises(ConfigurationError, match="password") as caught:
+        limiter.try_acquire("k")
+    assert "wrong-password" not in str(caught.value)
+    assert ":secret" not in str(caught.value)
+
+
+def test_no_password_where_one_is_wanted(face: Face, guarded: Standalone, prefix: str) -> None:
+    limiter = face.limiter(f"redis://{guarded.host}:{guarded.port}/0", prefix=prefix)
+    with pytest.raises(ConfigurationError, match=r"(?i)password|auth"):
+        limiter.try_acquire("k")
+
+
+# -- rights -----------------------------------------------------------------------------------
+
+
+def test_the_least_rights_are_enough(face: Face, guarded: Standalone) -> None:
+    key = uuid.uuid4().hex
+    limiter = face.limiter(at(guarded, "limiter:least"), ["3/hour", "3/day"])
+    works(limiter, key)
+    with guarded.client() as server:
+        server.script_flush()
+    works(limiter, key)
+
+
+@pytest.mark.parametrize(
+    "right", [word for word in re.findall(r"\+(\w+)", MINIMAL_ACL) if word != "info"]
+)
+def test_none_of_the_least_rights_can_be_spared(right: str, guarded: Standalone) -> None:
+    name = f"without-{right}"
+    with guarded.client() as server:
+        server.execute_command("ACL", "SETUSER", name, "on", ">least", *MINIMAL_ACL.split())
+        server.execute_command("ACL", "SETUSER", name, f"-{right}")
+        server.script_flush()
+    key = f"needs-{right}"
+    with Limiter(at(guarded, f"{name}:least"), ["8/200ms", "1000/hour"], timeout=2) as limiter:
+        with pytest.raises(ConfigurationError, match=r"docs/operations\.md"):
+            every_path(limiter, key)
+
+
+def every_path(limiter: Limiter, key: str) -> None:
+    """A new ring, its hot path, bucket after bucket, a refusal, a window's end; and the rest."""
+    for _ in range(12):
+        decision = limiter.try_acquire(key)
+        limiter.try_acquire(f"{key} alone")
+        if decision:
+            limiter.refund(decision)
+        limiter.try_acquire(key, 3)
+        limiter.peek(key)
+        limiter.stats(key)
+        time.sleep(0.02)
+    limiter.reset(key)
+
+
+def test_time_and_info_are_not_asked_for_with_the_clients_clock(
+    face: Face, guarded: Standalone
+) -> None:
+    limiter = face.limiter(at(guarded, "blind:least"), THREE, clock="client")
+    works(limiter, uuid.uuid4().hex)
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        ("nobody", "ACL"),
+        ("stranger", "ACL"),
+        ("scriptless", "ACL"),
+        ("halfway", "ACL"),
+        ("blind", "ACL"),
+    ],
+)
+def test_missing_rights_are_a_configuration_error_that_names_the_remedy(
+    face: Face, guarded: Standalone, user: str, says: str
+) -> None:
+    limiter = face.limiter(at(guarded, f"{user}:least"))
+    with pytest.raises(ConfigurationError, match=says):
+        limiter.each(["k"] * 2)  # the first call on a key does not need HINCRBY
+
+
+# -- clients of the caller's own ----------------------------------------------------------------
+
+CLIENT_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"decode_responses": True},
+    {"protocol": 3},
+    {"protocol": 3, "decode_responses": True, "health_check_interval": 1},
+]
+
+
+def retrying(face: Face) -> dict[str, Any]:
+    """Arguments of a client that would send a lost call three times more."""
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    retry: Any = (AsyncRetry if face.kind == "async" else Retry)(NoBackoff(), 3)
+    return {"retry": retry, "retry_on_error": [redis.ConnectionError, redis.TimeoutError]}
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", CLIENT_OPTIONS, ids=str)
+def test_a_client_that_the_caller_owns(
+    face: Face, redis_url: str, prefix: str, options: dict[str, Any]
+) -> None:
+    client = face.client(redis_url, **options, **retrying(face))
+    before = dict(client.connection_pool.connection_kwargs)
+    limiter = face.limiter(client, THREE, prefix=prefix)
+    works(limiter)
+    limiter.close()
+    assert client.connection_pool.connection_kwargs == before
+    said = face.use(client, "ECHO", "still mine")
+    assert said == ("still mine" if options.get("decode_responses") else b"still mine")
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True, "protocol": 3}], ids=str)
+def test_a_cluster_client_that_the_caller_owns(
+    face: Face, cluster: Cluster, prefix: str, options: dict[str, Any]
+) -> None:
+    node = cluster.nodes[0]
+    client = face.cluster(node.host, node.port, **options)
+    limiter = face.limiter(client, THREE, prefix=prefix, timeout=2)
+    for key in "abcdef":
+        works(limiter, key)
+    limiter.close()
+    said = face.use(client, "GET", f"{prefix}-nothing")
+    assert said is None
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True, "protocol": 3}], ids=str)
+def test_a_sentinel_client_that_the_caller_owns(
+    face: Face, sentinel: SentinelSet, prefix: str, options: dict[str, Any]
+) -> None:
+    hosts = [(node.host, node.port) for node in sentinel.sentinels]
+    client = face.master_for(hosts, sentinel.service, **options)
+    limiter = face.limiter(client, THREE, prefix=prefix, timeout=2)
+    works(limiter)
+    limiter.close()
+    assert face.use(client, "ECHO", "x") in ("x", b"x")
+
+
+@pytest.mark.compat
+def test_a_fakeredis_client(face: Face, prefix: str) -> None:
+    client = face.fake()
+    works(face.limiter(client, THREE, prefix=prefix, timeout=5))
+    assert face.use(client, "ECHO", "x") in ("x", b"x")
+
+
+def test_a_client_of_the_other_kind_is_named(redis_url: str, prefix: str) -> None:
+    blocking, awaiting = redis.Redis.from_url(redis_url), redis.asyncio.Redis.from_url(redis_url)
+    with pytest.raises(ConfigurationError, match="use AsyncLimiter"):
+        Limiter(awaiting, THREE, prefix=prefix)
+    with pytest.raises(ConfigurationError, match="use Limiter"):
+        AsyncLimiter(blocking, THREE, prefix=prefix)
+    for face in (Limiter, AsyncLimiter):
+        with pytest.raises(ConfigurationError, match="no store"):
+            face(42, THREE, prefix=prefix)
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+def test_the_name_shows_in_the_servers_client_list(face: Face, redis_url: str, prefix: str) -> None:
+    name = f"checkout-{prefix}"
+    limiter = face.limiter(redis_url, prefix=prefix, name=name)
+    limiter.try_acquire("k")
+    with admin(redis_url) as server:
+        assert [client["name"] for client in server.client_list()].count(name) == 1
+    limiter.close()
+    with admin(redis_url) as server:
+        until(lambda: name not in [client["name"] for client in server.client_list()])
+
+
+# -- URLs that cannot work --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("", "begins with none of"),
+        ("localhost:6379", "begins with none of"),
+        ("http://localhost", "begins with none of"),
+        ("redis:/localhost", "begins with none of"),
+        ("redis://localhost:notaport/0", "port"),
+        ("redis://localhost:99999/0", "port|range"),
+        ("redis://localhost/notadb", "database|notadb"),
+        ("redis+sentinel://localhost:26379", "names no service"),
+        ("redis+sentinel://localhost:26379/service/x", "database number"),
+        ("redis+cluster://localhost:x", "port"),
+        ("redis+cluster://", "empty host"),
+        ("redis+cluster://localhost:7000/3", "database 0 only"),
+        ("memory://somewhere", "memory://"),
+        ("redis://localhost?socket_timeout=soon", "socket_timeout"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_at_once(face: Face, url: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        face.limiter(url).try_acquire("k")
+
+
+def test_an_option_nobody_knows_is_named(face: Face, redis_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="colour"):
+        face.limiter(f"{redis_url}?colour=blue").try_acquire("k")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:hunter2@localhost",
+        "redis://user:hunter2@localhost:port/0",
+        "redis://:hunter2/@localhost:6379/0",
+        "redis://:hunter2/x@localhost:6379/0",
+        "redis://:hunter2@localhost/db",
+        "redis+cluster://user:hunter2@localhost:port",
+        "redis+cluster://user:hunter2/x@localhost:7000",
+        "redis+cluster://:hunter2/x@localhost:7000",
+        "redis+sentinel://user:hunter2@localhost:1",
+        "redis+sentinel://user:x/hunter2@localhost:1/service",
+        "redis://localhost:port/0?password=hunter2",
+        "redis+sentinel://localhost:port/s/0?sentinel_password=hunter2",
+    ],
+)
+def test_no_message_shows_a_password(face: Face, url: str) -> None:
+    with pytest.raises((ConfigurationError, StoreError)) as caught:
+        face.limiter(url, timeout=1).try_acquire("k")
+    error: BaseException | None = caught.value
+    assert "hunter2" not in f"{error} {error!r}"
+
+
+def test_a_server_that_is_not_there(face: Face) -> None:
+    for url in (
+        "redis://127.0.0.1:1/0",
+        "unix:///nowhere/redis.sock",
+        "redis+cluster://127.0.0.1:1,127.0.0.1:2",
+        "redis+sentinel://127.0.0.1:1,127.0.0.1:2/service/0",
+    ):
+        limiter = face.limiter(url, timeout=2)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable) as caught:
+                limiter.try_acquire("k")
+            assert caught.value.charged is False
+
+
+def test_a_server_that_is_no_cluster_says_so(face: Face, redis_url: str, prefix: str) -> None:
+    url = redis_url.replace("redis", "redis+cluster", 1).rpartition("/")[0]
+    with pytest.raises((ConfigurationError, StoreUnavailable), match=r"(?i)cluster"):
+        face.limiter(url, prefix=prefix, timeout=5).try_acquire("k")
+
+
+def test_a_node_of_a_cluster_taken_for_a_plain_server_names_the_right_url(
+    face: Face, cluster: Cluster, prefix: str
+) -> None:
+    node = cluster.nodes[0]
+    limiter = face.limiter(f"redis://{node.host}:{node.port}/0", prefix=prefix)
+    with pytest.raises(ConfigurationError, match=r"redis\+cluster://"):
+        limiter.each("abcdefgh")
+
+
+def test_a_server_that_is_too_old_says_so(face: Face) -> None:
+    with Responder() as server:
+        server.version = "5.0.14"
+        with pytest.raises(ConfigurationError, match=r"Redis 5\.0.*too old.*6\.2"):
+            face.limiter(server.url).try_acquire("k")
+
+
+def test_the_authoritys_file_may_come_as_a_clients_option(
+    face: Face, tls_server: Standalone, tls_ca: Path, prefix: str
+) -> None:
+    url = f"rediss://{tls_server.host}:{tls_server.tls_port}/0"
+    client = face.client(url, ssl_ca_certs=str(tls_ca))
+    works(face.limiter(client, THREE, prefix=prefix, timeout=5))
