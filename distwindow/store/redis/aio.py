@@ -21,7 +21,7 @@ from ...core.clock import Clock
 from ...core.decision import Decision, Source
 from ...core.errors import ConfigurationError, DistwindowError
 from ...wire.command import Acquire, Command
-from .batch import Batch
+from .batch import Batch, Turn
 from .call import Send, call
 from .handshake import failure
 from .outcome import late
@@ -111,10 +111,9 @@ class _Desk:
         self._monotonic = terms.clock.monotonic
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
-        self._gathered: list[Batch] = []
+        self._turn: Turn | None = None
         self._shared: dict[Acquire, Batch] = {}
-        self._deadline = 0.0
-        self._under_way: deque[Batch] = deque()  # oldest first, so the first to be late
+        self._under_way: deque[Turn] = deque()  # oldest first, so the first to be late
         self._timer: asyncio.TimerHandle | None = None
         self._pipes: dict[Node, Pipe] = {}
         self.place: Place | None = None
@@ -174,10 +173,10 @@ class _Desk:
                 node = batch.pipe.node if batch.pipe is not None else None
                 way = None
                 if node is not None:  # sent by the hot path
-                    way = Send(node, batch.command, batch.deadline, guard=batch.guard)
-                    batch.guard = b""
+                    way = Send(node, batch.command, batch.turn.deadline, guard=batch.guard or b"")
+                    batch.guard = None
                 dialogue = batch.dialogue = call(
-                    batch.shared(), self.place, self._terms, batch.deadline, under_way=way
+                    batch.shared(), self.place, self._terms, batch.turn.deadline, under_way=way
                 )
                 if way is not None:
                     next(dialogue)
@@ -197,26 +196,31 @@ class _Desk:
             del self._pipes[pipe.node]
 
     def _batch(self, command: Command[Any], deadline: float | None, *, decides: bool) -> Batch:
-        if not self._gathered:
+        turn = self._turn
+        if turn is None:
+            turn = self._turn = Turn(self, self._monotonic() + self._terms.timeout)
             self._loop.call_soon(self._send)
-            self._deadline = self._monotonic() + self._terms.timeout
-        batch = Batch(self, command, deadline or self._deadline, decides=decides)
-        self._gathered.append(batch)
+        if deadline is not None:
+            turn.deadline = min(turn.deadline, deadline)
+        batch = Batch(turn, command, decides=decides)
+        turn.batches.append(batch)
         return batch
 
     def _send(self) -> None:
-        """The end of a turn: start what has gathered, and write it in one piece for each node."""
-        gathered, self._gathered = self._gathered, []
+        """The end of a turn: start what has gathered, and write it in few pieces for each node."""
+        turn, self._turn = self._turn, None
+        assert turn is not None
         self._shared.clear()
+        self._under_way.append(turn)
         place = self.place
         direct = self._direct(place)
-        for batch in gathered:
+        until_ms = 0 if direct is None else direct.node.clock.until_ms(turn.deadline)
+        for batch in turn.batches:
             if not batch.drop_cancelled():
-                continue
-            self._under_way.append(batch)
-            if direct is not None and batch.decides:
+                batch.done = True
+            elif direct is not None and batch.decides:
                 batch.pipe = direct
-                batch.guard = guard = direct.node.clock.guard(batch.deadline)
+                batch.guard = guard = direct.node.clock.guard(until_ms)
                 direct.put_frame(batch.shared().frame(guard), batch)
             else:
                 self.judge(batch, None)
@@ -251,10 +255,10 @@ class _Desk:
         self._timer = None
         now = self._monotonic()
         under_way = self._under_way
-        while under_way and (under_way[0].done or under_way[0].deadline <= now):
-            batch = under_way.popleft()
-            if not batch.done:
-                self._give_up(batch)
+        while under_way and under_way[0].deadline <= now:
+            for batch in under_way.popleft().batches:
+                if not batch.done:
+                    self._give_up(batch)
         if under_way:
             self._timer = self._loop.call_later(under_way[0].deadline - now, self._watch)
 

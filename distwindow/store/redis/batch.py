@@ -13,28 +13,34 @@ from .call import Send
 from .pipe import Pipe
 
 
-class Starter(Protocol):
+class Judge(Protocol):
     """Who takes a batch on when its reply is not the usual one."""
 
     def judge(self, batch: Batch, answer: Any) -> None: ...
 
 
+class Turn:
+    """The batches that were sent in one turn of the loop, which have one deadline."""
+
+    __slots__ = ("batches", "deadline", "desk")
+
+    def __init__(self, desk: Judge, deadline: float) -> None:
+        self.desk = desk
+        self.deadline = deadline
+        self.batches: list[Batch] = []
+
+
 class Batch:
     """A command and who waits for it: for decisions (`attempt`), or for the plain reply."""
 
-    __slots__ = (
-        "_starter", "command", "deadline", "decides", "dialogue", "done", "futures", "guard", "pipe",
-    )  # fmt: skip
+    __slots__ = ("command", "decides", "dialogue", "done", "futures", "guard", "pipe", "turn")
 
-    def __init__(
-        self, starter: Starter, command: Command[Any], deadline: float, *, decides: bool
-    ) -> None:
-        self._starter = starter
+    def __init__(self, turn: Turn, command: Command[Any], *, decides: bool) -> None:
+        self.turn = turn
         self.command = command
-        self.deadline = deadline
         self.decides = decides
         self.futures: list[asyncio.Future[Any]] = []
-        self.guard = b""
+        self.guard: bytes | None = None
         """Of a frame that was sent without a dialogue."""
         self.dialogue: Generator[Send, Any, Any] | None = None
         self.pipe: Pipe | None = None
@@ -42,9 +48,10 @@ class Batch:
 
     def drop_cancelled(self) -> bool:
         """Leave out who was cancelled before anything was sent; is anyone left?"""
-        if any(future.done() for future in self.futures):
-            self.futures = [future for future in self.futures if not future.done()]
-        return bool(self.futures)
+        futures = self.futures
+        if len(futures) > 1 or futures[0].done():
+            self.futures = futures = [future for future in futures if not future.done()]
+        return bool(futures)
 
     def shared(self) -> Command[Any]:
         """The one command that stands for all."""
@@ -58,21 +65,22 @@ class Batch:
         """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""
         if self.done:
             return
-        usual = self.guard and type(answer) is list and len(answer) == 3
-        if not usual or answer[0] != self.guard or answer[1] < 0:
-            self._starter.judge(self, answer)
+        if (
+            type(answer) is not list
+            or len(answer) != 3
+            or answer[0] != self.guard
+            or answer[1] < 0
+        ):
+            self.turn.desk.judge(self, answer)
             return
         self.done = True
+        command, futures = self.command, self.futures
         _, left, now = answer
-        command = self.command
-        pipe = self.pipe
-        assert pipe is not None
-        pipe.node.clock.learn(now)
         _, limit, cost, _ = command.charges[0]
         width = limit.bucket_ms
         reset_ms = limit.span * width - now % width
-        left += cost * (len(self.futures) - 1)
-        for future in self.futures:
+        left += cost * (len(futures) - 1)
+        for future in futures:
             if not future.done():
                 future.set_result(admitted(command, 0, left, reset_ms, now, "store"))
             left -= cost

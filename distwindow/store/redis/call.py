@@ -46,7 +46,8 @@ class Send:
 
     def frame(self) -> bytes:
         """The bytes to send."""
-        self.guard = self.node.clock.guard(self._deadline)
+        clock = self.node.clock
+        self.guard = clock.guard(clock.until_ms(self._deadline))
         frame = self._command.text_frame if self._by_text else self._command.frame
         return ASKING + frame(self.guard) if self.asking else frame(self.guard)
 

@@ -37,8 +37,11 @@ class ServerClock:
         if self.used:
             self._offset_ms = now_ms - self._clock.monotonic() * 1000
 
-    def guard(self, deadline: float) -> bytes:
-        """The guard of a call that has to be done by `deadline` (monotonic seconds)."""
+    def until_ms(self, deadline: float) -> int:
+        """`deadline` (monotonic seconds) on the server's clock, as well as it is known."""
         offset = self._offset_ms
-        until = NO_DEADLINE_MS if offset is None else int(deadline * 1000 + offset)
-        return b"%013d.%06d" % (until, next(self._counter) % _NONCES)
+        return NO_DEADLINE_MS if offset is None else int(deadline * 1000 + offset)
+
+    def guard(self, until_ms: int) -> bytes:
+        """The guard of one call that has to be done by then."""
+        return b"%013d.%06d" % (until_ms, next(self._counter) % _NONCES)

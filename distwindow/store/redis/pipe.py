@@ -22,6 +22,10 @@ from .outcome import with_token
 from .place import Node
 
 
+_PIECE = 64
+"""Frames that are written at once: the server works on the first while we pack the next."""
+
+
 class Caller(Protocol):
     """Who waits for a reply."""
 
@@ -94,7 +98,7 @@ class Pipe(asyncio.Protocol):
         """Have `frame` written with the next `flush`, on a standing connection."""
         self._pending.append(caller)
         self._frames.append(frame)
-        if len(self._frames) >= 1000000:
+        if len(self._frames) >= _PIECE:
             self.flush()
 
     def flush(self) -> None:
@@ -124,8 +128,10 @@ class Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._pending
         reader.feed(data)
+        raw = None
         try:
-            while (raw := reader.gets()) is not False:
+            while (reply := reader.gets()) is not False:
+                raw = reply
                 if not pending:
                     self.end("the server sent a reply that nobody asked for")
                     return
@@ -134,6 +140,8 @@ class Pipe(asyncio.Protocol):
                     caller.heard(raw)
         except hiredis.HiredisError as exc:
             self.end(exc)
+        if type(raw) is list and len(raw) == 3:  # the usual replies; once for all of them
+            self.node.clock.learn(raw[2])
 
     def abandon(self) -> None:
         """Hang up although the loop was closed without us, so that nothing of it can be called."""

@@ -108,7 +108,7 @@ class RedisStore:
         if link is None or not link.ready():
             return decide(command, self._alone(command, deadline), "store")
         clock = link.node.clock
-        guard = clock.guard(deadline)
+        guard = clock.guard(clock.until_ms(deadline))
         raw = link.say(command.frame(guard), deadline)
         if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
             _, left, now = raw
