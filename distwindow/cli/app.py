@@ -11,6 +11,7 @@ import typer
 from distwindow import __version__
 
 from .demo import demo
+from .doctor import doctor
 from .reset import reset
 from .stats import stats
 from .trial import trial
@@ -46,6 +47,7 @@ app.command()(demo)
 app.command()(stats)
 app.command("try")(trial)
 app.command()(reset)
+app.command()(doctor)
 
 
 def run() -> None:

@@ -60,7 +60,7 @@ def demo(
     limits = limits_of(limit)
     out = console()
     with _terminable(), host(url) as served:
-        out.print(Text(f"Running {printable(served.told)}", style="bold"))
+        out.print(Text(printable(served.told), style="bold"))
         key = f"demo-{secrets.token_hex(3)}"
         said = "; ".join(map(str, limits))
         out.print(Text(f"{workers} processes share {said} on the key {key!r}, {seconds:g} s"))

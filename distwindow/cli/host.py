@@ -47,7 +47,7 @@ def host(url: str | None) -> Iterator[Host]:
                 "memory:// lives inside one process, and the demo is about several; "
                 "leave --url out, or name a Redis"
             )
-        yield Host(url, f"on your store {shown(url)}")
+        yield Host(url, f"On your store {shown(url)}")
         return
     binary = _binary()
     if binary is None:
@@ -78,7 +78,7 @@ def _process(binary: str) -> Iterator[Host]:
         name = "valkey" if "valkey_version" in info else "redis"
         version = info.get("valkey_version") or info.get("redis_version")
         url = f"redis://127.0.0.1:{port}/0"
-        yield Host(url, f"on {name}-server {version}, started for this demo at {url}")
+        yield Host(url, f"On {name}-server {version}, started for this demo: {url}")
     finally:
         _end(server)
 
@@ -163,11 +163,7 @@ def _fake() -> Iterator[Host]:
     try:
         url = f"redis://127.0.0.1:{server.server_address[1]}/0"
         version = ".".join(re.findall(r"\d+", str(__version__))[:3])
-        yield Host(
-            url,
-            f"on fakeredis {version} (Redis in Python: there is no redis-server on the PATH) "
-            f"at {url}",
-        )
+        yield Host(url, f"On fakeredis {version} (no redis-server found): {url}")
     finally:
         server.shutdown()
         server.server_close()

@@ -30,14 +30,18 @@ class Book:
         self._stamps += stamps
         self._buckets.update(stamp // self.limit.bucket_ms for stamp in stamps)
 
-    @property
-    def newest(self) -> int:
-        """The number of the newest bucket that holds an admission."""
-        return max(self._buckets, default=0)
+    def latest(self) -> int:
+        """The latest whole interval, counted in intervals since the epoch, that is over; before
+        there is one, the first.
+        """
+        buckets = self.limit.buckets
+        newest = max(self._buckets, default=0) // buckets
+        return max(newest - 1, min(self._buckets, default=0) // buckets)
 
-    def in_window(self, newest: int) -> int:
-        """Admissions in the window, as the store sums it, that ends with the bucket of a number."""
-        return sum(self._buckets[newest - i] for i in range(self.limit.span))
+    def in_interval(self, number: int) -> int:
+        """Admissions in the interval of that number."""
+        first = number * self.limit.buckets
+        return sum(self._buckets[first + i] for i in range(self.limit.buckets))
 
     def in_bucket(self, start_ms: int) -> int:
         """Admissions in the bucket that began then."""

@@ -7,6 +7,7 @@ into a pipe is the same table without colours.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _GAP = "  "
 def console(file: TextIO | None = None) -> Console:
     """Where people look: colours on a terminal unless NO_COLOR, plain text in a pipe."""
     out = Console(file=file, highlight=False, soft_wrap=True)
-    if not out.is_terminal and out.width == 80:
+    if not out.is_terminal and not os.environ.get("COLUMNS"):
         out.width = PIPE_WIDTH
     return out
 

@@ -48,11 +48,11 @@ class Scene:
         self._recent.append((time.monotonic(), report.refused))
 
     def picture(self, width: int) -> list[Text]:
-        """The window that ends now, worker by worker, and the totals: for a terminal."""
+        """The latest window, worker by worker, and the totals: for a terminal."""
         now = self._window()
         rows = [self._row(number, count, sum(now)) for number, count in enumerate(now)]
         rows.append(self._sum(sum(now)))
-        columns = [Column("WORKER"), Column("IN WINDOW", right=True), Column("")]
+        columns = [Column("WORKER"), Column("LAST WINDOW", right=True), Column("")]
         columns += [Column("ADMITTED", right=True), Column("REFUSED", right=True)]
         return [*Table(columns, rows, width).texts(), Text(), *self._windows()]
 
@@ -69,18 +69,17 @@ class Scene:
         return list(Table([*columns, Column("REFUSED", right=True)], rows, width).texts())
 
     def line(self) -> str:
-        """The window that ends now in one line: for a log."""
+        """The latest window in one line: for a log."""
         now = self._window()
         return (
-            f"in the window {' + '.join(f'{count:,}' for count in now)} = {sum(now):,} "
-            f"of {self._limit.amount:,}; admitted {sum(self._admitted):,} in all, "
-            f"refused {self._refusals():,} in the last second"
+            f"{' + '.join(f'{count:,}' for count in now)} = {sum(now):,} of "
+            f"{self._limit.amount:,} in the last window, {self._refusals():,} refused/s"
         )
 
     def _window(self) -> list[int]:
-        """Admissions in the window of the first limit that ends with the newest bucket, by worker."""
-        newest = self.books[0].newest
-        return [own.in_window(newest) for own in self._own]
+        """Admissions in the latest whole window of the first limit, by worker."""
+        latest = self.books[0].latest()
+        return [own.in_interval(latest) for own in self._own]
 
     def _refusals(self) -> int:
         while self._recent and self._recent[0][0] < time.monotonic() - 1:

@@ -39,6 +39,10 @@ from .servers import Server, servers
 _SCREENFUL = 50
 _LONGEST_KEY = 60
 _BAR = 10
+_NAMES = {
+    kind: [field.name for field in dataclasses.fields(kind)]
+    for kind in (Stats, WindowStats, Bucket)
+}
 
 
 @guarded
@@ -227,12 +231,7 @@ def as_object(stats: Stats) -> dict[str, Any]:
 
 def _fields(value: Stats | WindowStats | Bucket) -> dict[str, Any]:
     # dataclasses.asdict copies deeply: half of the time of a hundred thousand keys.
-    return {name: getattr(value, name) for name in _names(type(value))}
-
-
-@functools.cache
-def _names(kind: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
+    return {name: getattr(value, name) for name in _NAMES[type(value)]}
 
 
 @functools.lru_cache(maxsize=1024)
