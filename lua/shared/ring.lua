@@ -34,7 +34,7 @@ local function look(ring, now)
   ring.start = now - now % width
   local steps = start and (ring.start - start) / width
   if not start or steps >= span or start - now > width * span then
-    ring.fresh, ring.used, ring.closed = true, 0, 0
+    ring.fresh, ring.lost, ring.used, ring.closed = true, head[1], 0, 0
     return
   end
   ring.used, ring.closed = head[2] - 0, head[3] - 0
@@ -58,7 +58,8 @@ end
 local function turn(ring)
   local key = ring.key
   if ring.fresh then
-    redis.call('DEL', key)
+    -- Not in vain: once a script has written anything, Redis lets it write beyond its maxmemory.
+    if ring.lost then redis.call('DEL', key) end
   elseif ring.last then
     if ring.expired[1] then redis.call('HDEL', key, unpack(ring.expired)) end
     local head = redis.call('HMGET', key, 'block', 'done')
