@@ -10,6 +10,7 @@ import typer
 
 from distwindow import __version__
 
+from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .reset import reset
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Rate limits that a fleet shares through Redis: look at them, try them, forget them.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     # A traceback shows arguments, and the URL among them has the password.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,6 +50,7 @@ app.command()(stats)
 app.command("try")(trial)
 app.command()(reset)
 app.command()(doctor)
+app.command()(bench)
 
 
 def run() -> None:

@@ -113,7 +113,7 @@ def _play(
 def _shown(scene: Scene, out: Console) -> Iterator[Callable[[], None]]:
     """A function that shows the scene as it is: in place on a terminal, else a line per second."""
     if out.is_terminal:
-        with Live(console=out, auto_refresh=False, transient=True) as live:
+        with Live(console=out, auto_refresh=False, transient=True, redirect_stdout=False) as live:
             yield lambda: live.update(Group(*scene.picture(out.width)), refresh=True)
         return
     begun = time.monotonic()

@@ -34,11 +34,14 @@ def console(file: TextIO | None = None) -> Console:
 
 def printable(text: str) -> str:
     """`text` with everything escaped that could move a cursor or turn writing around."""
-    if text.isprintable():
+    if not text.isprintable():
+        text = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+        )
+    if blocks() or text.isascii():
         return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
-        for char in text
+    return text.encode(sys.stdout.encoding or "ascii", "backslashreplace").decode(
+        "ascii", "replace"
     )
 
 
@@ -95,7 +98,7 @@ def heat(share: float) -> str:
 
 
 def blocks() -> bool:
-    """Can this output say block characters? With LANG=C it cannot."""
+    """Can this output say block characters, and all others? With LANG=C it cannot."""
     return (sys.stdout.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf8sig")
 
 

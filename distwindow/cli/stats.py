@@ -119,9 +119,7 @@ class _Look:
         if tally.gone:
             notes.append(f"{tally.gone:,} expired meanwhile")
         if tally.strangers:
-            notes.append(
-                f"{tally.strangers:,} skipped: under this prefix, but not ours (is it shared?)"
-            )
+            notes.append(f"{tally.strangers:,} skipped: not distwindow's")
         return keys, "; ".join(notes)
 
 
@@ -152,7 +150,7 @@ def _watch(look: _Look, out: Console, nothing: str, interval: float, *, as_json:
                 _once(look, out, nothing, as_json=False)
                 print(flush=True)
             time.sleep(interval)
-    with Live(console=out, screen=True, auto_refresh=False) as live:
+    with Live(console=out, screen=True, auto_refresh=False, redirect_stdout=False) as live:
         while True:
             rows = max(1, out.height - 4)
             keys, note = look(rows, progress=False)
