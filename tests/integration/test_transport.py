@@ -1,0 +1,465 @@
+"""The exchange: one round trip, scripts that the server forgot, echoes, and what refusals mean."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from distwindow import (
+    ConfigurationError,
+    StoreError,
+    StoreUnavailable,
+)
+from tests.integration.faces import PLENTY, Caller, Face, admin, tally, used
+from tests.integration.responder import Responder, Words, admitting, guard_of
+from tests.servers import Cluster, Proxy, Standalone
+
+
+def counted(server: Any, *commands: str) -> int:
+    """How often the server was asked for `commands` from outside or by scripts."""
+    stats = server.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in commands)
+
+
+# -- one round trip -------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("limits", [PLENTY, [PLENTY, "5/day"], "3/hour"], ids=str)
+@pytest.mark.parametrize("clock", ["server", "client"])
+def test_an_admission_is_one_round_trip(
+    face: Face, proxy: Proxy, prefix: str, limits: Any, clock: str
+) -> None:
+    """Also the first on a key, one under several limits, and a refusal."""
+    limiter = face.limiter(proxy.url, limits, prefix=prefix, clock=clock)
+    limiter.each(["warm"] * 6)
+    before = proxy.requests
+    limiter.each(["k"] * 10)
+    assert proxy.requests - before == 10
+
+
+def test_several_keys_are_one_round_trip(face: Face, proxy: Proxy, prefix: str) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix)
+    limiter.try_acquire("warm")
+    before = proxy.requests
+    items = [("a", "10/second", 2), ("b", ["10/minute", "20/hour"])]
+    assert limiter.try_acquire_all(items)
+    assert proxy.requests - before == 1
+
+
+def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(proxy.url, "700/hour", prefix=prefix, timeout=5)
+    limiter.try_acquire("k")
+    before = proxy.requests
+    calls = limiter.burst(["k"] * 999, at_once=16)
+    assert tally(calls) == {"ok": 699, "refused": 300}
+    remaining = [c.outcome.remaining for c in calls if c.admitted]  # type: ignore[union-attr]
+    assert sorted(remaining) == list(range(699))
+    assert proxy.requests - before < 999
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 700
+
+
+@pytest.mark.parametrize(("clock", "asks"), [("server", True), ("client", False)])
+def test_time_is_asked_for_once_and_never_with_the_clients_clock(
+    face: Face, clock: str, asks: bool
+) -> None:
+    with Standalone() as own, own.client() as server:
+        limiter = face.limiter(own.url, clock=clock)
+        limiter.each(["k"] * 5)
+        server.config_resetstat()
+        limiter.each(["k"] * 5)
+        assert counted(server, "evalsha") == 5
+        assert counted(server, "eval", "client", "hello", "select", "ping", "script") == 0
+        assert counted(server, "time") == (5 if asks else 0)  # by the script
+
+
+def test_with_the_clients_clock_the_callers_time_decides(
+    face: Face, redis_url: str, prefix: str
+) -> None:
+    class Stopped:
+        ms = 1_000_000_000_000
+
+        def now_ms(self) -> int:
+            return self.ms
+
+        monotonic = staticmethod(time.monotonic)
+        sleep = staticmethod(time.sleep)
+
+    clock = Stopped()
+    limiter = face.limiter(redis_url, "2/second", prefix=prefix, clock="client", time=clock)
+    decisions = limiter.each(["k"] * 3)
+    assert [d.allowed for d in decisions] == [True, True, False]
+    assert {d.now_ms for d in decisions} == {clock.ms}
+    assert decisions[2].retry_after == 1.0
+    clock.ms += 999
+    assert not limiter.try_acquire("k")
+    clock.ms += 1
+    assert limiter.try_acquire("k")
+
+
+# -- scripts that the server forgot ---------------------------------------------------------------
+
+
+@pytest.mark.compat
+def test_a_forgotten_script_costs_one_round_trip_more(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix)
+    limiter.each(["k"] * 3)
+    with admin(redis_url) as server:
+        for _ in range(3):
+            server.script_flush()
+            before = proxy.requests
+            assert limiter.try_acquire("k")
+            assert proxy.requests - before == 2
+            assert limiter.try_acquire("k")
+            assert proxy.requests - before == 3
+        assert used(server, prefix) == 9
+
+
+def test_scripts_forgotten_all_the_time_under_load(face: Face, prefix: str) -> None:
+    with Standalone() as own, own.client() as server:
+        limiter = face.limiter(own.url, prefix=prefix, timeout=5)
+        stop = threading.Event()
+        load = limiter.load([f"k{i}" for i in range(5)], stop)
+        for _ in range(10):
+            time.sleep(0.05)
+            server.script_flush()
+        calls = load.result()
+        assert set(tally(calls)) == {"ok"}
+        assert used(server, prefix) == len(calls)
+
+
+@pytest.mark.compat
+def test_in_a_cluster_a_script_is_brought_to_the_keys_own_node_only(
+    face: Face, cluster: Cluster, cluster_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(cluster_url, prefix=prefix, timeout=5)
+    limiter.try_acquire("k")
+    home = cluster.node_of(f"{prefix}:{{k}}:360000:10")
+    clients = {node.port: node.client() for node in cluster.nodes}
+    try:
+        for client in clients.values():
+            client.script_flush()
+            client.config_resetstat()
+        assert limiter.try_acquire("k")
+        asked = {port: counted(c, "evalsha", "eval") for port, c in clients.items()}
+        assert asked == {port: 2 if port == home.port else 0 for port in clients}
+        assert sum(counted(c, "script|load", "script") for c in clients.values()) == 0
+    finally:
+        for client in clients.values():
+            client.close()
+
+
+# -- echoes ---------------------------------------------------------------------------------------
+
+STRANGE = {
+    "another echo": lambda words: admitting(words, b"9999999999999.999999"),
+    "no echo": lambda words: b"*3\r\n$5\r\nhello\r\n:9\r\n:1\r\n",
+    "an empty list": lambda words: b"*0\r\n",
+    "a short list": lambda words: b"*1\r\n$20\r\n%s\r\n" % guard_of(words),
+    "a status": lambda words: b"+OK\r\n",
+    "a number": lambda words: b":1\r\n",
+    "a string": lambda words: b"$3\r\nabc\r\n",
+    "nothing": lambda words: b"$-1\r\n",
+    "not Redis's language": lambda words: b"HTTP/1.1 400 Bad Request\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_a_reply_without_the_echo_is_never_acted_on_and_its_connection_dropped(
+    face: Face, strange: str
+) -> None:
+    with Responder() as server:
+        limiter = face.limiter(server.url)
+        limiter.each(["k"] * 2)
+        sent, connections = len(server.calls), server.connections
+        server.script = STRANGE[strange]
+        with pytest.raises(StoreUnavailable) as caught:
+            limiter.try_acquire("k")
+        assert caught.value.charged is None
+        assert len(server.calls) == sent + 1, "a call whose outcome is unknown was sent again"
+        server.script = admitting
+        assert limiter.try_acquire("k")
+        assert server.connections == connections + 1
+
+
+def test_a_reply_that_comes_twice_puts_nobody_out_of_step(face: Face) -> None:
+    """Each call gets its own decision or an error, never the decision of another call."""
+    with Responder() as server:
+        limiter = face.limiter(server.url)
+        limiter.each(["k"] * 2)
+
+        def twice(words: Words) -> bytes:
+            return admitting(words) * 2
+
+        outcomes: list[str] = []
+        for turn in range(10):
+            server.script = twice if turn == 2 else admitting
+            sent = len(server.calls)
+            (call,) = limiter.burst(["k"])
+            assert len(server.calls) == sent + 1
+            assert call.charged in (True, None)
+            outcomes.append("lost" if call.charged is None else "ok")
+        assert outcomes.count("lost") <= 1
+        assert outcomes[-3:] == ["ok"] * 3
+
+
+def test_swapped_replies_are_never_given_to_the_wrong_caller(face: Face) -> None:
+    """Two callers on different limits; whoever's reply carries another's echo gets an error."""
+    with Responder() as server:
+        limiter = face.limiter(server.url)
+        limiter.each(["a", "b"] * 2)
+        last: list[bytes] = [b"9999999999999.000000"]
+
+        def swap(words: Words) -> bytes:
+            mine, last[0] = last[0], guard_of(words)
+            return admitting(words, mine)
+
+        server.script = swap
+        calls = limiter.burst(["a", "b"] * 20, at_once=2)
+        assert set(tally(calls)) == {"StoreUnavailable"}
+        assert {call.charged for call in calls} == {None}
+        server.script = admitting
+        assert limiter.try_acquire("a")
+
+
+def test_without_the_echo_check_a_swapped_reply_would_be_acted_on(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The law above can fail: that is what the echo is for."""
+
+    class Anything(bytes):
+        __hash__ = bytes.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    from distwindow.store.redis.guard import ServerClock
+
+    guard = ServerClock.guard
+    monkeypatch.setattr(ServerClock, "guard", lambda self, until: Anything(guard(self, until)))
+    with Responder(STRANGE["another echo"]) as server:
+        assert face.limiter(server.url).try_acquire("k")
+
+
+# -- what each refusal means ----------------------------------------------------------------------
+
+NOT_EXECUTED = [
+    "LOADING Redis is loading the dataset in memory",
+    "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "READONLY You can't write against a read only replica.",
+    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist",
+    "NOREPLICAS Not enough good replicas to write.",
+    "CLUSTERDOWN Hash slot not served",
+    "CLUSTERDOWN The cluster is down",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "ERR max number of clients reached",
+]
+WRAPPED = [
+    "ERR Error running script (call to f_{sha}): @user_script:1: @user_script: 1: -{error}",
+    "ERR Error running script (call to f_{sha}): @user_script:12: -{error}",
+    "{error} script: {sha}, on @user_script:5.",
+]
+
+
+def wrapped(error: str, wrapping: str) -> bytes:
+    return f"-{wrapping.format(error=error, sha='f' * 40)}\r\n".encode()
+
+
+@pytest.mark.parametrize("wrapping", ["{error}", *WRAPPED], ids=["plain", "6.2", "Lua 5.4", "7.0"])
+@pytest.mark.parametrize("error", NOT_EXECUTED, ids=lambda error: str(error).split()[0])
+def test_a_call_that_was_surely_not_executed_is_sent_once_more(
+    face: Face, error: str, wrapping: str
+) -> None:
+    with Responder() as server:
+        limiter = face.limiter(server.url)
+        limiter.each(["k"] * 2)
+        sent = len(server.calls)
+        server.script = lambda words: wrapped(error, wrapping)
+        with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
+            limiter.try_acquire("k")
+        assert caught.value.charged is False
+        assert len(server.calls) == sent + 2
+
+        answers = [wrapped(error, wrapping)]
+        server.script = lambda words: answers.pop() if answers else admitting(words)
+        assert limiter.try_acquire("k")
+        assert len(server.calls) == sent + 4
+
+
+@pytest.mark.parametrize("error", ["NOSCRIPT No matching script. Please use EVAL."])
+def test_a_server_that_never_knows_the_script_is_asked_twice_a_try(face: Face, error: str) -> None:
+    with Responder(lambda words: wrapped(error, "{error}")) as server:
+        with pytest.raises(StoreUnavailable) as caught:
+            face.limiter(server.url).try_acquire("k")
+        assert caught.value.charged is False
+        assert 2 <= len(server.calls) <= 4
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("NOPERM this user has no permissions to run the 'evalsha' command", "ACL"),
+        ("NOPERM No permissions to access a key", "ACL"),
+        ("ERR The user executing the script can't run this command or subcommand", "ACL"),
+        ("NOAUTH Authentication required.", "password"),
+        ("WRONGPASS invalid username-password pair or user is disabled.", "password"),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", "prefix"),
+        ("ERR unknown command 'EVALSHA', with args beginning with: 'OOM' 'BUSY'", "6.2"),
+        ("ERR unknown command `evalsha`, with args beginning with: `READONLY`, ", "6.2"),
+        ("ERR Error running script (call to f_0): @user_script:1: -NOPERM no", "ACL"),
+        ("ERR Error running script: Write commands not allowed after non deterministic", "6.2"),
+        ("ERR value is not an integer or out of range", "prefix"),
+        ("ERR something that nobody has thought of", ""),
+    ],
+)
+def test_a_call_that_can_never_work_is_a_configuration_error_and_not_repeated(
+    face: Face, error: str, remedy: str
+) -> None:
+    with Responder() as server:
+        limiter = face.limiter(server.url, prefix="shop")
+        limiter.each(["k:OOM"] * 2)
+        sent = len(server.calls)
+        server.script = lambda words: f"-{error}\r\n".encode()
+        with pytest.raises(ConfigurationError) as caught:
+            limiter.try_acquire("k:OOM")
+        told = str(caught.value)
+        assert error in told
+        assert remedy in told.replace(error, "")
+        assert "shop:{k:OOM}" in told
+        assert len(server.calls) == sent + 1
+
+
+def test_a_key_of_another_type_is_named(face: Face, redis_url: str, prefix: str) -> None:
+    with admin(redis_url) as server:
+        server.set(f"{prefix}:{{k}}:360000:10", "somebody else's")
+        with pytest.raises(ConfigurationError, match=rf"WRONGTYPE.*{prefix}.*prefix"):
+            face.limiter(redis_url, prefix=prefix).try_acquire("k")
+        assert server.get(f"{prefix}:{{k}}:360000:10") == "somebody else's"
+
+
+def test_a_hash_that_is_no_ring_is_never_counted_in(
+    face: Face, redis_url: str, prefix: str
+) -> None:
+    with admin(redis_url) as server:
+        name = f"{prefix}:{{k}}:360000:10"
+        server.hset(name, mapping={"start": "yesterday", "used": "x", "owner": "somebody"})
+        limiter = face.limiter(redis_url, prefix=prefix)
+        for ask in (limiter.try_acquire, limiter.peek, limiter.stats):
+            try:
+                ask("k")
+            except (ConfigurationError, StoreError):
+                continue
+        assert limiter.try_acquire("other")
+
+
+# -- the same from real servers -------------------------------------------------------------------
+
+
+def refused_for_now(limiter: Caller, token: str, key: str = "k") -> None:
+    with pytest.raises(StoreUnavailable, match=token) as caught:
+        limiter.try_acquire(key)
+    assert caught.value.charged is False
+
+
+def rings(server: Any) -> dict[str, Any]:
+    return {name: server.hgetall(name) for name in sorted(server.scan_iter())}
+
+
+@pytest.mark.parametrize("limits", ["100/400ms", ["100/400ms", "200/2s"]], ids=str)
+@pytest.mark.slow
+def test_out_of_memory_writes_nothing_by_halves(face: Face, limits: Any) -> None:
+    """At every age of a ring: in its bucket, in the next one, in a later one, after its window.
+
+    New rings are refused. A ring whose turn frees more than it takes may go on.
+    """
+    with Standalone() as own, own.client() as server:
+        limiter = face.limiter(own.url, limits)
+        widths = [limit.bucket_ms for limit in limiter.limiter.limits]
+        assert widths[0] == 40
+        limiter.each(["k"] * 3)
+        for pause in (0.0, 0.03, 0.05, 0.09, 0.14, 0.41):
+            time.sleep(pause)
+            limiter.each(["k"] * 2)
+            time.sleep(pause)
+            server.config_set("maxmemory", 1)
+            refused_for_now(limiter, "OOM", "new")
+            before = rings(server)
+            (call,) = limiter.burst(["k"])
+            if not call.admitted:
+                assert tally([call]) == {"StoreUnavailable": 1}
+                assert call.charged is False
+                after = rings(server)
+                assert {name: after.get(name, ring) for name, ring in before.items()} == before
+            server.config_set("maxmemory", 0)
+            assert not [name for name in rings(server) if "new" in name]
+            limiter.try_acquire("k")
+            stats = limiter.stats("k")
+            held = [ring["used"] for name, ring in sorted(rings(server).items())]
+            assert sorted(str(w.passed) for w in stats.windows) == sorted(held)
+
+
+def test_a_read_only_replica(face: Face) -> None:
+    with Standalone() as own, own.client() as server:
+        limiter = face.limiter(own.url)
+        limiter.each(["k"] * 2)
+        server.replicaof("127.0.0.1", 1)
+        refused_for_now(limiter, "READONLY")
+        server.replicaof("NO", "ONE")
+        assert limiter.try_acquire("k")
+
+
+def test_too_few_replicas(face: Face) -> None:
+    with Standalone() as own, own.client() as server:
+        limiter = face.limiter(own.url)
+        limiter.each(["k"] * 2)
+        before = rings(server)
+        server.config_set("min-replicas-to-write", 1)
+        refused_for_now(limiter, "NOREPLICAS")
+        assert rings(server) == before
+        server.config_set("min-replicas-to-write", 0)
+        assert limiter.try_acquire("k").remaining == 1_000_000 - 3
+
+
+def test_a_server_busy_with_a_script(face: Face) -> None:
+    with Standalone(config={"lua-time-limit": 20}) as own, own.client() as server:
+        limiter = face.limiter(own.url, timeout=1)
+        limiter.each(["k"] * 2)
+
+        def hog() -> None:
+            with own.client() as other:
+                with pytest.raises(Exception, match=r"(?i)script"):
+                    other.eval("while true do end", 0)
+
+        thread = threading.Thread(target=hog)
+        thread.start()
+        time.sleep(0.2)
+        refused_for_now(limiter, "BUSY")
+        server.execute_command("SCRIPT", "KILL")
+        thread.join()
+        assert limiter.try_acquire("k").remaining == 1_000_000 - 3
+
+
+def test_too_many_clients(face: Face) -> None:
+    with Standalone() as own, own.client() as server:
+        server.ping()
+        server.config_set("maxclients", 1)
+        limiter = face.limiter(own.url)
+        with pytest.raises(StoreUnavailable) as caught:
+            limiter.try_acquire("k")
+        assert caught.value.charged is False
+        server.config_set("maxclients", 100)
+        time.sleep(0.15)
+        assert limiter.try_acquire("k")
