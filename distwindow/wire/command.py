@@ -27,6 +27,8 @@ C = TypeVar("C", bound="Command[Any]")
 EXPIRED = -2
 """The verdict of a script that was run after its deadline, and therefore did nothing."""
 
+_REMEMBERED_SHARES = 64
+
 GUARD_BYTES = 20
 """13 digits of ms, a point, 6 digits of nonce."""
 
@@ -157,6 +159,8 @@ class Acquire(Command[Verdict]):
     tell: bool = False
     """Note the limits in their rings now (a ring's first call from this process), for `stats`."""
 
+    _shared: dict[int, Acquire] = field(default_factory=dict, repr=False, kw_only=True)
+
     def arguments(self) -> list[bytes | int | str]:
         arguments = _ring_arguments(self.charges, self.times)
         if self.tell:
@@ -172,9 +176,19 @@ class Acquire(Command[Verdict]):
             return Verdict(self.times, 0, left, limit.span * width - now % width, 0, now)
         return _verdict(raw, self.times)
 
+    def at(self, now_ms: int) -> Acquire:
+        return replace(self, now_ms=now_ms, _packed=[], _shared={})
+
     def shared(self, times: int) -> Acquire:
         """The one call that stands for `times` calls like this one."""
-        return replace(self, times=times, _packed=[])
+        if times == 1:
+            return self
+        shared = self._shared.get(times)
+        if shared is None:
+            shared = replace(self, times=times, _packed=[], _shared={})
+            if times <= _REMEMBERED_SHARES:
+                self._shared[times] = shared
+        return shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,11 +55,8 @@ class Batch:
 
     def shared(self) -> Command[Any]:
         """The one command that stands for all."""
-        times = len(self.futures)
-        if times == 1:
-            return self.command
-        assert isinstance(self.command, Acquire)
-        return self.command.shared(times)
+        command = self.command
+        return command.shared(len(self.futures)) if isinstance(command, Acquire) else command
 
     def heard(self, answer: Any) -> None:
         """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""

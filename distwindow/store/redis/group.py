@@ -1,8 +1,7 @@
 """Callers of one key that gather while a call for it is away, to go together as one.
 
-One thread makes the group's call and deals the verdicts out, in the order in which the members
-came: the thread whose call the group has waited for, or else the group's first member, as leader.
-Joining, quitting and going happen under the store's lock.
+A group's first member leads: it makes the call and deals the parts out, in the order in which the
+members came. Joining, quitting and going happen under the store's lock.
 """
 
 from __future__ import annotations
@@ -10,22 +9,29 @@ from __future__ import annotations
 import copy
 from _thread import allocate_lock
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ...core.errors import DistwindowError, StoreUnavailable
 from ...wire.command import Verdict
 
 
+Part: TypeAlias = "tuple[int, int] | Verdict"
+"""What one caller gets: (left, now_ms) of the usual reply, or a verdict. Kept small because one
+thread deals for all, and each makes its decision itself.
+"""
+
+
 class Member:
     """One caller in a group."""
 
-    __slots__ = ("_awake", "_failure", "_verdict", "deadline")
+    __slots__ = ("_awake", "_failure", "_part", "deadline")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         # A bare lock, held until woken: an Event would cost three times as much.
         self._awake = allocate_lock()
         self._awake.acquire()
-        self._verdict: Verdict | None = None
+        self._part: Part | None = None
         self._failure: DistwindowError | None = None
 
     def wait(self, now: float) -> bool:
@@ -35,16 +41,16 @@ class Member:
     def wake(self) -> None:
         self._awake.release()
 
-    def give(self, verdict: Verdict | None, failure: DistwindowError | None = None) -> None:
-        self._verdict, self._failure = verdict, failure
+    def give(self, part: Part | None, failure: DistwindowError | None = None) -> None:
+        self._part, self._failure = part, failure
 
-    def verdict(self) -> Verdict:
+    def part(self) -> Part:
         """Its part, once it has been dealt; raises what the shared call failed with."""
         if self._failure is not None:
             # A copy: one exception raised in several threads would mix their tracebacks.
             raise copy.copy(self._failure) from self._failure
-        assert self._verdict is not None
-        return self._verdict
+        assert self._part is not None
+        return self._part
 
 
 class Group:
@@ -57,7 +63,7 @@ class Group:
         self.gone: list[Member] = []
         """Who went, in order."""
         self.leader: Member | None = None
-        """The one of them that makes the call, if it is one of them."""
+        """The first of them, who makes the call."""
 
     def join(self, deadline: float) -> Member:
         member = Member(deadline)
@@ -75,23 +81,19 @@ class Group:
             return True
         return False
 
-    def go(self) -> None:
-        """Nobody can join or quit any more; the caller makes the call."""
+    def go(self) -> bool:
+        """Send the group off under its first member; False when nobody is left in it."""
         self.gone, self._waiting = self._waiting, []
-
-    def go_led(self) -> bool:
-        """The same under its first member; False when nobody is left in it."""
-        self.go()
         if not self.gone:
             return False
         self.leader = self.gone[0]
         self.leader.wake()
         return True
 
-    def deal(self, verdicts: Sequence[Verdict]) -> None:
-        """Hand each member its verdict."""
-        for member, verdict in zip(self.gone, verdicts, strict=True):
-            member.give(verdict)
+    def deal(self, parts: Sequence[Part]) -> None:
+        """Hand each member its part."""
+        for member, part in zip(self.gone, parts, strict=True):
+            member.give(part)
         self._wake()
 
     def fail(self, exc: BaseException) -> None:

@@ -17,6 +17,10 @@ from .place import Node
 from .talk import Talk, talk_of
 
 
+_FRESH = 0.005
+"""Seconds for which a server that has answered is taken to be alive: a look costs a system call."""
+
+
 class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
@@ -31,17 +35,22 @@ class Link:
 
     def exchange(self, send: Send, deadline: float) -> Any:
         """The raw reply, an error reply as an exception object, or `Lost`."""
-        if not self.ready() and (lost := self._open(deadline)) is not None:
+        if not self.ready(self._clock.monotonic()) and (lost := self._open(deadline)) is not None:
             return lost
         if self._clock.monotonic() >= deadline:
             return Lost("deadline", sent=False, late=True)
         return self.say(send.frame(), deadline, replies=2 if send.asking else 1)
 
-    def ready(self) -> bool:
-        """Is there a connection that looks alive? A doubtful one is closed."""
+    def ready(self, now: float) -> bool:
+        """Is there a connection that looks alive? A doubtful one is closed. It is not looked at
+        when the server has answered anyone in the last few milliseconds.
+        """
         if self._talk is None:
             return False
-        if self._generation != self.node.generation or self._talk.dead():
+        node = self.node
+        if self._generation != node.generation or (
+            now - node.clock.heard > _FRESH and self._talk.dead()
+        ):
             self.close()
             return False
         return True

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError, DistwindowError
+from ...core.errors import ConfigurationError
 from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, Verdict, each_of
 from .call import Send, call
-from .group import Group, Member
+from .group import Group, Member, Part
 from .link import Link
 from .outcome import late
 from .patience import OutOfTime, within
@@ -70,22 +70,12 @@ class RedisStore:
                     group = self._away[command] = Group()
                 member = group.join(deadline)
         if group is not None:
-            return decide(command, self._gathered(command, group, member), "store")
+            return _decided(command, self._gathered(command, group, member))
         try:
-            decision = self._first(command, deadline)
-        except BaseException:
+            part = self._ask(command, deadline)
+        finally:
             self._hand_over(command)
-            raise
-        with self._lock:
-            group = self._away[command]
-            if group is None:
-                del self._away[command]
-                return decision
-            self._away[command] = None
-            group.go()
-        # Whoever is back from the server is awake already: it makes the group's call too.
-        self._lead(command, group, deadline)
-        return decision
+        return _decided(command, part)
 
     def execute(self, command: Command[Reply]) -> Reply:
         return self._alone(command, self._monotonic() + self._timeout)
@@ -100,30 +90,27 @@ class RedisStore:
         if self._place is not None and self._place.release is not None:
             self._place.release()
 
-    def _first(self, command: Acquire, deadline: float) -> Decision:
-        """A call that goes at once. On a connection that stands, with a reply as expected, this is
-        all there is; whatever else comes is for `call` to judge.
+    def _ask(self, command: Acquire, deadline: float) -> Part:
+        """Make a call. On a connection that stands, with the usual reply (one ring, all admitted),
+        this is all there is; whatever else comes is for `call` to judge.
         """
         link = self._mine.direct
-        if link is None or not link.ready():
-            return decide(command, self._alone(command, deadline), "store")
+        if link is None or not link.ready(deadline - self._timeout):
+            return self._alone(command, deadline)
         clock = link.node.clock
         guard = clock.guard(clock.until_ms(deadline))
         raw = link.say(command.frame(guard), deadline)
         if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
-            _, left, now = raw
-            clock.learn(now)
-            limit = command.charges[0].limit
-            width = limit.bucket_ms
-            return admitted(command, 0, left, limit.span * width - now % width, now, "store")
+            clock.learn(raw[2])
+            return raw[1], raw[2]
         place = self._place
         assert place is not None
         send = Send(link.node, command, deadline, guard=guard)
         dialogue = call(command, place, self._terms, deadline, under_way=send)
         next(dialogue)
-        return decide(command, self._drive(dialogue, raw, place, deadline), "store")
+        return self._drive(dialogue, raw, place, deadline)
 
-    def _gathered(self, command: Acquire, group: Group, member: Member) -> Verdict:
+    def _gathered(self, command: Acquire, group: Group, member: Member) -> Part:
         """As a member of a group: be its leader, or get one's part from whoever is."""
         woken = unsent = False
         try:
@@ -137,19 +124,21 @@ class RedisStore:
         if not woken:
             raise late("the store", self._timeout, sent=not unsent)
         if group.leader is member:
-            self._lead(command, group, member.deadline)
-        return member.verdict()
+            self._lead(command, group)
+        return member.part()
 
-    def _lead(self, command: Acquire, group: Group, deadline: float) -> None:
-        """Make the call of a group that has gone, and deal the verdicts out."""
+    def _lead(self, command: Acquire, group: Group) -> None:
+        """Make the call of a group that has gone, and deal the parts out."""
+        times = len(group.gone)
         try:
-            times = len(group.gone)
-            if times:
-                shared = command.shared(times) if times > 1 else command
-                verdict = self._alone(shared, min(deadline, group.gone[0].deadline))
-                group.deal(each_of(verdict, times, [c.cost for c in command.charges]))
-        except DistwindowError as exc:
-            group.fail(exc)
+            part = self._ask(command.shared(times), group.gone[0].deadline)
+            costs = [charge.cost for charge in command.charges]
+            if type(part) is tuple:
+                left, now = part
+                group.deal([(left + costs[0] * after, now) for after in range(times - 1, -1, -1)])
+            else:
+                assert isinstance(part, Verdict)
+                group.deal(each_of(part, times, costs))
         except BaseException as exc:
             group.fail(exc)
             raise
@@ -157,10 +146,10 @@ class RedisStore:
             self._hand_over(command)
 
     def _hand_over(self, command: Acquire) -> None:
-        """Let the group that has gathered go, under a leader of its own."""
+        """A call has returned: the group that gathered meanwhile may go."""
         with self._lock:
             group = self._away.pop(command)
-            if group is not None and group.go_led():
+            if group is not None and group.go():
                 self._away[command] = None
 
     def _alone(self, command: Command[Reply], deadline: float) -> Reply:
@@ -199,6 +188,16 @@ class RedisStore:
             if isinstance(self._place, OnePlace) and not self._terms.client_clock:
                 self._mine.direct = link
         return link
+
+
+def _decided(command: Acquire, part: Part) -> Decision:
+    if type(part) is not tuple:
+        assert isinstance(part, Verdict)
+        return decide(command, part, "store")
+    left, now = part
+    limit = command.charges[0].limit
+    width = limit.bucket_ms
+    return admitted(command, 0, left, limit.span * width - now % width, now, "store")
 
 
 class _Mine(threading.local):

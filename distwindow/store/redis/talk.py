@@ -79,16 +79,19 @@ class TcpTalk:
             sent = True
             if count < len(frame):
                 self._send_rest(frame[count:], deadline)
-            return self.hear(deadline)
+            return self._receive(deadline)
         except TimeoutError:
             return Lost("timeout", sent=sent, late=True)
         except (OSError, hiredis.HiredisError) as exc:
             return Lost(exc, sent=sent)
 
     def hear(self, deadline: float) -> Any:
+        raw = self._reader.gets()
+        return self._receive(deadline) if raw is False else raw
+
+    def _receive(self, deadline: float) -> Any:
         reader = self._reader
-        raw = reader.gets()
-        while raw is False:
+        while True:
             left = deadline - self._monotonic()
             if not self._poll(left * 1000 if left > 0 else 0):
                 raise TimeoutError
@@ -97,7 +100,8 @@ class TcpTalk:
                 raise ConnectionResetError("the server closed the connection")
             reader.feed(data)
             raw = reader.gets()
-        return raw
+            if raw is not False:
+                return raw
 
     def _send_rest(self, rest: bytes, deadline: float) -> None:
         self._socket.settimeout(max(0.001, deadline - self._monotonic()))
