@@ -1,0 +1,1 @@
+"""What the README and `docs/` say is true: their code runs, their pages are fresh."""

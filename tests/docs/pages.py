@@ -1,0 +1,63 @@
+"""The pages, and the fenced blocks in them.
+
+A block of Python is run, a block of `console` is typed into the command line. One that cannot be,
+says why in its fence: ```python norun="needs Celery"
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w-]*)(?P<info>[^`]*)$")
+_NORUN = re.compile(r'norun="([^"]+)"')
+
+
+def name(page: Path) -> str:
+    """A page as messages call it."""
+    return page.relative_to(ROOT).as_posix()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `line` is that of its first line, from 1."""
+
+    page: Path
+    line: int
+    language: str
+    norun: str | None
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{name(self.page)}:{self.line}"
+
+
+def blocks(page: Path, language: str | None = None) -> list[Block]:
+    """The blocks of `page` in their order; of `language` alone, if it is given."""
+    found: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    at = 0
+    while at < len(lines):
+        opening = _OPEN.match(lines[at])
+        at += 1
+        if opening is None:
+            continue
+        first, indent = at, opening["indent"]
+        while lines[at].strip() != opening["fence"]:
+            at += 1
+        text = "".join(line.removeprefix(indent) + "\n" for line in lines[first:at])
+        norun = _NORUN.search(opening["info"])
+        found.append(Block(page, first + 1, opening["language"], norun[1] if norun else None, text))
+        at += 1
+    return [block for block in found if language in (None, block.language)]
+
+
+def between(page: Path, marker: str) -> str:
+    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    text = page.read_text(encoding="utf-8")
+    return text.split(f"<!-- {marker} -->\n")[1].split(f"<!-- /{marker} -->")[0]

@@ -1,0 +1,76 @@
+"""Every block of Python is run, page by page: a page's blocks share their names, as a reader would
+type them in one session. `redis://localhost:6379/0` is the tests' server, under a prefix of the
+page's own. What a `print` is said to print, in the comment behind it, it prints.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter
+
+from .pages import PAGES, Block, blocks, name
+
+SAID = "redis://localhost:6379/0"
+_PRINTED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
+
+
+def runnable(page: Path) -> list[Block]:
+    return [block for block in blocks(page, "python") if block.norun is None]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=name)
+def test_python(
+    page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for face in (Limiter, AsyncLimiter):
+        monkeypatch.setitem(face.__init__.__kwdefaults__, "prefix", prefix)
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up
+    loop = asyncio.new_event_loop()
+    for block in runnable(page):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            _run(block, block.text.replace(SAID, redis_url), module.__dict__, loop)
+        expected = _PRINTED.findall(block.text)
+        if expected:
+            assert out.getvalue().splitlines() == expected, block.where
+    for value in list(module.__dict__.values()):
+        if isinstance(value, Limiter):
+            value.close()
+        elif isinstance(value, AsyncLimiter):
+            loop.run_until_complete(value.aclose())
+    loop.close()
+
+
+def _run(block: Block, text: str, names: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+    # Line numbers of the page in a traceback.
+    source = "\n" * (block.line - 1) + text
+    code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    running = eval(code, names)
+    if inspect.iscoroutine(running):
+        loop.run_until_complete(running)
+
+
+def test_little_is_not_run() -> None:
+    skipped = [block for page in PAGES for block in blocks(page) if block.norun]
+    assert len(skipped) <= 8, [f"{block.where}: {block.norun}" for block in skipped]
+
+
+def test_fences_say_their_language() -> None:
+    known = {"python", "py", "console", "text", "lua", "mermaid", "ini", ""}
+    for page in PAGES:
+        for block in blocks(page):
+            assert block.language in known, f"{block.where}: {block.language}"
