@@ -16,7 +16,7 @@ class ConfigurationError(DistwindowError, ValueError):
     """A limit string, URL, argument or server setup that can never work; no retry will help."""
 
 
-class RateLimitExceeded(DistwindowError):  # noqa: N818  # the name users of the field search for
+class RateLimitExceeded(DistwindowError):  # the name users of the field search for
     """A call was refused by its limit (`acquire`, the `limit` decorator, `entry`).
 
     `.decision` is the refusal; `.retry_after` its seconds until the same call would be admitted.
@@ -50,9 +50,9 @@ class StoreError(DistwindowError):
         self.charged = charged
 
 
-class StoreTimeout(StoreError):  # noqa: N818
+class StoreTimeout(StoreError):
     """The deadline of the call passed first."""
 
 
-class StoreUnavailable(StoreError):  # noqa: N818
+class StoreUnavailable(StoreError):
     """No connection, a connection that broke, or a server that cannot serve now."""

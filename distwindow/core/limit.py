@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
 from .errors import ConfigurationError
@@ -152,7 +153,7 @@ def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
     if not parts:
         raise ConfigurationError(f"no limit given; {_HOW}")
     parts.sort(key=lambda limit: (limit.interval_ms, limit.bucket_ms, limit.span))
-    for first, second in zip(parts, parts[1:], strict=False):
+    for first, second in pairwise(parts):
         if (first.bucket_ms, first.span) == (second.bucket_ms, second.span):
             raise ConfigurationError(
                 f"limits {str(first)!r} and {str(second)!r} count the same buckets, so only the "

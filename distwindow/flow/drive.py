@@ -1,4 +1,4 @@
-"""The two drivers of dialogues: the only code that knows both the blocking and the awaiting world."""
+"""The two drivers of dialogues: the only code that knows both worlds, blocking and awaiting."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from ..core.clock import Clock
@@ -36,7 +37,7 @@ class AsyncStore(Protocol):
     source: Source
     clock: Clock
 
-    async def attempt(self, command: Acquire) -> Decision: ...
+    def attempt(self, command: Acquire) -> Awaitable[Decision]: ...
 
     async def execute(self, command: Command[Reply]) -> Reply: ...
 

@@ -149,7 +149,7 @@ class MemoryStore:
         return ring
 
     def _sweep(self) -> None:
-        """Drop what has expired; next time when as many again have come, so the cost is constant."""
+        """Drop what has expired; next when as many again have come, so the cost is constant."""
         now = self.clock.now_ms()
         self._rings = {
             name: ring

@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
 
     admitted: int
     """How many of them are admitted: the first ones."""
-    index: int
+    ring: int
     """Which ring binds (from 0): the refusing one, if any call is refused."""
     left: int
     """Permits left there after all this; below 0 where a lowered limit is overdrawn."""
@@ -64,7 +64,7 @@ class Verdict(NamedTuple):
     """Until the refused ones would be admitted; 0 when none is refused."""
     now_ms: int
     admitted_by: tuple[int, int, int] | None = None
-    """index, left, reset_ms for the admitted ones, where some are and some are not."""
+    """ring, left, reset_ms for the admitted ones, where some are and some are not."""
 
 
 class Snapshot(NamedTuple):
@@ -77,7 +77,7 @@ class Snapshot(NamedTuple):
 class Count(NamedTuple):
     """The answer of commands that say how much they did."""
 
-    count: int
+    done: int
     now_ms: int
 
 
@@ -126,8 +126,9 @@ class Command(Generic[Reply]):
         """What goes before and behind the guard."""
         keys, arguments = self.keys, self.arguments()
         words = len(keys) + len(arguments) + 4
+        opening: list[bytes | int | str] = [verb, script, len(keys), *keys]
         head = b"*%d\r\n%s$%d\r\n" % (
-            words, b"".join(map(_bulk, (verb, script, len(keys), *keys))), GUARD_BYTES,
+            words, b"".join(map(_bulk, opening)), GUARD_BYTES,
         )  # fmt: skip
         return head, b"\r\n" + b"".join(map(_bulk, arguments))
 
@@ -216,7 +217,7 @@ def _verdict(raw: Sequence[Any], times: int) -> Verdict:
 def each_of(verdict: Verdict, times: int, costs: Sequence[int]) -> list[Verdict]:
     """The verdicts that `times` equal calls would have got one after the other."""
     admitted, refused = verdict.admitted, times - verdict.admitted
-    index, left, reset = verdict.admitted_by or (verdict.index, verdict.left, verdict.reset_ms)
+    index, left, reset = verdict.admitted_by or (verdict.ring, verdict.left, verdict.reset_ms)
     cost, now = costs[index], verdict.now_ms
     first = left + (admitted - 1) * cost
     each = [Verdict(1, index, first - i * cost, reset, 0, now) for i in range(admitted)]

@@ -186,10 +186,10 @@ def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
     assert verdict.left == 8
     if form == "guard left now_ms":
         width, span = LEAP.bucket_ms, LEAP.span
-        assert (verdict.index, verdict.retry_ms) == (0, 0)
+        assert (verdict.ring, verdict.retry_ms) == (0, 0)
         assert verdict.reset_ms == NOW // width * width + width * span - NOW
         return
-    assert (verdict.index, verdict.reset_ms) == (1, 1500)
+    assert (verdict.ring, verdict.reset_ms) == (1, 1500)
     refused = "retry_ms" in form
     assert verdict.retry_ms == (900 if refused else 0)
     assert verdict.admitted == (0 if refused else 1)
@@ -210,7 +210,7 @@ def test_the_other_forms_are_read(name: str) -> None:
     if name == "read":
         assert reply.states == (None, None)
     else:
-        assert reply.count == {"observe": 0, "refund": 4, "reset": 1}[name]
+        assert reply.done == {"observe": 0, "refund": 4, "reset": 1}[name]
 
 
 # -- the text -------------------------------------------------------------------------------------

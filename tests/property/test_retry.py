@@ -85,7 +85,7 @@ class Scene:
 
 def refused_exactly(scene: Scene, cost: int, verdict: Verdict) -> None:
     retry = verdict.retry_ms
-    width = scene.limits[verdict.index].bucket_ms
+    width = scene.limits[verdict.ring].bucket_ms
     assert retry > 0
     assert not scene.peek(cost, retry - 1).admitted
     if retry > width:
@@ -95,11 +95,11 @@ def refused_exactly(scene: Scene, cost: int, verdict: Verdict) -> None:
 
 
 def empty_exactly(scene: Scene, verdict: Verdict) -> None:
-    assert scene.used(verdict.index, verdict.reset_ms) == 0
+    assert scene.used(verdict.ring, verdict.reset_ms) == 0
     if verdict.reset_ms:
-        assert scene.used(verdict.index, verdict.reset_ms - 1) > 0
+        assert scene.used(verdict.ring, verdict.reset_ms - 1) > 0
     else:
-        assert scene.used(verdict.index, 0) == 0
+        assert scene.used(verdict.ring, 0) == 0
 
 
 @settings(LENIENT, max_examples=150)

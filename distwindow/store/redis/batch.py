@@ -62,12 +62,7 @@ class Batch:
         """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""
         if self.done:
             return
-        if (
-            type(answer) is not list
-            or len(answer) != 3
-            or answer[0] != self.guard
-            or answer[1] < 0
-        ):
+        if type(answer) is not list or len(answer) != 3 or answer[0] != self.guard or answer[1] < 0:
             self.turn.desk.judge(self, answer)
             return
         self.done = True

@@ -14,7 +14,6 @@ from typing import TypeAlias
 from ...core.errors import DistwindowError, StoreUnavailable
 from ...wire.command import Verdict
 
-
 Part: TypeAlias = "tuple[int, int] | Verdict"
 """What one caller gets: (left, now_ms) of the usual reply, or a verdict. Kept small because one
 thread deals for all, and each makes its decision itself.
@@ -24,9 +23,10 @@ thread deals for all, and each makes its decision itself.
 class Member:
     """One caller in a group."""
 
-    __slots__ = ("_awake", "_failure", "_part", "deadline")
+    __slots__ = ("_awake", "_failure", "_part", "deadline", "group")
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, group: Group, deadline: float) -> None:
+        self.group = group
         self.deadline = deadline
         # A bare lock, held until woken: an Event would cost three times as much.
         self._awake = allocate_lock()
@@ -66,7 +66,7 @@ class Group:
         """The first of them, who makes the call."""
 
     def join(self, deadline: float) -> Member:
-        member = Member(deadline)
+        member = Member(self, deadline)
         self._waiting.append(member)
         return member
 

@@ -1,8 +1,8 @@
 """Guards: the word each script call begins with, and the server's clock that dates it.
 
-    1700000000250.000042
-    |             nonce: a reply that carries another one belongs to another call
-    deadline: the server's time after which the script must not charge anything
+1700000000250.000042
+|             nonce: a reply that carries another one belongs to another call
+deadline: the server's time after which the script must not charge anything
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from .patience import OutOfTime, within
 from .place import Node
 from .talk import Talk, talk_of
 
-
 _FRESH = 0.005
 """Seconds for which a server that has answered is taken to be alive: a look costs a system call."""
 

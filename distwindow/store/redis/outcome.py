@@ -1,8 +1,8 @@
 """What became of a call. Three outcomes, kept apart everywhere:
 
-    surely not executed   the server said so, or no byte went out       one retry, within the deadline
+    surely not executed   the server said so, or no byte went out     one retry, in time
     executed              a reply that carries the right guard
-    unknown               bytes went out and no such reply came back     never sent again
+    unknown               bytes went out and no such reply came       never sent again
 
 and beside them configuration errors, which no retry mends and no failure policy may hide.
 """

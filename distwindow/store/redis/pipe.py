@@ -21,7 +21,6 @@ from .handshake import check_version, misconfigured, time_ms
 from .outcome import with_token
 from .place import Node
 
-
 _PIECE = 64
 """Frames that are written at once: the server works on the first while we pack the next."""
 
@@ -33,8 +32,8 @@ class Caller(Protocol):
     """It waits no longer."""
 
     def heard(self, answer: Any) -> None:
-        """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` of a connection
-        that is hopeless.
+        """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` because
+        of which there is no connection.
         """
         ...
 

@@ -61,16 +61,15 @@ class RedisStore:
         deadline = self._monotonic() + self._timeout
         if command.tell:
             return decide(command, self._alone(command, deadline), "store")
+        member: Member | None = None
         with self._lock:
-            if command not in self._away:
-                self._away[command] = group = None
-            else:
-                group = self._away[command]
-                if group is None:
-                    group = self._away[command] = Group()
+            if command in self._away:
+                group = self._away[command] = self._away[command] or Group()
                 member = group.join(deadline)
-        if group is not None:
-            return _decided(command, self._gathered(command, group, member))
+            else:
+                self._away[command] = None
+        if member is not None:
+            return _decided(command, self._gathered(command, member))
         try:
             part = self._ask(command, deadline)
         finally:
@@ -110,8 +109,9 @@ class RedisStore:
         next(dialogue)
         return self._drive(dialogue, raw, place, deadline)
 
-    def _gathered(self, command: Acquire, group: Group, member: Member) -> Part:
+    def _gathered(self, command: Acquire, member: Member) -> Part:
         """As a member of a group: be its leader, or get one's part from whoever is."""
+        group = member.group
         woken = unsent = False
         try:
             woken = member.wait(self._monotonic())
@@ -133,12 +133,11 @@ class RedisStore:
         try:
             part = self._ask(command.shared(times), group.gone[0].deadline)
             costs = [charge.cost for charge in command.charges]
-            if type(part) is tuple:
+            if isinstance(part, Verdict):
+                group.deal(each_of(part, times, costs))
+            else:
                 left, now = part
                 group.deal([(left + costs[0] * after, now) for after in range(times - 1, -1, -1)])
-            else:
-                assert isinstance(part, Verdict)
-                group.deal(each_of(part, times, costs))
         except BaseException as exc:
             group.fail(exc)
             raise
@@ -191,8 +190,7 @@ class RedisStore:
 
 
 def _decided(command: Acquire, part: Part) -> Decision:
-    if type(part) is not tuple:
-        assert isinstance(part, Verdict)
+    if isinstance(part, Verdict):
         return decide(command, part, "store")
     left, now = part
     limit = command.charges[0].limit
