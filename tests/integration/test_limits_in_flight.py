@@ -1,0 +1,142 @@
+"""A limit is changed while it is used: the history stays, and the larger of the two holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distwindow import Limit, Limiter
+from distwindow.connect import open_store
+from distwindow.wire.command import Acquire, Read, charges_of
+from distwindow.wire.keys import stem
+from tests.unit.stage import T0, ManualClock, fresh
+
+MakeLimiter = Callable[..., Limiter]
+LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLimiter]:
+    """Limiters of one store, as different processes have them."""
+    url = (
+        "memory://"
+        if request.param == "memory"
+        else request.getfixturevalue(f"{request.param}_url")
+    )
+    store = open_store(url, clock="client", time=clock, timeout=10)
+    yield lambda limits: Limiter(store, limits, time=clock)
+    store.close()
+
+
+@pytest.mark.parametrize("bound", ["leap", "strict"])
+def test_raised_it_admits_the_difference_at_once(make: MakeLimiter, bound: str) -> None:
+    key = fresh()
+    old, new = make(f"10/minute {bound} 10 buckets"), make(f"25/minute {bound} 10 buckets")
+    assert [old.try_acquire(key).allowed for _ in range(13)] == [True] * 10 + [False] * 3
+    assert [new.try_acquire(key).allowed for _ in range(17)] == [True] * 15 + [False] * 2
+    assert not old.try_acquire(key)
+
+
+@pytest.mark.parametrize("bound", ["leap", "strict"])
+def test_lowered_it_admits_nothing_until_the_history_has_left(
+    make: MakeLimiter, clock: ManualClock, bound: str
+) -> None:
+    key = fresh()
+    old, new = make(f"20/minute {bound} 10 buckets"), make(f"5/minute {bound} 10 buckets")
+    for _ in range(8):
+        old.try_acquire(key)
+        clock.move(6_000)
+    refused = new.try_acquire(key)
+    assert (refused.allowed, refused.remaining) == (False, 0), "overdrawn, but never below nothing"
+    assert old.peek(key).remaining == 12
+    clock.move(round(refused.retry_after * 1000) - 1)
+    assert not new.peek(key)
+    clock.move(1)
+    assert new.try_acquire(key).remaining == 0
+
+
+def test_the_statistics_show_the_new_limit_at_once(make: MakeLimiter) -> None:
+    """Also to those who know the key only, as the command line does: the ring is told at once."""
+    key = fresh()
+    for amount in (10, 25, 3, 7):
+        limiter = make(f"{amount}/minute")
+        limiter.try_acquire(key)
+        stats = limiter.stats(key)
+        assert stats.limits == (Limit(f"{amount}/minute"),)
+        assert stats.remaining == max(0, amount - stats.passed)
+        charges = limiter._book.acquire(key).charges
+        (state,) = limiter._store.execute(Read(charges, 0)).states
+        assert state is not None
+        assert state.limit == f"{amount} leap"
+
+
+def test_the_history_stays_over_any_number_of_changes(make: MakeLimiter) -> None:
+    key, passed = fresh(), 0
+    for amount in (3, 8, 5, 12, 2, 20):
+        limiter = make(f"{amount}/minute")
+        while limiter.try_acquire(key):
+            passed += 1
+        assert passed == max(3, passed)
+        assert limiter.stats(key).passed == passed
+    assert passed == 20
+
+
+W = 60_000
+changes = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 3), st.sampled_from([W, 2 * W]), st.integers(0, 9 * W)),
+        st.integers(1, 4),
+        st.integers(1, 4),
+        st.sampled_from([4, 6, 11]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("where", ["memory", "redis"])
+@pytest.mark.parametrize("bound", ["leap", "strict"])
+@settings(LENIENT, max_examples=40)
+@given(story=changes, buckets=st.integers(1, 6))
+def test_never_above_the_larger(
+    request: pytest.FixtureRequest, where: str, bound: Any, story: list[Any], buckets: int
+) -> None:
+    """Limits of 4, 6 and 11 by turns: no window holds more than the largest that was asked for
+    since it began, and none is admitted above its own limit.
+    """
+    url = "memory://" if where == "memory" else request.getfixturevalue("redis_url")
+    store = stores.setdefault(url, open_store(url, clock="client", timeout=10))
+    key, now = fresh(), T0
+    admitted: list[tuple[int, int]] = []
+    span = buckets + (bound == "strict")
+    for later, cost, times, amount in story:
+        now += later
+        limit = Limit(amount, buckets * W / 1000, buckets, bound)
+        charges = charges_of(key, stem("flight", key), [limit], cost)
+        verdict = store.execute(Acquire(charges, now, times=times))
+        admitted += [(now, cost)] * verdict.admitted
+        held = sum(c for at, c in admitted if at // W > now // W - span)
+        if verdict.admitted:
+            assert held <= amount
+        assert held <= 11
+        assert verdict.left == amount - held
+
+
+stores: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    for store in stores.values():
+        store.close()
+    stores.clear()
