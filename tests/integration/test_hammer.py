@@ -1,0 +1,157 @@
+"""Two processes, eight threads and thirty tasks each, one key, real time, a real server.
+
+Everything is counted on the store's clock, as the decisions tell it. A call of cost 1 is refused
+only when the window is full, so wherever somebody was refused the window up to there must hold the
+limit *exactly*: one more would be over-admission, one less a permit that was charged and lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Decision, Limit, Limiter
+from tests.unit.stage import fresh
+
+PROCESSES, THREADS, TASKS = 2, 8, 30
+ROOT = Path(__file__).parents[2]
+
+Calls = list[tuple[int, bool, int]]
+
+
+def hammer(url: str, limit: str, key: str, seconds: float, costs: list[int]) -> Calls:
+    """What all of them were told: when on the store's clock, whether admitted, at what cost."""
+    begin = time.time() + 1.0  # they have to import first
+    command = [sys.executable, "-m", "tests.integration.test_hammer", url, limit, key]
+    command += [str(begin), str(seconds), json.dumps(costs)]
+    workers = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(PROCESSES)
+    ]
+    calls: Calls = []
+    for worker in workers:
+        said, _ = worker.communicate(timeout=60 + seconds)
+        assert worker.returncode == 0
+        calls += [(at, allowed, cost) for at, allowed, cost in json.loads(said)]
+    return sorted(calls)
+
+
+def work(url: str, limit: str, key: str, begin: float, seconds: float, costs: list[int]) -> Calls:
+    """One process."""
+    calls: Calls = []
+    end = begin + seconds
+
+    def told(decision: Decision) -> None:
+        calls.append((decision.now_ms, decision.allowed, decision.cost))
+
+    def thread(number: int) -> None:
+        time.sleep(max(0.0, begin - time.time()))
+        cost = costs[number % len(costs)]
+        while time.time() < end:
+            told(blocking.try_acquire(key, cost))
+
+    async def task(awaiting: AsyncLimiter, number: int) -> None:
+        cost = costs[number % len(costs)]
+        while time.time() < end:
+            told(await awaiting.try_acquire(key, cost))
+
+    async def tasks() -> None:
+        async with AsyncLimiter(url, limit, timeout=30) as awaiting:
+            await asyncio.sleep(max(0.0, begin - time.time()))
+            await asyncio.gather(*(task(awaiting, number) for number in range(TASKS)))
+
+    with Limiter(url, limit, timeout=30) as blocking:
+        threads = [threading.Thread(target=thread, args=[number]) for number in range(THREADS)]
+        for one in threads:
+            one.start()
+        asyncio.run(tasks())
+        for one in threads:
+            one.join()
+    return calls
+
+
+def exactly_full_where_refused(calls: Calls, limit: Limit) -> int:
+    """The law of both bounds; how many buckets it was checked in."""
+    width, span = limit.bucket_ms, limit.span
+    passed: Counter[int] = Counter()
+    refused = set()
+    for at, allowed, cost in calls:
+        if allowed:
+            passed[at // width] += cost
+        else:
+            refused.add(at // width)
+    first = min(at for at, _, _ in calls) // width
+    last = max(at for at, _, _ in calls) // width
+    for number in range(first, last + 1):
+        held = sum(passed[n] for n in range(number - span + 1, number + 1))
+        assert held <= limit.amount
+        if number in refused:
+            assert held == limit.amount
+    return len(refused)
+
+
+def never_above_in_any_window(calls: Calls, limit: Limit) -> None:
+    admitted = [(at, cost) for at, allowed, cost in calls if allowed]
+    held, oldest = 0, 0
+    for at, cost in admitted:
+        held += cost
+        while admitted[oldest][0] <= at - limit.interval_ms:
+            held -= admitted[oldest][1]
+            oldest += 1
+        assert held <= limit.amount
+
+
+def test_leap_admits_exactly_the_limit_in_every_saturated_window(redis_url: str) -> None:
+    limit = Limit("40/200ms 10 buckets")
+    calls = hammer(redis_url, str(limit), fresh(), 1.0, [1])
+    assert exactly_full_where_refused(calls, limit) > 20
+
+
+def test_strict_never_admits_more_than_the_limit_in_any_window(redis_url: str) -> None:
+    limit = Limit("40/200ms strict 10 buckets")
+    calls = hammer(redis_url, str(limit), fresh(), 1.0, [1])
+    never_above_in_any_window(calls, limit)
+    assert exactly_full_where_refused(calls, limit) > 20
+
+
+def conserved(url: str, costs: list[int], **options: Any) -> None:
+    """Admitted by the clients == counted by the ring, over a window that does not end."""
+    limit, key = Limit(3000, per=3650 * 86400, buckets=1), fresh()
+    calls = hammer(url, str(limit), key, 1.0, costs)
+    with Limiter(url, limit, timeout=30, **options) as limiter:
+        stats = limiter.stats(key)
+    assert stats.passed == sum(cost for _, allowed, cost in calls if allowed)
+    assert stats.blocked == sum(cost for _, allowed, cost in calls if not allowed)
+    assert limit.amount - stats.passed < max(costs)
+    assert stats.blocked > 0
+
+
+def test_no_permit_is_lost(redis_url: str) -> None:
+    conserved(redis_url, [1, 2, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["redis", "cluster", "unix", "tls", "sentinel"])
+@pytest.mark.parametrize("bound", ["leap", "strict"])
+def test_everywhere_at_length(request: pytest.FixtureRequest, where: str, bound: str) -> None:
+    url = request.getfixturevalue(f"{where}_url")
+    limit = Limit(f"97/500ms {bound} 10 buckets")
+    calls = hammer(url, str(limit), fresh(), 6.0, [1])
+    if bound == "strict":
+        never_above_in_any_window(calls, limit)
+    assert exactly_full_where_refused(calls, limit) > 50
+    conserved(url, [1, 5])
+
+
+if __name__ == "__main__":
+    url, limit, key, begin, seconds, costs = sys.argv[1:]
+    print(json.dumps(work(url, limit, key, float(begin), float(seconds), json.loads(costs))))
