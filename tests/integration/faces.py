@@ -77,7 +77,7 @@ class Caller(Protocol):
         """Any other method of the limiter."""
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
-        """One call for each of `keys`, `at_once` under way at a time."""
+        """One call for each of `keys` from the last on, `at_once` under way at a time."""
 
     def each(self, keys: Sequence[str]) -> list[Decision]:
         """One call after the other; raises what a call raises."""
@@ -157,7 +157,10 @@ class _Blocking:
                     return
                 calls.append(timed(key, partial(self.limiter.try_acquire, key)))
 
-        _join([_started(work) for _ in range(min(at_once, len(keys)))])
+        if at_once == 1:
+            work()  # over the connection that this thread has already
+        else:
+            _join([_started(work) for _ in range(min(at_once, len(keys)))])
         return calls
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:

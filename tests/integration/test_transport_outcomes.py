@@ -1,0 +1,380 @@
+"""Three outcomes kept apart when links and servers fail: not executed, executed, unknown.
+
+The checker of every law here: what the server holds is what was admitted, plus at most one charge
+for each call whose outcome is unknown. And every call ends by its deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from distwindow import StoreError, StoreTimeout, StoreUnavailable
+from distwindow.store.redis.guard import ServerClock
+from tests.integration.faces import Call, Caller, Face, admin, tally, used
+from tests.servers import (
+    Blackhole,
+    Delay,
+    DropReply,
+    Fault,
+    Pass,
+    Proxy,
+    Refuse,
+    ResetAfterSend,
+    ResetBeforeSend,
+    Silent,
+    Standalone,
+    Trickle,
+    until,
+)
+
+ALLOWANCE = 0.15
+"""Seconds a call may end after its deadline on a busy machine; 0.05 on a quiet one."""
+
+SCRIPT = b"EVALSHA"
+
+slow = pytest.mark.slow
+
+
+def warm(limiter: Caller, keys: Iterable[str] = ("k",)) -> int:
+    """The first calls, over a sound link; how many."""
+    return len(limiter.each([*keys] * 2))
+
+
+def conserved(calls: Iterable[Call], held: int) -> None:
+    """Nothing was charged twice, no admission was lost, and "not charged" is true."""
+    calls = list(calls)
+    admitted = sum(call.admitted for call in calls)
+    unknown = sum(call.charged is None for call in calls)
+    assert admitted <= held <= admitted + unknown, f"{held} of {tally(calls)}"
+
+
+def in_time(calls: Iterable[Call], timeout: float) -> None:
+    slowest = max(call.seconds for call in calls)
+    assert slowest <= timeout + ALLOWANCE
+
+
+def heals(limiter: Caller, within: float = 1.0) -> list[Call]:
+    """The calls until one is admitted again."""
+    calls: list[Call] = []
+
+    def well() -> bool:
+        calls.extend(limiter.burst(["k"]))
+        assert not isinstance(calls[-1].outcome, BaseException) or isinstance(
+            calls[-1].outcome, StoreError
+        )
+        return calls[-1].admitted
+
+    until(well, within, what="healing")
+    return calls
+
+
+# -- the reply is lost ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", range(1, 11))
+@pytest.mark.parametrize("way", ["alone", "together"])
+def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str, lost: int, way: str
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    before = warm(limiter)
+    with proxy.spoiled(DropReply(close=True, only=SCRIPT, times=lost)):
+        calls = limiter.burst(["k"] * 90, at_once=1 if way == "alone" else 6)
+    assert proxy.hits == lost
+    unknown = [call for call in calls if call.charged is None]
+    assert set(tally(unknown)) == {"StoreUnavailable"}
+    assert len(unknown) == lost if way == "alone" else len(unknown) >= lost
+    assert sum(call.charged is False for call in calls) == 0
+    with admin(redis_url) as server:
+        assert used(server, prefix) == before + len(calls)
+
+
+def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.2)
+    before = warm(limiter)
+    with proxy.spoiled(DropReply(only=SCRIPT, times=3)):
+        calls = limiter.burst(["k"] * 6, at_once=1)
+    assert tally(calls) == {"StoreTimeout": 3, "ok": 3}
+    assert {call.charged for call in calls} == {True, None}
+    in_time(calls, 0.2)
+    with admin(redis_url) as server:
+        assert used(server, prefix) == before + 6
+
+
+@pytest.mark.parametrize(
+    ("fault", "executed"),
+    [(ResetBeforeSend(only=SCRIPT, times=4), False), (ResetAfterSend(only=SCRIPT, times=4), True)],
+    ids=["before the server saw it", "after"],
+)
+def test_a_reset_after_bytes_went_out_is_unknown_and_never_repeated(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Fault, executed: bool
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    before = warm(limiter)
+    with proxy.spoiled(fault):
+        calls = limiter.burst(["k"] * 10, at_once=1)
+    assert proxy.hits == 4
+    assert tally(calls) == {"StoreUnavailable": 4, "ok": 6}
+    assert [call.charged for call in calls[:4]] == [None] * 4
+    with admin(redis_url) as server:
+        assert used(server, prefix) == before + (10 if executed else 6)
+
+
+# -- nothing went out -----------------------------------------------------------------------------
+
+
+def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    before = warm(limiter)
+    for _ in range(5):
+        proxy.cut()
+        time.sleep(0.02)
+        assert limiter.try_acquire("k")
+    with admin(redis_url) as server:
+        assert used(server, prefix) == before + 5
+
+
+def test_a_connect_that_fails_once_is_tried_once_more(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    with proxy.spoiled(ResetBeforeSend(times=1)):
+        assert face.limiter(proxy.url, prefix=prefix, timeout=2).try_acquire("k")
+    assert proxy.hits == 1
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 1
+
+
+def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    with proxy.spoiled(ResetBeforeSend()):
+        (call,) = limiter.burst(["k"])
+    assert tally([call]) == {"StoreUnavailable": 1}
+    assert call.charged is False
+    assert proxy.hits == 2
+    heals(limiter)
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 1
+
+
+@pytest.mark.compat
+def test_refused_connections_fail_fast_and_heal(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    calls = limiter.burst(["k"] * 2, at_once=1)
+    proxy.fault = Refuse()
+    down = limiter.burst(["k"] * 40, at_once=4)
+    proxy.fault = Pass()
+    assert set(tally(down)) == {"StoreUnavailable"}
+    # Only those that were under way when the connection broke could be in doubt.
+    assert sum(call.charged is None for call in down) <= 4
+    assert sorted(call.seconds for call in down)[len(down) // 2] < 0.1
+    calls += down + heals(limiter)
+    with admin(redis_url) as server:
+        conserved(calls, used(server, prefix))
+
+
+# -- hangs ----------------------------------------------------------------------------------------
+
+HANGS: dict[str, Fault] = {
+    "accepts and never speaks": Silent(),
+    "blackhole": Blackhole(),
+    "blackhole for scripts": Blackhole(only=SCRIPT),
+    "one byte at a time": Trickle(pause=0.05),
+    "slow replies": Delay(replies=1.0),
+    "slow requests": Delay(requests=1.0),
+    "mute": DropReply(),
+}
+
+
+@pytest.mark.parametrize("standing", [True, False], ids=["standing", "new"])
+@pytest.mark.parametrize(
+    "hang",
+    [
+        hang if hang in ("blackhole", "one byte at a time") else pytest.param(hang, marks=slow)
+        for hang in HANGS
+    ],
+)
+def test_every_call_ends_by_its_deadline_and_the_link_heals(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str, hang: str, standing: bool
+) -> None:
+    timeout = 0.2
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=timeout)
+    calls = limiter.burst(["k"] * 2, at_once=1) if standing else []
+    proxy.fault = HANGS[hang]
+    if standing and hang == "accepts and never speaks":
+        proxy.cut()
+    slow = limiter.burst(["k", "j"] * 3, at_once=2)
+    proxy.fault = Pass()
+    if hang == "blackhole for scripts" or not hang.startswith("accepts"):
+        assert "ok" not in tally(slow)
+    assert all(isinstance(call.outcome, StoreError) for call in slow)
+    in_time(slow, timeout)
+    calls += slow + heals(limiter)
+    time.sleep(0.05)
+    with admin(redis_url) as server:
+        conserved(calls, used(server, prefix))
+
+
+@pytest.mark.parametrize("clock", ["server", "client"])
+def test_time_spent_on_connecting_counts(face: Face, proxy: Proxy, prefix: str, clock: str) -> None:
+    """Each step is within the timeout, all of them are not."""
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.3, clock=clock)
+    with proxy.spoiled(Delay(replies=0.2)):
+        calls = limiter.burst(["k"] * 2, at_once=1)
+    assert set(tally(calls)) <= {"StoreTimeout", "StoreUnavailable"}
+    in_time(calls, 0.3)
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_time_spent_on_finding_the_node_counts(face: Face, proxy: Proxy, kind: str) -> None:
+    path = "/service/0" if kind == "sentinel" else ""
+    limiter = face.limiter(f"redis+{kind}://127.0.0.1:{proxy.port}{path}", timeout=0.2)
+    with proxy.spoiled(Silent()):
+        calls = limiter.burst(["k"] * 3, at_once=1)
+    assert all(isinstance(call.outcome, StoreError) for call in calls)
+    assert {call.charged for call in calls} == {False}
+    in_time(calls, 0.2)
+
+
+# -- a server that stalls -------------------------------------------------------------------------
+
+
+def stall(face: Face, server: Standalone, seconds: float = 0.5) -> tuple[list[Call], int]:
+    """Calls before and while the server is stopped; then what it holds after it has gone on."""
+    limiter = face.limiter(server.url, timeout=0.2)
+    calls = limiter.burst(["k"] * 2, at_once=1)
+    server.pause()
+    try:
+        began = time.monotonic()
+        stalled = limiter.burst(["k"] * 2, at_once=1)
+        time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+    finally:
+        server.resume()
+    assert all(isinstance(call.outcome, StoreError) for call in stalled)
+    assert any(call.charged is None for call in stalled)
+    in_time(stalled, 0.2)
+    calls += stalled + heals(limiter)
+    with server.client() as client:
+        time.sleep(0.05)
+        return calls, used(client, "distwindow")
+
+
+def test_a_server_that_stalls_charges_nothing_late(face: Face) -> None:
+    with Standalone() as server:
+        calls, held = stall(face, server)
+        assert held == sum(call.admitted for call in calls)
+
+
+def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The law above can fail: that is what the deadline is for."""
+    monkeypatch.setattr(ServerClock, "guard", no_deadline(ServerClock.guard))
+    with Standalone() as server:
+        calls, held = stall(face, server)
+        assert held > sum(call.admitted for call in calls)
+        conserved(calls, held)
+
+
+def no_deadline(guard: Any) -> Any:
+    def without(self: ServerClock, deadline: float) -> bytes:
+        whole: bytes = guard(self, deadline)
+        return b"9999999999999" + whole[13:]
+
+    return without
+
+
+@slow
+def test_a_server_that_stalls_under_load_heals(face: Face) -> None:
+    with Standalone() as server:
+        limiter = face.limiter(server.url, timeout=0.2)
+        warm(limiter, "abc")
+        stop = threading.Event()
+        load = limiter.load(["a", "b", "c"], stop, at_once=6)
+        for _ in range(3):
+            time.sleep(0.3)
+            server.pause()
+            time.sleep(0.7)
+            server.resume()
+        time.sleep(0.5)
+        calls = load.result()
+        assert set(tally(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
+        assert calls[-1].admitted
+        in_time(calls, 0.2)
+        with server.client() as client:
+            held = used(client, "distwindow") - 6
+        conserved(calls, held)
+        # Late are at most those that were executed just before a stop and answered after it.
+        assert held - sum(call.admitted for call in calls) <= 3 * 6
+
+
+# -- a client of the caller's that retries --------------------------------------------------------
+
+
+def lossy(stop: threading.Event, proxy: Proxy) -> None:
+    faults = (
+        DropReply(close=True, only=SCRIPT, times=2),
+        ResetAfterSend(only=SCRIPT, times=2),
+        ResetBeforeSend(only=SCRIPT, times=2),
+        ResetBeforeSend(times=1),
+        Pass(),
+    )
+    turn = 0
+    while not stop.is_set():
+        proxy.fault = faults[turn % len(faults)]
+        turn += 1
+        time.sleep(0.02)
+    proxy.fault = Pass()
+
+
+@pytest.mark.compat
+def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_retries(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError as Disconnected
+    from redis.exceptions import TimeoutError as TimedOut
+    from redis.retry import Retry
+
+    retry: Any = (AsyncRetry if face.kind == "async" else Retry)(NoBackoff(), 5)
+    client = face.client(proxy.url, retry=retry, retry_on_error=[Disconnected, TimedOut])
+    limiter = face.limiter(client, prefix=prefix, timeout=2)
+    spoiler = threading.Event()
+    thread = threading.Thread(target=lossy, args=(spoiler, proxy))
+    thread.start()
+    load = limiter.load(["k"], threading.Event(), at_once=1)
+    time.sleep(0.8)
+    calls = load.result()
+    spoiler.set()
+    thread.join()
+    assert set(tally(calls)) <= {"ok", "StoreUnavailable"}
+    assert any(call.charged is None for call in calls)
+    with admin(redis_url) as server:
+        conserved(calls, used(server, prefix))
+
+
+def test_errors_say_what_is_known(face: Face, proxy: Proxy, prefix: str) -> None:
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.1)
+    warm(limiter)
+    with proxy.spoiled(DropReply(only=SCRIPT, times=1)):
+        with pytest.raises(StoreTimeout, match=r"within 0\.1 s; the outcome .* unknown") as timeout:
+            limiter.try_acquire("k")
+    with proxy.spoiled(ResetAfterSend(only=SCRIPT, times=1)):
+        with pytest.raises(StoreUnavailable, match=r"not reachable.*unknown") as reset:
+            limiter.try_acquire("k")
+    for caught in (timeout.value, reset.value):
+        assert caught.charged is None
+        assert f"{proxy.port}" in str(caught)
