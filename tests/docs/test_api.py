@@ -1,0 +1,102 @@
+"""docs/api.md: its signatures are those of the code, and nothing public is missing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import distwindow
+
+from .pages import ROOT, blocks
+
+PAGE = ROOT / "docs" / "api.md"
+SIGNATURES = [line for block in blocks(PAGE, "py") for line in block.text.splitlines()]
+PROSE = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+NO_SIGNATURE = {"ConfigurationError", "DistwindowError", "Event", "__version__"}
+DOTTED = re.compile(r"^([\w.]+)")
+
+
+def path_of(line: str) -> str:
+    found = DOTTED.match(line)
+    assert found is not None, line
+    return found[1]
+
+
+@pytest.mark.parametrize("line", SIGNATURES)
+def test_signature(line: str) -> None:
+    path = path_of(line)
+    first, *rest = path.split(".")
+    assert first in distwindow.__all__
+    thing: Any = getattr(distwindow, first)
+    for name in rest:
+        thing = inspect.getattr_static(thing, name)
+    if "(" not in line:
+        assert not callable(thing), f"{path} is called"
+        return
+    said = ast.parse(f"def f{line.removeprefix(path)}: ...").body[0]
+    assert isinstance(said, ast.FunctionDef)
+    real = inspect.signature(thing)
+    parameters = [p for p in real.parameters.values() if p.name != "self"]
+    assert [(p.name, p.kind is p.KEYWORD_ONLY) for p in parameters] == [
+        *((argument.arg, False) for argument in said.args.args),
+        *((argument.arg, True) for argument in said.args.kwonlyargs),
+    ]
+    assert _defaults(said) == {
+        p.name: repr(p.default) if said_of(said, p.name) != "..." else "..."
+        for p in parameters
+        if p.default is not p.empty
+    }
+    if said.returns is not None:
+        assert ast.unparse(said.returns) == real.return_annotation
+
+
+def _defaults(said: ast.FunctionDef) -> dict[str, str]:
+    plain = said.args.args[len(said.args.args) - len(said.args.defaults) :]
+    pairs = [*zip(plain, said.args.defaults, strict=True)]
+    pairs += [
+        (argument, default)
+        for argument, default in zip(said.args.kwonlyargs, said.args.kw_defaults, strict=True)
+        if default is not None
+    ]
+    return {argument.arg: ast.unparse(default) for argument, default in pairs}
+
+
+def said_of(said: ast.FunctionDef, name: str) -> str | None:
+    return _defaults(said).get(name)
+
+
+def test_every_public_name_is_there() -> None:
+    said = {path_of(line) for line in SIGNATURES}
+    missing = []
+    for name in set(distwindow.__all__) - NO_SIGNATURE:
+        thing = getattr(distwindow, name)
+        members = [
+            f"{name}.{member}"
+            for member, value in vars(thing).items()
+            if not member.startswith("_")
+            and (inspect.isfunction(value) or isinstance(value, property))
+        ]
+        missing += [path for path in [name, *members] if path not in said]
+    missing += [
+        f"{name}.{member}"
+        for name in ("Limiter", "AsyncLimiter")
+        for member in ("limits", "prefix")
+        if f"{name}.{member}" not in said
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(NO_SIGNATURE - {"__version__"}))
+def test_every_other_name_is_told_of(name: str) -> None:
+    assert name in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", [distwindow.Decision, distwindow.Stats, distwindow.Limit])
+def test_every_field_is_explained(kind: Any) -> None:
+    fields = getattr(kind, "_fields", None) or list(kind.__dataclass_fields__)
+    section = PROSE.split(f"## {kind.__name__}\n")[1].split("\n## ")[0]
+    assert [field for field in fields if f"`{field}`" not in section] == []
