@@ -14,7 +14,12 @@ import distwindow
 from .pages import ROOT, blocks
 
 PAGE = ROOT / "docs" / "api.md"
-SIGNATURES = [line for block in blocks(PAGE, "py") for line in block.text.splitlines()]
+# A signature may be wrapped: what is indented, and a closing bracket, belong to the line before.
+SIGNATURES = [
+    re.sub(r"\n *", " ", signature)
+    for block in blocks(PAGE, "py")
+    for signature in re.split(r"\n(?![ )])", block.text.strip())
+]
 PROSE = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 NO_SIGNATURE = {"ConfigurationError", "DistwindowError", "Event", "__version__"}
 DOTTED = re.compile(r"^([\w.]+)")
