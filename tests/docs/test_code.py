@@ -23,7 +23,7 @@ from distwindow import AsyncLimiter, Limiter
 from .pages import PAGES, Block, blocks, name
 
 SAID = "redis://localhost:6379/0"
-_PRINTED = re.compile(r"^print\(.*?^?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
+_PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
 
 def runnable(page: Path) -> list[Block]:
