@@ -157,7 +157,7 @@ def _judged(book: Book, out: Console) -> bool:
         out.print(
             Text("held: ", style="bold green").append(
                 f"never more than {limit.amount:,} in any {kind}window of {interval(limit)} "
-                f"(the fullest had {fullest.amount:,})",
+                f"(fullest: {fullest.amount:,})",
                 style="not bold",
             )
         )
@@ -165,9 +165,9 @@ def _judged(book: Book, out: Console) -> bool:
         if any_window > limit.amount:
             out.print(
                 Text(
-                    f"      {any_window:,} in the fullest of all windows: leap, Sentinel's bound, "
-                    f'allows up to {2 * limit.amount:,};\n      with "{limit} strict" it is never '
-                    f"more than {limit.amount:,} there either",
+                    f"      {any_window:,} in the fullest unaligned one: leap, Sentinel's bound, "
+                    f'allows {2 * limit.amount:,};\n      "{limit} strict" keeps to '
+                    f"{limit.amount:,} there too",
                     style="dim",
                 )
             )

@@ -1,0 +1,88 @@
+"""The command line as people run it: in this process (`cli`), or in one of its own (`shell`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from distwindow import Limit
+from distwindow.cli.app import app
+from distwindow.wire.command import Acquire, charges_of
+from distwindow.wire.keys import stem
+from distwindow.wire.script import load
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str = ""
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISTWINDOW_URL", "DISTWINDOW_PREFIX", "DISTWINDOW_DEBUG", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def cli(redis_url: str, prefix: str) -> Cli:
+    """A command in this process, on this test's prefix of the plain server; both streams in one."""
+
+    def run(*arguments: str, store: str = redis_url) -> Said:
+        result = CliRunner().invoke(app, [*arguments, "--url", store, "--prefix", prefix])
+        return Said(result.exit_code, result.output)
+
+    return run
+
+
+@pytest.fixture
+def shell() -> Cli:
+    """A command in a process of its own, with `env` besides ours."""
+
+    def run(*arguments: str, timeout: float = 60, **env: str) -> Said:
+        done = subprocess.run(
+            [sys.executable, "-m", "distwindow.cli", *arguments],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=timeout,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", **env},
+            check=False,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def fill(url: str, prefix: str, count: int, limits: Sequence[str] = ("100/hour",)) -> None:
+    """Keys `user:0`.. with `i % 100 + 1` permits used each; every tenth was refused once."""
+    client: Any = redis.Redis.from_url(url)
+    script, chosen = load("acquire"), [Limit(limit) for limit in limits]
+    client.script_load(script.text)
+    pipeline = client.pipeline(transaction=False)
+    for i in range(count):
+        key = f"user:{i}"
+        costs = [i % 100 + 1] + [chosen[0].amount] * (i % 10 == 0)
+        for cost in costs:
+            command = Acquire(charges_of(key, stem(prefix, key), chosen, cost), tell=True)
+            guard = "9999999999999.000001"
+            keys = command.keys
+            pipeline.evalsha(script.sha, len(keys), *keys, guard, *command.arguments())
+        if i % 500 == 499:
+            pipeline.execute()
+    pipeline.execute()
+    client.close()

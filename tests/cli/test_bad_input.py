@@ -1,0 +1,159 @@
+"""What cannot work is answered in one line on stderr, with exit 2, and without a password."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from tests.cli.conftest import Cli, Said
+from tests.servers import Standalone, free_port
+
+PASSWORD = "geh:eim/ni$"
+
+
+def one_line(said: Said, *words: str) -> None:
+    assert said.code == 2, said
+    assert said.out == ""
+    assert said.err.startswith("distwindow: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+    for word in words:
+        assert word in said.err
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Standalone]:
+    with Standalone(password=PASSWORD) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--limit", "many"], ["'many'"]),
+        (["--limit", "10/parsec"], ["parsec"]),
+        (["--limit", "0/s"], ["0"]),
+        (["--limit", "10/1s 7 buckets"], ["7 buckets", "5 or 8"]),
+        (["--limit", ""], ["''"]),
+        (["--limit", "1/s;2/s"], ["same buckets"]),
+        (["--limit", "5/s", "--cost", "0"], ["cost=0"]),
+        (["--limit", "5/s", "--cost", "-1"], ["cost=-1"]),
+        (["--limit", "5/s", "--cost", "1.5"], ["1.5"]),
+        (["--limit", "5/s", "--cost", "True"], ["True"]),
+        (["--limit", "5/s", "--cost", "NaN"], ["NaN"]),
+        (["--limit", "5/s", "--cost", "6"], ["cost=6", "5"]),
+        (["--limit", "5/s", "--prefix", "a b"], ["a b"]),
+        (["--limit", "5/s", "--prefix", ""], ["''"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_arguments_of_try(
+    shell: Cli, redis_url: str, prefix: str, arguments: list[str], words: list[str]
+) -> None:
+    one_line(shell("try", "k", "--url", redis_url, "--prefix", prefix, *arguments), *words)
+    with redis.Redis.from_url(redis_url) as client:
+        assert not list(client.scan_iter(f"{prefix}:*"))
+
+
+@pytest.mark.parametrize("command", ["try", "stats", "reset"])
+def test_an_empty_key(shell: Cli, redis_url: str, command: str) -> None:
+    more = ["--limit", "5/s"] if command == "try" else []
+    one_line(shell(command, "", "--url", redis_url, *more), "key must not be empty")
+
+
+@pytest.mark.parametrize(
+    "key", ["{", "}{", "a\nb", "\x01", "🦀" * 40, "k" * 100_000, "-", "100%"], ids=range(8)
+)
+def test_odd_keys_work(shell: Cli, redis_url: str, prefix: str, key: str) -> None:
+    where = ("--url", redis_url, "--prefix", prefix)
+    assert shell("try", "--limit", "5/hour", *where, "--", key).code == 0
+    assert "1 window forgotten" in shell("reset", *where, "--", key).out
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redsi://:{PASSWORD}@localhost",
+        f"redis:/:{PASSWORD}@localhost",
+        f"redis//user:{PASSWORD}@localhost",
+        f"user:{PASSWORD}@localhost",
+        f"redis://user:{PASSWORD}@localhost:port/0",
+        f"redis+cluster://user:{PASSWORD}@localhost:1/5",
+        f"redis+sentinel://user:{PASSWORD}@localhost:1",
+        f"redis://localhost/0?password={PASSWORD}&nonsense=1",
+        "localhost:6379",
+        "",
+        "http://localhost",
+    ],
+)
+@pytest.mark.parametrize("command", ["stats", "try k --limit 5/s", "reset k", "doctor", "demo"])
+def test_urls_that_are_none(shell: Cli, url: str, command: str) -> None:
+    if command != "stats" and PASSWORD not in url:
+        pytest.skip("said once is enough")
+    said = shell(*command.split(), "--url", url)
+    one_line(said)
+    assert PASSWORD not in said.err
+    assert "geh" not in said.err
+
+
+@pytest.mark.parametrize("command", ["stats", "try k --limit 5/s", "reset k", "doctor", "demo"])
+class TestStores:
+    def test_nobody_listens(self, shell: Cli, command: str) -> None:
+        url = f"redis://user:{quote(PASSWORD, safe='')}@127.0.0.1:{free_port()}/0"
+        said = shell(*command.split(), "--url", url)
+        one_line(said, "not reachable")
+        assert PASSWORD not in said.err
+        assert "geh" not in said.err
+
+    def test_a_wrong_password(self, shell: Cli, command: str, locked: Standalone) -> None:
+        wrong = quote(PASSWORD + "X", safe="")
+        said = shell(*command.split(), "--url", f"redis://:{wrong}@127.0.0.1:{locked.port}/0")
+        one_line(said, "password")
+        assert "geh" not in said.err
+
+    def test_no_password(self, shell: Cli, command: str, locked: Standalone) -> None:
+        one_line(shell(*command.split(), "--url", f"redis://127.0.0.1:{locked.port}/0"))
+
+    def test_a_database_that_is_not_there(self, shell: Cli, command: str, redis_url: str) -> None:
+        said = shell(*command.split(), "--url", redis_url.replace("/0", "/9999"))
+        one_line(said, "out of range")
+
+    def test_a_store_inside_one_process(self, shell: Cli, command: str) -> None:
+        if command.startswith("try"):
+            assert shell(*command.split(), "--url", "memory://").code == 0
+        else:
+            one_line(shell(*command.split(), "--url", "memory://"), "one process")
+
+    def test_no_cluster_where_one_is_named(self, shell: Cli, command: str, redis_url: str) -> None:
+        one_line(shell(*command.split(), "--url", redis_url.replace("redis:", "redis+cluster:")))
+
+    def test_a_name_that_nobody_knows(self, shell: Cli, command: str) -> None:
+        one_line(shell(*command.split(), "--url", "redis://no-such-host.invalid:6379/0"))
+
+
+def test_the_right_password_is_not_shown_either(shell: Cli, locked: Standalone) -> None:
+    for command in ("doctor", "stats", "try k --limit 5/s --json", "bench --seconds 0.1"):
+        said = shell(*command.split(), DISTWINDOW_URL=locked.url)
+        assert said.code == 0, said
+        assert "geh" not in said.out + said.err
+
+
+def test_a_key_of_another_type(shell: Cli, redis_url: str, prefix: str) -> None:
+    name = f"{prefix}:{{k}}:360000:10"
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(name, "x")
+        where = ("--url", redis_url, "--prefix", prefix)
+        one_line(shell("try", "k", "--limit", "5/hour", *where), "another type")
+        assert client.get(name) == b"x"
+
+
+def test_a_server_that_never_answers(shell: Cli) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        one_line(shell("try", "k", "--limit", "5/s", "--url", f"redis://127.0.0.1:{port}/0"))

@@ -1,0 +1,159 @@
+"""`distwindow doctor`"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from distwindow.cli.exercise import grant
+from distwindow.wire import script
+from tests.cli.conftest import Cli, Said
+from tests.servers import Standalone, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Standalone]:
+    with Standalone(maxmemory="50mb") as server:
+        yield server
+
+
+def levels(said: Said) -> dict[str, str]:
+    findings = json.loads(said.out)["findings"]
+    worst: dict[str, str] = {}
+    for one in findings:
+        order = ["ok", "warning", "problem"]
+        known = worst.get(one["check"], "ok")
+        worst[one["check"]] = max(known, one["level"], key=order.index)
+    return worst
+
+
+def test_a_fit_server(cli: Cli, server: Standalone) -> None:
+    said = cli("doctor", store=server.url)
+    assert said.code == 0
+    assert "PROBLEM" not in said.out
+    assert "Redis " in said.out or "Valkey " in said.out
+    assert "noeviction" in said.out
+    assert re.search(r"p50 [\d.]+ ms, p99", said.out)
+    assert "redis-py" in said.out
+    assert str(script.folder()) in said.out.replace("\n", "")
+
+
+def test_nothing_is_left_behind(cli: Cli, server: Standalone, prefix: str) -> None:
+    cli("doctor", store=server.url)
+    assert list(server.client().scan_iter(f"{prefix}:*")) == []
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
+def test_eviction_is_a_problem(cli: Cli, server: Standalone, policy: str) -> None:
+    client = server.client()
+    client.config_set("maxmemory-policy", policy)
+    try:
+        said = cli("doctor", store=server.url)
+        assert said.code == 1
+        assert f"PROBLEM  eviction     {policy}" in said.out
+        assert "CONFIG SET maxmemory-policy noeviction" in said.out
+        assert levels(cli("doctor", "--json", store=server.url))["eviction"] == "problem"
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check"),
+    [("maxmemory", "1mb", "memory"), ("hash-max-ziplist-entries", "128", "encoding")],
+)
+def test_warnings_do_not_fail(
+    cli: Cli, server: Standalone, name: str, value: str, check: str
+) -> None:
+    client = server.client()
+    (before,) = client.config_get(name).values()
+    client.config_set(name, value)
+    try:
+        said = cli("doctor", "--json", store=server.url)
+    finally:
+        client.config_set(name, before)
+    if check == "memory":  # full: calls fail, too
+        assert levels(said)["memory"] == "warning"
+    else:
+        assert said.code == 0
+        assert levels(said)[check] == "warning"
+
+
+def test_replicas_without_min_replicas(cli: Cli, server: Standalone) -> None:
+    with Standalone(config={"replicaof": f"127.0.0.1 {server.port}"}) as replica:
+        client = server.client()
+        until(
+            lambda: (
+                client.info("replication")["connected_slaves"] == 1
+                and replica.client().info("replication")["master_link_status"] == "up"
+            ),
+            what="the replica",
+            timeout=20,
+        )
+        assert levels(cli("doctor", "--json", store=server.url))["replicas"] == "warning"
+        on_replica = cli("doctor", "--json", store=replica.url)
+        assert on_replica.code == 1
+        assert levels(on_replica)["replicas"] == "problem"
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            assert levels(cli("doctor", "--json", store=server.url))["replicas"] == "ok"
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+
+
+def test_a_cluster_is_looked_at_node_by_node(cli: Cli, cluster_url: str) -> None:
+    said = cli("doctor", store=cluster_url)
+    assert said.code == 0
+    assert said.out.count("noeviction") == 3
+    assert "all 16,384 slots served" in said.out
+
+
+def rights(prefix: str) -> list[str]:
+    rule = grant(prefix)
+    assert rule.startswith("ACL SETUSER <user> ")
+    return rule.split()[3:]
+
+
+class TestRights:
+    @pytest.fixture
+    def store(self, server: Standalone, prefix: str) -> str:
+        self.client: Any = server.client()
+        self.client.execute_command(
+            "ACL", "SETUSER", "app", "reset", "on", ">pw-of-app", *rights(prefix)
+        )
+        return f"redis://app:pw-of-app@127.0.0.1:{server.port}/0"
+
+    def test_the_rule_it_prints_is_enough_and_what_it_may_not_see_is_said(
+        self, cli: Cli, store: str
+    ) -> None:
+        said = cli("doctor", store=store)
+        assert said.code == 0
+        assert "could not look" in said.out
+        assert "ok       scripts" in said.out
+
+    def test_every_right_that_is_missing_is_found(
+        self, cli: Cli, store: str, prefix: str, server: Standalone
+    ) -> None:
+        if server.client().info("server")["redis_version"] < "7":
+            pytest.skip("before Redis 7 a script's commands are not checked one by one")
+        wanted = [right for right in rights(prefix) if right.startswith("+")]
+        assert len(wanted) > 8
+        for right in wanted:
+            self.client.execute_command("ACL", "SETUSER", "app", f"-{right[1:]}")
+            said = cli("doctor", "--json", store=store)
+            assert (said.code, levels(said)["scripts"]) == (1, "problem"), right
+            (finding,) = [
+                one for one in json.loads(said.out)["findings"] if one["check"] == "scripts"
+            ]
+            assert finding["mend"] == grant(prefix)
+            self.client.execute_command("ACL", "SETUSER", "app", right)
+        assert cli("doctor", store=store).code == 0
+
+    def test_keys_that_are_not_its_own(self, cli: Cli, store: str, prefix: str) -> None:
+        self.client.execute_command("ACL", "SETUSER", "app", "resetkeys", "~other:*")
+        said = cli("doctor", store=store)
+        assert said.code == 1
+        assert f"~{prefix}:*" in said.out

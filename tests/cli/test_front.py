@@ -1,0 +1,92 @@
+"""The front of the command line: help, version, and what happens without the extra."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from distwindow import __version__
+from tests.cli.conftest import Cli
+
+_WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("typer", "rich", "click"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from distwindow.cli import main
+main()
+"""
+
+
+def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["stats"], ["--help"]], ids=" ".join)
+def test_without_the_extra_one_line_says_what_to_install(arguments: list[str]) -> None:
+    said = without_extra(*arguments)
+    assert said.returncode == 2
+    assert said.stdout == ""
+    assert said.stderr == ("the command line needs its extra: pip install 'distwindow[cli]'\n")
+
+
+def test_the_version_needs_no_extra(shell: Cli) -> None:
+    assert without_extra("--version").stdout == f"distwindow {__version__}\n"
+    assert shell("--version").out == f"distwindow {__version__}\n"
+
+
+def test_help_names_every_command(shell: Cli) -> None:
+    said = shell("--help")
+    assert said.code == 0
+    for command in ("demo", "stats", "try", "reset", "doctor", "bench"):
+        assert command in said.out
+        assert shell(command, "--help").code == 0
+
+
+def test_a_typo_is_answered_by_the_parser(shell: Cli) -> None:
+    said = shell("stats", "--tpo", "3")
+    assert said.code == 2
+    assert "--tpo" in said.err
+    assert "Traceback" not in said.err
+    assert shell("stat").code == 2
+
+
+def test_url_and_prefix_come_from_the_environment(shell: Cli, redis_url: str, prefix: str) -> None:
+    env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix}
+    assert shell("try", "k", "--limit", "1/hour", **env).code == 0
+    assert shell("try", "k", "--limit", "1/hour", **env).code == 1
+    assert "k " in shell("stats", **env).out
+
+
+def test_an_output_without_unicode_gets_escapes(shell: Cli, redis_url: str, prefix: str) -> None:
+    env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix, "PYTHONIOENCODING": "ascii"}
+    assert shell("try", "東京", "--limit", "10/hour", **env).code == 0
+    said = shell("stats", **env)
+    assert said.code == 0
+    assert "\\u6771\\u4eac" in said.out
+    assert "#" in said.out
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_a_full_disk_is_one_line(redis_url: str, prefix: str) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123  # a device
+        said = subprocess.run(
+            [sys.executable, "-m", "distwindow.cli", "stats", "--url", redis_url]
+            + ["--prefix", prefix],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert said.returncode == 2
+    assert "No space left" in said.stderr
+    assert "Traceback" not in said.stderr

@@ -1,0 +1,292 @@
+"""`distwindow stats`"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from rich.cells import cell_len
+
+from distwindow import Key, Limiter, Stats
+from tests.cli.conftest import Cli, fill
+
+
+@pytest.fixture
+def client(redis_url: str) -> Any:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def test_a_row_for_each_key_and_limit(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, ["10/hour", "100/day strict"], prefix=prefix) as limiter:
+        for _ in range(12):
+            limiter.try_acquire("k")
+    lines = cli("stats").out.splitlines()
+    assert lines[0].split() == ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S"]
+    assert lines[1].split()[:4] == ["k", "10/hour", "10", "█" * 10]
+    assert lines[2].split()[:4] == ["k", "100/day", "strict", "10"]
+    assert "1 key" in lines[-1]
+
+
+def test_calls_that_were_recorded_have_their_columns(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        with limiter.entry("k"):
+            pass
+        with pytest.raises(KeyError), limiter.entry("k"):
+            raise KeyError
+    head, row, *_ = cli("stats").out.splitlines()
+    assert head.split()[5:] == ["OK", "ERR", "AVG", "MS", "MIN", "MS"]
+    assert row.split()[6:8] == ["1", "1"]
+
+
+def test_json_is_what_the_library_says(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, ["10/hour", "100/day"], prefix=prefix) as limiter:
+        for _ in range(12):
+            limiter.try_acquire("k", cost=1)
+        with pytest.raises(Exception, match="exceeded"), limiter.entry("k"):
+            pass
+        stats = limiter.stats("k")
+    (said,) = json.loads(cli("stats", "--json").out)
+    assert set(said) == {field.name for field in dataclasses.fields(Stats)}
+    assert said["limits"] == ["10/hour", "100/day"]
+    same = ("key", "passed", "blocked", "success", "error", "remaining", "window_ms", "pass_qps")
+    assert [said[name] for name in same] == [getattr(stats, name) for name in same]
+    assert said["buckets"] == [dataclasses.asdict(bucket) for bucket in stats.buckets]
+    assert [window["limit"] for window in said["windows"]] == said["limits"]
+    assert said["windows"][1]["passed"] == stats.windows[1].passed
+    assert abs(said["now_ms"] - stats.now_ms) < 60_000
+
+
+def test_nothing_there_is_said_with_where_to_look(cli: Cli, prefix: str) -> None:
+    said = cli("stats")
+    assert said.code == 0
+    assert prefix in said.out
+    assert "--prefix" in said.out
+    assert "--url" in said.out
+
+
+def test_json_of_nothing_is_an_empty_array(shell: Cli, redis_url: str, prefix: str) -> None:
+    said = shell("stats", "--json", "--url", redis_url, "--prefix", prefix)
+    assert (said.code, json.loads(said.out)) == (0, [])
+    assert "no limits on any key" in said.err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("user:*", ["user:1", "user:2"]),
+        ("user:[!1]", ["user:2"]),
+        ("user:1", ["user:1"]),
+        ("*é*", ["caffè é {x}"]),
+        ("caff*", ["caffè é {x}"]),
+        ("caffè é {x}", ["caffè é {x}"]),
+        ("{acme}*", ["{acme}all"]),
+        ("{*", ["{acme}all", "{plain}brace"]),
+        ("{acme}all", ["{acme}all"]),
+        ("{plain}brace", ["{plain}brace"]),
+        ("a b\n*", ["a b\nc"]),
+        ("x" * 200, ["long"]),
+        ("xxx*", ["long"]),
+        ("nobody", []),
+        ("50%*", ["50%"]),
+        ("star*", ["star*"]),
+        ("USER*", []),
+    ],
+)
+def test_patterns(cli: Cli, redis_url: str, prefix: str, pattern: str, found: list[str]) -> None:
+    keys = ["user:1", "user:2", "caffè é {x}", "{plain}brace", "a b\nc", "x" * 200, "50%", "star*"]
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        for key in [*keys, Key("all", tag="acme")]:
+            limiter.try_acquire(key)
+    if found:
+        said = [one["key"] for one in json.loads(cli("stats", pattern, "--json").out)]
+        assert sorted("long" if "~" in key else key for key in said) == sorted(found)
+    else:
+        assert "no limits on" in cli("stats", pattern).out
+
+
+def test_what_stats_shows_of_a_long_key_finds_it_again(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        limiter.try_acquire("x" * 200)
+    (said,) = json.loads(cli("stats", "--json").out)
+    (again,) = json.loads(cli("stats", said["key"], "--json").out)
+    assert again["key"] == said["key"]
+
+
+def test_what_is_no_ring_is_skipped_and_counted(
+    cli: Cli, redis_url: str, prefix: str, client: Any
+) -> None:
+    client.set(f"{prefix}:{{text}}:100:10", "x")
+    client.hset(f"{prefix}:{{hash}}:100:10", "x", "y")
+    client.hset(
+        f"{prefix}:{{odd}}:100:10",
+        mapping={"start": 1, "used": 0, "closed": 0, "limit": "0", "done": "0", "block": "0"},
+    )
+    client.set(f"{prefix}:settings", "x")
+    assert "4 skipped" in cli("stats").out
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        limiter.try_acquire("k")
+    said = cli("stats").out
+    assert "1 key; 4 skipped" in said
+    assert len(json.loads(cli("stats", "--json").out)) == 1
+    assert client.get(f"{prefix}:settings") == b"x"
+
+
+@pytest.mark.parametrize("top", [[], ["--top", "3"]], ids=["all", "top"])
+def test_the_order(cli: Cli, redis_url: str, prefix: str, top: list[str]) -> None:
+    with Limiter(redis_url, ["10/hour", "20/day"], prefix=prefix) as limiter:
+        for i, (passed, blocked) in enumerate([(1, 0), (10, 5), (3, 0), (10, 7), (2, 0)]):
+            for _ in range(passed + blocked):
+                limiter.try_acquire(f"k{i}")
+
+    def order(*arguments: str) -> list[str]:
+        said = json.loads(cli("stats", "--json", *arguments, *top).out)
+        assert all(len(one["limits"]) == 2 for one in said)
+        return [one["key"] for one in said][:3]
+
+    assert order()[:2] == ["k3", "k1"]
+    assert order("--sort", "passed") == ["k1", "k3", "k2"]
+    assert order("--sort", "key") == ["k0", "k1", "k2"]
+
+
+def test_keys_that_would_spoil_a_terminal(cli: Cli, redis_url: str, prefix: str) -> None:
+    keys: list[str | bytes] = [
+        "red\x1b[31m\nline",
+        "東京" * 10,
+        "\u202eevil",
+        b"\xff\x00",
+        "a" * 60,
+    ]
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        for key in keys:
+            limiter.try_acquire(key)
+    said = cli("stats").out
+    assert "red\\x1b[31m\\nline" in said
+    assert not set(said) & {"\x1b", "\x00", "\u202e"}
+    assert len(said.splitlines()) == len(keys) + 3
+    at = {cell_len(line[: line.index("10/hour")]) for line in said.splitlines()[1 : len(keys) + 1]}
+    assert len(at) == 1
+
+
+def test_a_changed_limit_is_shown_at_once(cli: Cli, redis_url: str, prefix: str) -> None:
+    for limit in ("10/hour", "25/hour"):
+        with Limiter(redis_url, limit, prefix=prefix) as limiter:
+            limiter.try_acquire("k")
+    assert "25/hour" in cli("stats").out
+
+
+def test_a_cluster_is_walked_node_by_node(cli: Cli, cluster_url: str, prefix: str) -> None:
+    with Limiter(cluster_url, ["10/hour", "99/day"], prefix=prefix, timeout=5) as limiter:
+        for i in range(30):
+            limiter.try_acquire(f"k{i}")
+    for more in ([], ["--top", "30"]):
+        said = json.loads(cli("stats", "--json", *more, store=cluster_url).out)
+        assert {one["key"] for one in said} == {f"k{i}" for i in range(30)}
+        assert all(one["limits"] == ["10/hour", "99/day"] for one in said)
+    forgotten = cli("reset", *[f"k{i}" for i in range(30)], store=cluster_url).out
+    assert forgotten.count("2 windows forgotten") == 30
+    assert "no limits on" in cli("stats", store=cluster_url).out
+
+
+def test_fakeredis_can_be_looked_at(cli: Cli, fake_url: str, prefix: str) -> None:
+    with Limiter(fake_url, "10/hour", prefix=prefix, timeout=5) as limiter:
+        limiter.try_acquire("k")
+    assert json.loads(cli("stats", "--json", store=fake_url).out)[0]["passed"] == 1
+    assert "1 window forgotten" in cli("reset", "k", store=fake_url).out
+
+
+def test_a_closed_pipe_is_no_error(redis_url: str, prefix: str) -> None:
+    fill(redis_url, prefix, 3000)
+    command = f"{sys.executable} -m distwindow.cli stats --url {redis_url} --prefix {prefix}"
+    done = subprocess.run(
+        f"{command} | head -1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("KEY")
+    assert done.stderr == ""
+
+
+def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
+    fill(redis_url, prefix, 3)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "distwindow.cli", "stats", "--watch", "--interval", "0.1"),
+            *("--json", "--url", redis_url, "--prefix", prefix),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    looks = [json.loads(process.stdout.readline()) for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (0, "")
+    assert [len(look) for look in looks] == [3, 3, 3]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
+@pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
+def test_on_a_terminal_there_is_colour_unless_forbidden(
+    redis_url: str, prefix: str, colour: bool
+) -> None:
+    import pty
+
+    fill(redis_url, prefix, 3)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distwindow.cli", "stats", "--url", redis_url, "--prefix", prefix],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color"} | ({} if colour else {"NO_COLOR": "1"}),
+    )
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # how a terminal ends, when nobody holds its other side any more
+        while part := os.read(ours, 65536):
+            said += part
+    os.close(ours)
+    assert process.wait(10) == 0
+    assert b"user:2" in said
+    assert (b"\x1b[3" in said) is colour
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_keys_without_holding_up_the_server(
+    shell: Cli, redis_url: str, prefix: str, client: Any
+) -> None:
+    fill(redis_url, prefix, 100_000)
+    client.config_set("slowlog-log-slower-than", 20_000)
+    client.slowlog_reset()
+    try:
+        where = ("--url", redis_url, "--prefix", prefix)
+        begun = time.monotonic()
+        said = shell("stats", "--json", *where)
+        took = time.monotonic() - begun
+        keys = json.loads(said.out)
+        assert len({one["key"] for one in keys}) == len(keys) == 100_000
+        first = shell("stats", "--top", "3", "--sort", "blocked", *where).out
+        assert "of 100,000 limits in use" in first
+        assert [line.split()[0] for line in first.splitlines()[1:4]] == [
+            "user:0",
+            "user:10",
+            "user:100",
+        ]
+        # Not one command of ours kept the others waiting for 20 ms, on however busy a machine.
+        slow = [entry for entry in client.slowlog_get(128) if b"SCAN" in entry["command"]]
+        assert slow == []
+        assert took < 60
+    finally:
+        client.config_set("slowlog-log-slower-than", 10_000)
+        for name in client.scan_iter(f"{prefix}:*", count=5000):
+            client.unlink(name)
