@@ -8,7 +8,6 @@ deadline: the server's time after which the script must not charge anything
 from __future__ import annotations
 
 import itertools
-import math
 
 from ...core.clock import Clock
 from ...wire.command import NO_DEADLINE_MS
@@ -24,22 +23,19 @@ class ServerClock:
     never later than the caller's own.
     """
 
-    __slots__ = ("_counter", "_monotonic", "_offset_ms", "heard", "used")
+    __slots__ = ("_counter", "_monotonic", "_offset_ms", "used")
 
     def __init__(self, clock: Clock, *, used: bool = True) -> None:
         self._monotonic = clock.monotonic
         self._counter = itertools.count()
         self._offset_ms: float | None = None
-        self.heard = -math.inf
-        """When the last reply came, monotonic seconds."""
         self.used = used
         """False with clock="client": the scripts are not to look at the server's time."""
 
     def learn(self, now_ms: int) -> None:
         """The server's time, as a reply that has just come says."""
-        self.heard = heard = self._monotonic()
         if self.used:
-            self._offset_ms = now_ms - heard * 1000
+            self._offset_ms = now_ms - self._monotonic() * 1000
 
     def until_ms(self, deadline: float) -> int:
         """`deadline` (monotonic seconds) on the server's clock, as well as it is known."""

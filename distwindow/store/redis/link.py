@@ -17,13 +17,15 @@ from .place import Node
 from .talk import Talk, talk_of
 
 _FRESH = 0.005
-"""Seconds for which a server that has answered is taken to be alive: a look costs a system call."""
+"""Seconds for which a connection that has answered is taken to be alive: a look costs a system
+call. Not for longer: servers and balancers close what is idle, and other connections do not tell.
+"""
 
 
 class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
-    __slots__ = ("__weakref__", "_clock", "_connection", "_generation", "_talk", "node")
+    __slots__ = ("__weakref__", "_clock", "_connection", "_generation", "_talk", "_used", "node")
 
     def __init__(self, node: Node, clock: Clock) -> None:
         self.node = node
@@ -31,6 +33,8 @@ class Link:
         self._connection: Any = None
         self._talk: Talk | None = None
         self._generation = 0
+        self._used = 0.0
+        """When the last call began."""
 
     def exchange(self, send: Send, deadline: float) -> Any:
         """The raw reply, an error reply as an exception object, or `Lost`."""
@@ -42,14 +46,12 @@ class Link:
 
     def ready(self, now: float) -> bool:
         """Is there a connection that looks alive? A doubtful one is closed. It is not looked at
-        when the server has answered anyone in the last few milliseconds.
+        where a call began on it in the last few milliseconds.
         """
         if self._talk is None:
             return False
-        node = self.node
-        if self._generation != node.generation or (
-            now - node.clock.heard > _FRESH and self._talk.dead()
-        ):
+        idle, self._used = now - self._used, now
+        if self._generation != self.node.generation or (idle > _FRESH and self._talk.dead()):
             self.close()
             return False
         return True

@@ -160,6 +160,8 @@ class Pipe(asyncio.Protocol):
             now_ms = await asyncio.wait_for(self._connect(), timeout)
         except asyncio.TimeoutError:
             node.failed("connecting takes longer than the timeout", slow=True)
+            # redis-py would have come to the next sentinel, had it not been stopped here.
+            node.ask_another()
             self.end("connecting takes longer than the timeout")
             return
         except Exception as exc:

@@ -56,6 +56,8 @@ class Node:
         """Connections of an earlier generation are to be closed."""
         self.checked = False
         """Its version has been looked at."""
+        self.ask_another: Callable[[], None] = lambda: None
+        """Have the next connect ask another sentinel first."""
         self._time = terms.clock
         self._down: tuple[float, object] | None = None
         self._failed = False
@@ -115,6 +117,12 @@ class OnePlace:
             return pool.connection_class(**kwargs)
 
         self.node = Node(_named(pool), connect, terms)
+        self.node.ask_another = self._ask_another
+
+    def _ask_another(self) -> None:
+        watch = getattr(self._pool, "sentinel_manager", None)
+        if watch is not None:
+            watch.sentinels = [*watch.sentinels[1:], watch.sentinels[0]]
 
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
