@@ -649,13 +649,16 @@ def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
 
 
 def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:
-    limiter, key = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10), fresh()
+    key = fresh()
 
-    async def once() -> int:
+    async def once(limiter: AsyncLimiter) -> int:
         return (await limiter.try_acquire(key)).remaining
 
+    def story() -> None:
+        limiter = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10)
+        assert [asyncio.run(once(limiter)) for _ in range(3)] == [99, 98, 97]
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # loops that end without aclose()
-        assert [asyncio.run(once()) for _ in range(3)] == [99, 98, 97]
+        warnings.simplefilter("ignore", ResourceWarning)  # no loop was left with an aclose()
+        story()
         gc.collect()
-    asyncio.run(limiter.aclose())
