@@ -59,14 +59,15 @@ def demo(
     check_prefix(prefix)
     limits = limits_of(limit)
     out = console()
+    key = f"demo-{secrets.token_hex(3)}"
     with _terminable(), host(url) as served:
-        out.print(Text(printable(served.told), style="bold"))
-        key = f"demo-{secrets.token_hex(3)}"
-        said = "; ".join(map(str, limits))
-        out.print(Text(f"{workers} processes share {said} on the key {key!r}, {seconds:g} s"))
-        out.print()
         task = Task(served.url, tuple(map(str, limits)), prefix, key, _pace(limits, workers))
         with Limiter(served.url, limits, prefix=prefix, timeout=5) as limiter:
+            limiter.peek(key)  # a store that cannot be used says so before anything is shown
+            said = "; ".join(map(str, limits))
+            out.print(Text(printable(served.told), style="bold"))
+            out.print(Text(f"{workers} processes share {said} on the key {key!r}, {seconds:g} s"))
+            out.print()
             try:
                 scene, stopped = _play(task, workers, limits, seconds, out)
                 counted = limiter.stats(key)

@@ -58,7 +58,9 @@ def doctor(as_json: Json = False, url: Url = DEFAULT_URL, prefix: Prefix = DEFAU
 
 def _examination(nodes: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
     for server in nodes:
-        with suppress(redis.ResponseError):  # PING may be forbidden; it has answered all the same
+        with suppress(
+            redis.exceptions.NoPermissionError
+        ):  # PING may be forbidden; it has answered all the same
             server.client.ping()  # what cannot be connected to is no finding, but the end
     yield from installed()
     several = len(nodes) > 1

@@ -77,11 +77,12 @@ def explained(exc: Exception, url: str) -> str:
 
 def without_password(message: str, url: str) -> str:
     """`message` with the passwords of `url` struck out, however malformed the URL is."""
-    found = re.match(r"(?:[a-z+]*:/*)?(.*)@", url, re.IGNORECASE | re.DOTALL)
+    login, at, _ = url.rpartition("@")
     secrets = re.findall(r"password=([^&]*)", url)
-    if found is not None:
-        user, colon, password = found[1].partition(":")
-        secrets.append(password if colon else user)  # one word alone is a password misplaced
+    if at:
+        # Whatever stands behind a colon, because one may be missing: of "redis://user:pw@" both
+        # "user:pw" and "pw", and of "redis://pw@" the "pw".
+        secrets += [login[colon.end() :].lstrip("/") for colon in re.finditer(":", login)]
     for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
         if len(secret) > 2:  # shorter ones would strike out half of the message
             message = message.replace(secret, "***")

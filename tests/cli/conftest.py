@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from typer.testing import CliRunner
 
 from distwindow import Limit
 from distwindow.cli.app import app
@@ -39,12 +38,17 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(redis_url: str, prefix: str) -> Cli:
-    """A command in this process, on this test's prefix of the plain server; both streams in one."""
+def cli(redis_url: str, prefix: str, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """A command in this process, on the plain server unless `store` says otherwise."""
 
-    def run(*arguments: str, store: str = redis_url) -> Said:
-        result = CliRunner().invoke(app, [*arguments, "--url", store, "--prefix", prefix])
-        return Said(result.exit_code, result.output)
+    def run(*arguments: str, store: str = redis_url, own: str = prefix) -> Said:
+        capsys.readouterr()
+        command, *more = arguments
+        with pytest.raises(SystemExit) as end:
+            app([command, "--url", store, "--prefix", own, *more])
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return Said(code, *capsys.readouterr())
 
     return run
 

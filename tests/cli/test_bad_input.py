@@ -13,6 +13,7 @@ from tests.cli.conftest import Cli, Said
 from tests.servers import Standalone, free_port
 
 PASSWORD = "geh:eim/ni$"
+COMMANDS = ["stats", "try k --limit 5/s", "reset k", "doctor", "demo", "bench --seconds 0.1"]
 
 
 def one_line(said: Said, *words: str) -> None:
@@ -52,26 +53,25 @@ def locked() -> Iterator[Standalone]:
     ids=lambda value: " ".join(value),
 )
 def test_arguments_of_try(
-    shell: Cli, redis_url: str, prefix: str, arguments: list[str], words: list[str]
+    cli: Cli, redis_url: str, prefix: str, arguments: list[str], words: list[str]
 ) -> None:
-    one_line(shell("try", "k", "--url", redis_url, "--prefix", prefix, *arguments), *words)
+    one_line(cli("try", "k", *arguments), *words)
     with redis.Redis.from_url(redis_url) as client:
         assert not list(client.scan_iter(f"{prefix}:*"))
 
 
 @pytest.mark.parametrize("command", ["try", "stats", "reset"])
-def test_an_empty_key(shell: Cli, redis_url: str, command: str) -> None:
+def test_an_empty_key(cli: Cli, command: str) -> None:
     more = ["--limit", "5/s"] if command == "try" else []
-    one_line(shell(command, "", "--url", redis_url, *more), "key must not be empty")
+    one_line(cli(command, "", *more), "key must not be empty")
 
 
 @pytest.mark.parametrize(
     "key", ["{", "}{", "a\nb", "\x01", "🦀" * 40, "k" * 100_000, "-", "100%"], ids=range(8)
 )
-def test_odd_keys_work(shell: Cli, redis_url: str, prefix: str, key: str) -> None:
-    where = ("--url", redis_url, "--prefix", prefix)
-    assert shell("try", "--limit", "5/hour", *where, "--", key).code == 0
-    assert "1 window forgotten" in shell("reset", *where, "--", key).out
+def test_odd_keys_work(cli: Cli, key: str) -> None:
+    assert cli("try", "--limit", "5/hour", "--", key).code == 0
+    assert "1 window forgotten" in cli("reset", "--", key).out
 
 
 @pytest.mark.parametrize(
@@ -90,49 +90,47 @@ def test_odd_keys_work(shell: Cli, redis_url: str, prefix: str, key: str) -> Non
         "http://localhost",
     ],
 )
-@pytest.mark.parametrize("command", ["stats", "try k --limit 5/s", "reset k", "doctor", "demo"])
-def test_urls_that_are_none(shell: Cli, url: str, command: str) -> None:
-    if command != "stats" and PASSWORD not in url:
-        pytest.skip("said once is enough")
-    said = shell(*command.split(), "--url", url)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_urls_that_are_none(cli: Cli, url: str, command: str) -> None:
+    said = cli(*command.split(), store=url)
     one_line(said)
     assert PASSWORD not in said.err
     assert "geh" not in said.err
 
 
-@pytest.mark.parametrize("command", ["stats", "try k --limit 5/s", "reset k", "doctor", "demo"])
+@pytest.mark.parametrize("command", COMMANDS)
 class TestStores:
-    def test_nobody_listens(self, shell: Cli, command: str) -> None:
+    def test_nobody_listens(self, cli: Cli, command: str) -> None:
         url = f"redis://user:{quote(PASSWORD, safe='')}@127.0.0.1:{free_port()}/0"
-        said = shell(*command.split(), "--url", url)
+        said = cli(*command.split(), store=url)
         one_line(said, "not reachable")
         assert PASSWORD not in said.err
         assert "geh" not in said.err
 
-    def test_a_wrong_password(self, shell: Cli, command: str, locked: Standalone) -> None:
+    def test_a_wrong_password(self, cli: Cli, command: str, locked: Standalone) -> None:
         wrong = quote(PASSWORD + "X", safe="")
-        said = shell(*command.split(), "--url", f"redis://:{wrong}@127.0.0.1:{locked.port}/0")
+        said = cli(*command.split(), store=f"redis://:{wrong}@127.0.0.1:{locked.port}/0")
         one_line(said, "password")
         assert "geh" not in said.err
 
-    def test_no_password(self, shell: Cli, command: str, locked: Standalone) -> None:
-        one_line(shell(*command.split(), "--url", f"redis://127.0.0.1:{locked.port}/0"))
+    def test_no_password(self, cli: Cli, command: str, locked: Standalone) -> None:
+        one_line(cli(*command.split(), store=f"redis://127.0.0.1:{locked.port}/0"))
 
-    def test_a_database_that_is_not_there(self, shell: Cli, command: str, redis_url: str) -> None:
-        said = shell(*command.split(), "--url", redis_url.replace("/0", "/9999"))
+    def test_a_database_that_is_not_there(self, cli: Cli, command: str, redis_url: str) -> None:
+        said = cli(*command.split(), store=redis_url.replace("/0", "/9999"))
         one_line(said, "out of range")
 
-    def test_a_store_inside_one_process(self, shell: Cli, command: str) -> None:
-        if command.startswith("try"):
-            assert shell(*command.split(), "--url", "memory://").code == 0
+    def test_a_store_inside_one_process(self, cli: Cli, command: str) -> None:
+        if command.startswith(("try", "bench")):  # for as long as that process lives
+            assert cli(*command.split(), store="memory://").code == 0
         else:
-            one_line(shell(*command.split(), "--url", "memory://"), "one process")
+            one_line(cli(*command.split(), store="memory://"), "one process")
 
-    def test_no_cluster_where_one_is_named(self, shell: Cli, command: str, redis_url: str) -> None:
-        one_line(shell(*command.split(), "--url", redis_url.replace("redis:", "redis+cluster:")))
+    def test_no_cluster_where_one_is_named(self, cli: Cli, command: str, redis_url: str) -> None:
+        one_line(cli(*command.split(), store=redis_url.replace("redis:", "redis+cluster:")))
 
-    def test_a_name_that_nobody_knows(self, shell: Cli, command: str) -> None:
-        one_line(shell(*command.split(), "--url", "redis://no-such-host.invalid:6379/0"))
+    def test_a_name_that_nobody_knows(self, cli: Cli, command: str) -> None:
+        one_line(cli(*command.split(), store="redis://no-such-host.invalid:6379/0"))
 
 
 def test_the_right_password_is_not_shown_either(shell: Cli, locked: Standalone) -> None:
@@ -142,18 +140,17 @@ def test_the_right_password_is_not_shown_either(shell: Cli, locked: Standalone) 
         assert "geh" not in said.out + said.err
 
 
-def test_a_key_of_another_type(shell: Cli, redis_url: str, prefix: str) -> None:
+def test_a_key_of_another_type(cli: Cli, redis_url: str, prefix: str) -> None:
     name = f"{prefix}:{{k}}:360000:10"
     with redis.Redis.from_url(redis_url) as client:
         client.set(name, "x")
-        where = ("--url", redis_url, "--prefix", prefix)
-        one_line(shell("try", "k", "--limit", "5/hour", *where), "another type")
+        one_line(cli("try", "k", "--limit", "5/hour"), "another type")
         assert client.get(name) == b"x"
 
 
-def test_a_server_that_never_answers(shell: Cli) -> None:
+def test_a_server_that_never_answers(cli: Cli) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        one_line(shell("try", "k", "--limit", "5/s", "--url", f"redis://127.0.0.1:{port}/0"))
+        one_line(cli("try", "k", "--limit", "5/s", store=f"redis://127.0.0.1:{port}/0"))

@@ -123,8 +123,10 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
         "    main()\n"
     )
     said = subprocess.run(
-        [sys.executable, str(spoiled), "demo", "--workers", "3", "--seconds", "2"]
-        + ["--limit", "20/second", "--url", redis_url],
+        [
+            *(sys.executable, str(spoiled), "demo", "--workers", "3", "--seconds", "2"),
+            *("--limit", "20/second", "--url", redis_url),
+        ],
         capture_output=True,
         text=True,
         encoding="utf-8",

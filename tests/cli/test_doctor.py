@@ -82,6 +82,7 @@ def test_warnings_do_not_fail(
         assert levels(said)[check] == "warning"
 
 
+@pytest.mark.slow
 def test_replicas_without_min_replicas(cli: Cli, server: Standalone) -> None:
     with Standalone(config={"replicaof": f"127.0.0.1 {server.port}"}) as replica:
         client = server.client()

@@ -44,7 +44,7 @@ def test_bars(share: float, drawn: str) -> None:
     assert render.bar(share, 4) == drawn
 
 
-@pytest.mark.parametrize("text", ["a" * 200, "東京" * 50, "é" * 90, "x東" * 40, "🦀" * 30])
+@pytest.mark.parametrize("text", ["a" * 200, "東京" * 50, "é" * 90, "x東" * 40, "🦀" * 40])
 @pytest.mark.parametrize("most", [4, 5, 12, 13, 60])
 def test_what_is_shortened_fits_and_keeps_its_ends(text: str, most: int) -> None:
     short = render.shortened(text, most)
