@@ -1,0 +1,50 @@
+"""The programs in `examples/` run, inside one process and on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter
+
+from .pages import ROOT
+
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for face in (Limiter, AsyncLimiter):
+        monkeypatch.setitem(face.__init__.__kwdefaults__, "prefix", prefix)
+        monkeypatch.setitem(face.__init__.__kwdefaults__, "timeout", 5.0)
+    return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
+
+
+def result(name: str, url: str) -> Any:
+    main = runpy.run_path(str(ROOT / "examples" / name))["main"]
+    answer = main(url)
+    return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+
+
+def test_threads(url: str) -> None:
+    assert result("threads.py", url) == {"admitted": 100, "refused": 220}
+
+
+def test_tasks(url: str) -> None:
+    assert result("tasks.py", url) == list(range(12))
+
+
+def test_worker(url: str) -> None:
+    done = result("worker.py", url)
+    assert len(done) == len(set(done)) == 9
+    assert done[:3] == [("acme", 0), ("acme", 1), ("acme", 2)]
+
+
+def test_each_program_has_a_test() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in PROGRAMS if f'"{path.name}"' not in here] == []

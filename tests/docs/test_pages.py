@@ -1,0 +1,154 @@
+"""What is generated is fresh, what is linked is there, and the README begins as it should."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from distwindow import Limit
+from distwindow.wire import script
+from distwindow.wire.command import Acquire, charges_of
+from distwindow.wire.keys import stem
+from tests.servers import Standalone
+
+from .pages import PAGES, ROOT, between, blocks, name
+
+DOCS = ROOT / "docs"
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def made(program: str) -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "make" / program))
+
+
+def test_wire_page_is_fresh() -> None:
+    page = (DOCS / "wire.md").read_text(encoding="utf-8")
+    assert made("wire.py")["renewed"](page) == page, "run: python docs/make/wire.py"
+    assert [one for one in script.names() if f"\n### {one}\n" not in page] == []
+
+
+def test_pictures_are_fresh() -> None:
+    drawn = made("pictures.py")["pictures"]()
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").iterdir()}
+    assert kept == drawn, "run: python docs/make/pictures.py"
+
+
+def anchors(page: Path) -> set[str]:
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in _HEADING.findall(prose)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in _LINK.findall(prose):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)}: {link}"
+        assert target.is_relative_to(ROOT), f"{name(page)}: {link}"
+        if page != ROOT / "README.md":
+            assert target.is_relative_to(DOCS), f"{name(page)}: {link} is not part of the site"
+        if anchor:
+            assert anchor in anchors(target), f"{name(page)}: {link}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert [page for page in pages if page not in navigation] == []
+
+
+def test_the_first_screen_of_the_readme() -> None:
+    page = ROOT / "README.md"
+    first = "\n".join(page.read_text(encoding="utf-8").splitlines()[:50])
+    for command in ("scripts/demo", "scripts/test"):
+        assert command in first
+        assert (ROOT / command).stat().st_mode & 0o111, f"{command} is not to be executed"
+    code = next(block for block in blocks(page) if block.language == "python")
+    assert len(code.text.splitlines()) <= 12
+    assert "|---|" in first
+    assert "Not in this version" in page.read_text(encoding="utf-8")
+
+
+def test_nothing_of_our_machines_is_told() -> None:
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"/work/|/root/|/tmp/", text), name(page)
+        assert not re.search(r"\w!(\s|$)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)), page
+
+
+def test_the_documented_rights_are_the_tested_ones() -> None:
+    tests = (ROOT / "tests/integration/test_connect.py").read_text(encoding="utf-8")
+    found = re.search(r"MINIMAL_ACL = \(\n(.*?)\n\)", tests, re.DOTALL)
+    assert found is not None
+    rule = "".join(re.findall(r'"(.*)"', found[1]))
+    assert set(rule.split()) == set(_rights().split())
+
+
+def _rights() -> str:
+    return next(b.text.strip() for b in blocks(DOCS / "operations.md") if "-@all" in b.text)
+
+
+def test_the_rights_of_a_person_at_the_command_line() -> None:
+    testing = pytest.importorskip("typer.testing")
+    from distwindow.cli.app import app
+
+    more = re.findall(r"`((?:\+[\w|]+ ?)+)`", (DOCS / "operations.md").read_text(encoding="utf-8"))
+    rights = [_rights(), "+scan", "+scan +unlink", "+ping +config|get", "+client|setname"]
+    assert [right for right in rights[1:] if right not in more] == []
+    with Standalone() as server:
+        with server.client() as client:
+            words = " ".join(rights).split()
+            client.execute_command("ACL", "SETUSER", "person", "on", ">secret", *words)
+        url = f"redis://person:secret@{server.host}:{server.port}/0"
+        for words in (["try", "k", "-l", "5/s"], ["stats"], ["reset", "k"], ["doctor"]):
+            result = testing.CliRunner().invoke(app, [*words, "--url", url])
+            assert result.exit_code == 0, result.output
+        assert "could not look" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("limit", "each", "said"),
+    [
+        (Limit("100/minute"), 10, 184),
+        (Limit("100000/minute"), 1000, 200),
+        (Limit("1000/minute strict"), 10, 392),
+        (Limit("100000/minute strict"), 1000, 456),
+    ],
+    ids=str,
+)
+def test_memory_is_as_documented(
+    limit: Limit, each: int, said: int, redis_url: str, prefix: str
+) -> None:
+    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+    assert str(said) in page.split("## Keys and memory")[1].split("\n## ")[0]
+    prefix = prefix[:10]  # as long as "distwindow"
+    now = 1_700_000_000_000
+    with redis.Redis.from_url(redis_url) as client:
+        charges = charges_of("user:42", stem(prefix, "user:42"), [limit], each)
+        for age in range(limit.span - 1, -1, -1):
+            command = Acquire(charges, now_ms=now - age * limit.bucket_ms)
+            guard = "9999999999999.000000"
+            client.eval(
+                script.load("acquire").text, 1, charges[0].ring, guard, *command.arguments()
+            )
+        found = client.memory_usage(charges[0].ring, samples=0)
+        client.delete(charges[0].ring)
+    assert found <= said * 1.1
+
+
+def test_markers_are_there() -> None:
+    assert between(DOCS / "wire.md", "scripts").strip()
+    for page in (ROOT / "README.md", DOCS / "benchmarks.md"):
+        between(page, "benchmarks")
