@@ -55,7 +55,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, width:
     )
 
 
-LIMIT, FIRST, STEP, END = 10, 990, 10, 3590
+LIMIT, FIRST, STEP, END = 10, 990, 10, 4990
 
 
 def admissions(bound: str) -> tuple[Limit, list[int]]:
@@ -79,7 +79,7 @@ def fullest(stamps: list[int], interval: int) -> tuple[int, int, int]:
 
 
 def leap_and_strict() -> str:
-    left, scale, width, lane = 90, 0.235, 800, 165
+    left, scale, width, lane = 90, 0.16, 800, 165
 
     def x(ms: float) -> float:
         return left + (ms - 600) * scale
@@ -97,13 +97,13 @@ def leap_and_strict() -> str:
         base = 150 + row * lane
         parts.append(text(16, base - 40, bound, size=16))
         parts.append(text(16, base - 22, f"sums {limit.span}", fill=FAINT))
-        parts.append(line(x(600), base, x(3600), base, INK, 1.5))
-        for start in range(600, 3601, limit.bucket_ms):
+        parts.append(line(x(600), base, x(5000), base, INK, 1.5))
+        for start in range(600, 5001, limit.bucket_ms):
             tall = 8 if start % 1000 == 0 else 4
             parts.append(line(x(start), base, x(start), base + tall, INK))
-            if start < 3600:
+            if start < 5000:
                 parts.append(line(x(start), base, x(start), base - 90))
-        parts += [text(x(s * 1000), base + 22, f"{s} s", anchor="middle") for s in (1, 2, 3)]
+        parts += [text(x(s * 1000), base + 22, f"{s} s", anchor="middle") for s in range(1, 6)]
         height: dict[int, int] = {}
         for stamp in stamps:
             height[stamp] = height.get(stamp, 0) + 1
@@ -117,7 +117,7 @@ def leap_and_strict() -> str:
         within = f", {(last - first) / 1000:.2f} s apart" if last > first else ""
         words = f"the fullest 1 s holds {most}{within}"
         parts.append(text(x(first) + 4, y - 7, words, fill=colour))
-        parts.append(text(x(3600) - 4, base - 98, f"{len(stamps)} admitted", anchor="end"))
+        parts.append(text(x(5000) - 4, base - 98, f"{len(stamps)} admitted", anchor="end"))
     return svg(width, 2 * lane + 30, "The same calls under leap and under strict", parts)
 
 
@@ -159,17 +159,17 @@ def ring() -> str:
     parts += [
         text(cx, cy - 6, f"used {stats.passed}", size=20, anchor="middle"),
         text(cx, cy + 18, f"{stats.remaining} left of {limit.amount}", anchor="middle"),
-        text(390, 60, f"{limit}, {limit.buckets} buckets of {limit.bucket_ms // 1000} s", size=16),
+        text(390, 60, f"100/minute, 6 buckets of {limit.bucket_ms // 1000} s", size=16),
         text(390, 92, "bucket number = start / width", size=13),
         text(390, 114, "slot = number % 6", size=13),
-        text(390, 152, f"dark: the newest bucket, number {newest},", size=13),
-        text(390, 172, "where calls are counted now", size=13),
-        text(390, 204, "Ten seconds later the next slot is taken", size=13),
-        text(390, 224, "over: what lies there leaves the window.", size=13),
-        text(390, 256, "used: the sum, kept up to date, so a call", size=13),
-        text(390, 276, "never walks the buckets.", size=13),
+        text(390, 152, "dark: the newest bucket, where calls", size=13),
+        text(390, 172, f"count now. Its number is {newest}.", size=13),
+        text(390, 204, "Ten seconds later the next slot is", size=13),
+        text(390, 224, "taken over: what lies there leaves.", size=13),
+        text(390, 256, "used: the sum, kept up to date, so", size=13),
+        text(390, 276, "that a call never walks the buckets.", size=13),
     ]
-    return svg(680, 390, "A ring of six buckets", parts)
+    return svg(720, 390, "A ring of six buckets", parts)
 
 
 def pictures() -> dict[str, str]:

@@ -9,6 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,3 +66,12 @@ def between(page: Path, marker: str) -> str:
     """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
     text = page.read_text(encoding="utf-8")
     return text.split(f"<!-- {marker} -->\n")[1].split(f"<!-- /{marker} -->")[0]
+
+
+def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
+    """Other defaults for both faces, so that code runs as it is printed and disturbs nobody."""
+    for face in (Limiter, AsyncLimiter):
+        own = face.__init__.__kwdefaults__
+        assert own is not None
+        for argument, value in defaults.items():
+            monkeypatch.setitem(own, argument, value)

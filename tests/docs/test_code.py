@@ -20,7 +20,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter
 
-from .pages import PAGES, Block, blocks, name
+from .pages import PAGES, Block, blocks, name, preset
 
 SAID = "redis://localhost:6379/0"
 _PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
@@ -34,8 +34,7 @@ def runnable(page: Path) -> list[Block]:
 def test_python(
     page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for face in (Limiter, AsyncLimiter):
-        monkeypatch.setitem(face.__init__.__kwdefaults__, "prefix", prefix)
+    preset(monkeypatch, prefix=prefix)
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, Limiter
-
-from .pages import ROOT
+from .pages import ROOT, preset
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for face in (Limiter, AsyncLimiter):
-        monkeypatch.setitem(face.__init__.__kwdefaults__, "prefix", prefix)
-        monkeypatch.setitem(face.__init__.__kwdefaults__, "timeout", 5.0)
+    preset(monkeypatch, prefix=prefix, timeout=5.0)
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 

@@ -115,7 +115,7 @@ def test_the_rights_of_a_person_at_the_command_line() -> None:
         for words in (["try", "k", "-l", "5/s"], ["stats"], ["reset", "k"], ["doctor"]):
             result = testing.CliRunner().invoke(app, [*words, "--url", url])
             assert result.exit_code == 0, result.output
-        assert "could not look" not in result.output
+            assert "could not look" not in result.output
 
 
 @pytest.mark.parametrize(
