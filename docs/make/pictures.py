@@ -79,7 +79,7 @@ def fullest(stamps: list[int], interval: int) -> tuple[int, int, int]:
 
 
 def leap_and_strict() -> str:
-    left, scale, width, lane = 90, 0.16, 800, 165
+    left, scale, width, lane = 90, 0.16, 820, 165
 
     def x(ms: float) -> float:
         return left + (ms - 600) * scale

@@ -38,20 +38,19 @@ def test_python(
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up
-    loop = asyncio.new_event_loop()
-    for block in runnable(page):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            _run(block, block.text.replace(SAID, redis_url), module.__dict__, loop)
-        expected = _PRINTED.findall(block.text)
-        if expected:
-            assert out.getvalue().splitlines() == expected, block.where
-    for value in list(module.__dict__.values()):
-        if isinstance(value, Limiter):
-            value.close()
-        elif isinstance(value, AsyncLimiter):
-            loop.run_until_complete(value.aclose())
-    loop.close()
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        for block in runnable(page):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                _run(block, block.text.replace(SAID, redis_url), module.__dict__, loop)
+            expected = _PRINTED.findall(block.text)
+            if expected:
+                assert out.getvalue().splitlines() == expected, block.where
+        for value in list(module.__dict__.values()):
+            if isinstance(value, Limiter):
+                value.close()
+            elif isinstance(value, AsyncLimiter):
+                loop.run_until_complete(value.aclose())
 
 
 def _run(block: Block, text: str, names: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
