@@ -2,6 +2,9 @@
 
 A group's first member leads: it makes the call and deals the parts out, in the order in which the
 members came. Joining, quitting and going happen under the store's lock.
+
+An exception out of a signal handler may end any caller anywhere. So what ends a group can be done
+twice, and does the second time what the first left undone.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import copy
 from _thread import allocate_lock
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from ...core.errors import DistwindowError, StoreUnavailable
@@ -39,10 +43,13 @@ class Member:
         return self._awake.acquire(timeout=max(0.0, self.deadline - now))
 
     def wake(self) -> None:
-        self._awake.release()
+        with suppress(RuntimeError):  # it has been woken before
+            self._awake.release()
 
     def give(self, part: Part | None, failure: DistwindowError | None = None) -> None:
-        self._part, self._failure = part, failure
+        """Its part, or why there is none; the first one counts."""
+        if self._part is None and self._failure is None:
+            self._part, self._failure = part, failure
 
     def part(self) -> Part:
         """Its part, once it has been dealt; raises what the shared call failed with."""
@@ -54,16 +61,23 @@ class Member:
 
 
 class Group:
-    """Members that are waiting for the call ahead of them to return, then one call."""
+    """Members that are waiting for the call ahead of them to return, then one call.
 
-    __slots__ = ("_waiting", "gone", "leader")
+    `ahead` is the deadline of that call, and its very object stands for it: two calls may have
+    equal deadlines, but not the same one.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_waiting", "ahead", "asked", "gone", "leader")
+
+    def __init__(self, ahead: float) -> None:
+        self.ahead = ahead
         self._waiting: list[Member] = []
         self.gone: list[Member] = []
         """Who went, in order."""
         self.leader: Member | None = None
         """The first of them, who makes the call."""
+        self.asked = False
+        """The call is being made, or was."""
 
     def join(self, deadline: float) -> Member:
         member = Member(self, deadline)
@@ -71,24 +85,18 @@ class Group:
         return member
 
     def quit(self, member: Member) -> bool:
-        """The member has waited long enough; True when it had not gone yet, so surely not asked."""
+        """The member waits no longer; True when it has surely not been asked for."""
         if member in self._waiting:
             self._waiting.remove(member)
             return True
-        if member is self.leader:
-            # It was made leader in the moment its time ran out, and nobody else will make the call.
-            self.fail(StoreUnavailable("the deadline of the shared call had passed"))
-            return True
-        return False
+        return not self.asked
 
-    def go(self) -> bool:
-        """Send the group off under its first member; False when nobody is left in it."""
-        self.gone, self._waiting = self._waiting, []
-        if not self.gone:
-            return False
-        self.leader = self.gone[0]
-        self.leader.wake()
-        return True
+    def go(self) -> Member | None:
+        """Send the group off under its first member; None when nobody is left in it."""
+        if self.leader is None and self._waiting:
+            self.gone, self._waiting = self._waiting, []
+            self.leader = self.gone[0]
+        return self.leader
 
     def deal(self, parts: Sequence[Part]) -> None:
         """Hand each member its part."""
@@ -96,15 +104,19 @@ class Group:
             member.give(part)
         self._wake()
 
-    def fail(self, exc: BaseException) -> None:
-        """The shared call failed: for everyone in it, at most once charged."""
+    def fail(self, exc: BaseException | None) -> None:
+        """The shared call failed, with `exc` or because its leader's deadline came first: for all
+        who have no part yet, at most once charged.
+        """
         if isinstance(exc, DistwindowError):
             failure = exc
-        else:
+        elif self.asked:
             failure = StoreUnavailable(
                 "the call that carried this one was interrupted; its outcome is unknown",
                 charged=None,
             )
+        else:
+            failure = StoreUnavailable("the caller that was to ask for this one could not")
         for member in self.gone:
             member.give(None, failure)
         self._wake()

@@ -7,6 +7,7 @@ then is handed to `discard`.
 from __future__ import annotations
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +21,8 @@ class OutOfTime(Exception):
 def within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
     """What `work` returns or raises, within `seconds`; raises `OutOfTime` after that."""
     job = _Job(work, discard)
-    threading.Thread(target=job.run, name="distwindow-connect", daemon=True).start()
+    # Not a threading.Thread: a signal handler that raises inside its start() leaves it half made.
+    start_new_thread(job.run, ())
     in_time = False
     try:
         in_time = job.done.wait(max(0.0, seconds))

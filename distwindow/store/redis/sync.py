@@ -55,26 +55,32 @@ class RedisStore:
         self._mine = _Mine()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()  # a thread's end closes its own
         self._lock = threading.Lock()
-        self._away: dict[Acquire, Group | None] = {}
+        self._away: dict[Acquire, float | Group] = {}
+        """The deadline of a key's call that is under way, or the group that waits for it."""
 
     def attempt(self, command: Acquire) -> Decision:
         deadline = self._monotonic() + self._timeout
         if command.tell:
             return decide(command, self._alone(command, deadline), "store")
         member: Member | None = None
-        with self._lock:
-            if command in self._away:
-                group = self._away[command] = self._away[command] or Group()
-                member = group.join(deadline)
-            else:
-                self._away[command] = None
-        if member is not None:
-            return _decided(command, self._gathered(command, member))
         try:
-            part = self._ask(command, deadline)
+            with self._lock:
+                ahead = self._away.get(command)
+                if ahead is None:
+                    self._away[command] = deadline
+                else:
+                    member = self._join(command, ahead, deadline)
+            if member is None:
+                return _decided(command, self._ask(command, deadline))
         finally:
-            self._hand_over(command)
-        return _decided(command, part)
+            # Twice, where a signal handler raises in here: what is left away stops all others.
+            try:
+                if member is None:
+                    self._hand_over(command, deadline)
+            except BaseException:
+                self._hand_over(command, deadline)
+                raise
+        return _decided(command, self._gathered(command, member))
 
     def execute(self, command: Command[Reply]) -> Reply:
         return self._alone(command, self._monotonic() + self._timeout)
@@ -109,47 +115,70 @@ class RedisStore:
         next(dialogue)
         return self._drive(dialogue, raw, place, deadline)
 
+    def _join(self, command: Acquire, ahead: float | Group, deadline: float) -> Member | None:
+        """Gather behind the call ahead. None where that should long be back, so that its caller
+        must have been killed by a signal handler's exception, or its thread by the interpreter.
+        """
+        until = ahead.ahead if isinstance(ahead, Group) else ahead
+        if deadline - self._timeout > until:
+            self._away[command] = deadline
+            return None
+        if not isinstance(ahead, Group):
+            ahead = self._away[command] = Group(until)
+        return ahead.join(deadline)
+
     def _gathered(self, command: Acquire, member: Member) -> Part:
         """As a member of a group: be its leader, or get one's part from whoever is."""
         group = member.group
-        woken = unsent = False
         try:
-            woken = member.wait(self._monotonic())
-        finally:
-            if not woken:  # out of time, or a signal handler raised
-                with self._lock:
-                    unsent = group.quit(member)
+            if member.wait(self._monotonic()):
                 if group.leader is member:
-                    self._hand_over(command)
-        if not woken:
-            raise late("the store", self._timeout, sent=not unsent)
-        if group.leader is member:
-            self._lead(command, group)
-        return member.part()
+                    self._lead(command, group, member.deadline)
+                return member.part()
+        except BaseException as exc:
+            self._leave(command, member, exc)
+            raise
+        raise late("the store", self._timeout, sent=not self._leave(command, member, None))
 
-    def _lead(self, command: Acquire, group: Group) -> None:
+    def _lead(self, command: Acquire, group: Group, deadline: float) -> None:
         """Make the call of a group that has gone, and deal the parts out."""
         times = len(group.gone)
-        try:
-            part = self._ask(command.shared(times), group.gone[0].deadline)
-            costs = [charge.cost for charge in command.charges]
-            if isinstance(part, Verdict):
-                group.deal(each_of(part, times, costs))
-            else:
-                left, now = part
-                group.deal([(left + costs[0] * after, now) for after in range(times - 1, -1, -1)])
-        except BaseException as exc:
-            group.fail(exc)
-            raise
-        finally:
-            self._hand_over(command)
+        shared = command.shared(times)
+        group.asked = True
+        part = self._ask(shared, deadline)
+        costs = [charge.cost for charge in command.charges]
+        if isinstance(part, Verdict):
+            group.deal(each_of(part, times, costs))
+        else:
+            left, now = part
+            group.deal([(left + costs[0] * after, now) for after in range(times - 1, -1, -1)])
+        self._hand_over(command, deadline)
 
-    def _hand_over(self, command: Acquire) -> None:
-        """A call has returned: the group that gathered meanwhile may go."""
+    def _leave(self, command: Acquire, member: Member, why: BaseException | None) -> bool:
+        """A member ends without a part; True when it has surely not been asked for. What a leader
+        leaves undone is done here.
+        """
+        group = member.group
         with self._lock:
-            group = self._away.pop(command)
-            if group is not None and group.go():
-                self._away[command] = None
+            unsent = group.quit(member)
+        if group.leader is member:
+            group.fail(why)
+            self._hand_over(command, member.deadline)
+        return unsent
+
+    def _hand_over(self, command: Acquire, deadline: float) -> None:
+        """The call of that deadline has returned: the group that gathered meanwhile may go."""
+        with self._lock:
+            ahead = self._away.get(command)
+            if ahead is deadline:
+                del self._away[command]
+            elif isinstance(ahead, Group) and ahead.ahead is deadline:
+                leader = ahead.go()
+                if leader is None:
+                    del self._away[command]
+                else:
+                    self._away[command] = leader.deadline
+                    leader.wake()
 
     def _alone(self, command: Command[Reply], deadline: float) -> Reply:
         if self._closed:
