@@ -16,7 +16,6 @@ import fakeredis
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from redis.asyncio import RedisCluster
 
 from distwindow import Key, Limit
 from distwindow.store.memory import MemoryStore
@@ -34,7 +33,6 @@ from distwindow.wire.command import (
     each_of,
 )
 from distwindow.wire.keys import AnyKey, stem
-from distwindow.wire.script import load, names
 from tests.unit.stage import T0, Execute, awaiting, blocking, fresh
 
 W = 60_000
@@ -110,23 +108,20 @@ def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
 
 
 @pytest.fixture(scope="module")
-def everywhere(redis_url: str, cluster_url: str) -> Iterator[dict[str, Execute]]:
+def everywhere(redis_url: str, cluster_url: str, fake_url: str) -> Iterator[dict[str, Execute]]:
     """Every store there is, by name."""
-    host, port = cluster_url.partition("://")[2].split(",")[0].split(":")
     fake = fakeredis.FakeServer()
-    with fakeredis.FakeRedis(server=fake) as client:
-        for name in names():
-            client.script_load(load(name).text)
     with ExitStack() as stack:
-        fake_async = fakeredis.FakeAsyncRedis(server=fake)
-        yield {
-            "redis": stack.enter_context(blocking(redis_url)),
-            "redis, awaited": stack.enter_context(awaiting(redis_url)),
-            "cluster": stack.enter_context(blocking(cluster_url)),
-            "cluster, awaited": stack.enter_context(awaiting(RedisCluster(host, int(port)))),
-            "fakeredis": stack.enter_context(blocking(fakeredis.FakeRedis(server=fake))),
-            "fakeredis, awaited": stack.enter_context(awaiting(fake_async)),
+        stores = {
+            "redis": blocking(redis_url),
+            "redis, awaited": awaiting(redis_url),
+            "cluster": blocking(cluster_url),
+            "cluster, awaited": awaiting(cluster_url),
+            "fakeredis": blocking(fakeredis.FakeRedis(server=fake)),
+            "fakeredis, awaited": awaiting(fakeredis.FakeAsyncRedis(server=fake)),
+            "fakeredis's server": blocking(fake_url),
         }
+        yield {name: stack.enter_context(store) for name, store in stores.items()}
 
 
 def agree(stores: dict[str, Execute], story: list[Step], key: str | Key) -> None:
