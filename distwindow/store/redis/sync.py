@@ -92,8 +92,8 @@ class RedisStore:
             links = list(self._links)
         for link in links:
             link.close()
-        if self._place is not None and self._place.release is not None:
-            self._place.release()
+        if self._place is not None:
+            _released(self._place)
 
     def _ask(self, command: Acquire, deadline: float) -> Part:
         """Make a call. On a connection that stands, with the usual reply (one ring, all admitted),
@@ -201,11 +201,14 @@ class RedisStore:
 
     def _found(self, deadline: float) -> Place:
         try:
-            place = within(deadline - self._monotonic(), self._find, lambda place: None)
+            place = within(deadline - self._monotonic(), self._find, _released)
         except OutOfTime:
             raise late("the store", self._timeout, sent=False) from None
-        self._place = place
-        return place
+        with self._lock:
+            kept = self._place = self._place or place  # another thread may have been first
+        if kept is not place:
+            _released(place)
+        return kept
 
     def _link(self, node: Node) -> Link:
         link = self._mine.links.get(node)
@@ -234,6 +237,11 @@ class _Mine(threading.local):
         self.links: dict[Node, Link] = {}
         self.direct: Link | None = None
         """The one that all calls take, where there is one server."""
+
+
+def _released(place: Place) -> None:
+    if place.release is not None:
+        place.release()
 
 
 def _refresh(place: ClusterPlace) -> None:
