@@ -63,15 +63,15 @@ def explained(exc: Exception, url: str) -> str:
     """What went wrong, for whoever typed the command."""
     if isinstance(exc, (DistwindowError, ValueError)):
         return str(exc)
-    where = address.shown(url) or "the store"
+    where, said = address.shown(url) or "the store", str(exc).rstrip(".")
     if isinstance(exc, redis.RedisError):
         if (error := misconfigured(exc, where)) is not None:
             return str(error)
         if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
-            return f"{where} is not reachable: {exc}; name another store with --url"
-        return f"{where} refuses: {exc}"
+            return f"{where} is not reachable: {said}; name another with --url"
+        return f"{where} refuses: {said}"
     if isinstance(exc, OSError):
-        return f"{where}: {exc}"
+        return f"{where}: {said}"
     return f"this is a bug ({type(exc).__name__}: {exc}); DISTWINDOW_DEBUG=1 shows where"
 
 

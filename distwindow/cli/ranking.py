@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple
 
 from distwindow import Stats
 
@@ -13,7 +14,13 @@ from ..wire.keys import RingName
 from .servers import Server
 from .walk import Ring, Tally, read
 
-Order = Literal["blocked", "passed", "key"]
+
+class Order(str, Enum):
+    """What comes first. (An Enum, because typer before 0.19 knows no Literal.)"""
+
+    BLOCKED = "blocked"
+    PASSED = "passed"
+    KEY = "key"
 
 
 def ranked(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
@@ -22,13 +29,13 @@ def ranked(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     """
     keys = _first(rings, order, top) if top else _all(rings)
     keys.sort(key=lambda stats: str(stats.key))
-    if order != "key":
+    if order is not Order.KEY:
         keys.sort(key=lambda stats: _most(order, stats), reverse=True)
     return keys
 
 
 def _most(order: Order, stats: Stats) -> int:
-    return max(int(getattr(window, order)) for window in stats.windows)
+    return max(int(getattr(window, order.value)) for window in stats.windows)
 
 
 def _all(rings: Iterable[Ring]) -> list[Stats]:
@@ -60,7 +67,7 @@ def _first(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     shapes: set[tuple[int, int]] = set()
     for ring in rings:
         shapes.add((ring.name.bucket_ms, ring.name.span))
-        score: Any = ring.name.key if order == "key" else -getattr(ring.window, order)
+        score: Any = ring.name.key if order is Order.KEY else -getattr(ring.window, order.value)
         known = best.get(ring.stem)
         if known is None or score < known.score:
             best[ring.stem] = _Candidate(score, ring.stem, ring.server, ring.name.key)

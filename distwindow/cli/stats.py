@@ -53,7 +53,7 @@ def stats(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again.")] = False,
     as_json: Json = False,
-    sort: Annotated[Order, typer.Option(help="What comes first.")] = "blocked",
+    sort: Annotated[Order, typer.Option(help="What comes first.")] = Order.BLOCKED,
     top: Annotated[
         int | None,
         typer.Option(
@@ -113,7 +113,7 @@ class _Look:
             keys = ranked(rings, self._sort, top)
         notes = []
         if top and len(keys) == top:
-            notes.append(f"the first {top} by {self._sort}, of {tally.rings:,} limits in use")
+            notes.append(f"the first {top} by {self._sort.value}, of {tally.rings:,} limits in use")
         else:
             notes.append(f"{len(keys):,} key{'s' if len(keys) != 1 else ''}")
         if tally.gone:
