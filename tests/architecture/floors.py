@@ -22,6 +22,7 @@ FLOORS = {
     "rules": 4,
     "telemetry": 4,
     "limiter": 5,
+    "entry": 5,
     "breaker": 5,
     "concurrency": 5,
     "background": 5,
