@@ -139,7 +139,7 @@ def agree(stores: dict[str, Execute], story: list[Step], key: str | Key) -> None
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
-@settings(LENIENT, max_examples=40)
+@settings(LENIENT, max_examples=30)
 @given(story=stories)
 def test_every_store_answers_as_the_specification(
     everywhere: dict[str, Execute], story: list[Step]
@@ -147,7 +147,7 @@ def test_every_store_answers_as_the_specification(
     agree(everywhere, story, fresh())
 
 
-@settings(LENIENT, max_examples=40)
+@settings(LENIENT, max_examples=20)
 @given(story=st.lists(steps, min_size=25, max_size=60))
 def test_long_stories_end_alike(everywhere: dict[str, Execute], story: list[Step]) -> None:
     agree({"redis": everywhere["redis"]}, story, Key(fresh(), "t"))
