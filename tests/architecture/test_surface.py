@@ -33,7 +33,7 @@ def surface() -> Iterator[str]:
 def members(thing: type) -> Iterator[str]:
     """What the class itself offers, and what it has from bases that are not public."""
     if issubclass(thing, enum.Enum):
-        yield from (f"{name} = {int(value)}" for name, value in thing.__members__.items())
+        yield from (f"{name} = {value.value}" for name, value in thing.__members__.items())
         return
     if "__init__" in vars(thing) or dataclasses.is_dataclass(thing):
         yield f"__init__{signature(thing.__init__)}"

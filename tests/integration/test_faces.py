@@ -604,7 +604,7 @@ def test_after_close_there_is_nothing(redis_url: str) -> None:
         limiter.close()
     for call in (limiter.try_acquire, limiter.peek, limiter.stats, limiter.acquire, limiter.reset):
         with pytest.raises(ConfigurationError, match="closed; make a new one"):
-            call(key)  # type: ignore[operator]
+            call(key)
     Limiter(redis_url, "5/minute").close()
 
 
@@ -616,7 +616,7 @@ async def test_after_aclose_there_is_nothing(redis_url: str) -> None:
         await limiter.aclose()
     for call in (limiter.try_acquire, limiter.peek, limiter.stats, limiter.acquire, limiter.reset):
         with pytest.raises(ConfigurationError, match="closed; make a new one"):
-            await call(key)  # type: ignore[operator]
+            await call(key)
     await AsyncLimiter(redis_url, "5/minute").aclose()
 
 
@@ -645,7 +645,8 @@ def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
         assert one.try_acquire(key).remaining == 1
         assert same.try_acquire(key.encode()).remaining == 0
         assert other.try_acquire(key).remaining == 1
-        one.reset(key), other.reset(key)
+        one.reset(key)
+        other.reset(key)
 
 
 def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:

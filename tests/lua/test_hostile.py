@@ -90,8 +90,7 @@ class Target:
             return wire.Observe(self.charges, self.now, 1, 2, 30, 4)
         if name == "refund":
             return wire.Refund(self.charges, self.now, NOW)
-        kind = {"peek": wire.Peek, "read": wire.Read, "reset": wire.Reset}[name]
-        return kind(self.charges, self.now)
+        return wire.COMMANDS[name](self.charges, self.now)
 
 
 STATES = {
@@ -345,4 +344,4 @@ def test_a_ring_goes_by_itself(server: redis.Redis) -> None:
     for charge in target.charges:
         lives = server.pttl(charge.ring)
         most = (charge.limit.span + 1) * charge.limit.bucket_ms
-        assert most - 30_000 < int(lives) <= most  # type: ignore[arg-type]
+        assert most - 30_000 < int(lives) <= most
