@@ -1,7 +1,7 @@
 """The pages, and the fenced blocks in them.
 
 A block of Python is run, a block of `console` is typed into the command line. One that cannot be,
-says why in its fence: ```python norun="needs Celery"
+says why in its fence: ```{.python norun="needs Celery"}
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from distwindow import AsyncLimiter, Limiter
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-_OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w-]*)(?P<info>[^`]*)$")
-_NORUN = re.compile(r'norun="([^"]+)"')
+_OPEN = re.compile(
+    r"""^(?P<indent>[ ]*)(?P<fence>`{3,})
+    (?: (?P<language>[\w-]*) | \{\.(?P<marked>[\w-]+)[ ]norun="(?P<norun>[^"]+)"\} )$""",
+    re.VERBOSE,
+)
 
 
 def name(page: Path) -> str:
@@ -49,6 +52,8 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
     at = 0
     while at < len(lines):
         opening = _OPEN.match(lines[at])
+        # Another fence would not be one for mkdocs either, and swallow what follows.
+        assert opening is not None or "```" not in lines[at], f"{name(page)}:{at + 1}"
         at += 1
         if opening is None:
             continue
@@ -56,8 +61,8 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
         while lines[at].strip() != opening["fence"]:
             at += 1
         text = "".join(line.removeprefix(indent) + "\n" for line in lines[first:at])
-        norun = _NORUN.search(opening["info"])
-        found.append(Block(page, first + 1, opening["language"], norun[1] if norun else None, text))
+        spoken = opening["language"] or opening["marked"] or ""
+        found.append(Block(page, first + 1, spoken, opening["norun"], text))
         at += 1
     return [block for block in found if language in (None, block.language)]
 
