@@ -116,6 +116,8 @@ class _Desk:
         self._under_way: deque[Turn] = deque()  # oldest first, so the first to be late
         self._timer: asyncio.TimerHandle | None = None
         self._pipes: dict[Node, Pipe] = {}
+        self._retired: set[Pipe] = set()
+        """Connections that were too slow for a call; they may still bring the replies of others."""
         self.place: Place | None = None
         """None until a cluster's map has been read."""
         if not isinstance(client, redis.asyncio.RedisCluster):
@@ -152,11 +154,11 @@ class _Desk:
 
     def abandon(self) -> None:
         """The loop was closed without `close`."""
-        for pipe in self._pipes.values():
+        for pipe in (*self._pipes.values(), *self._retired):
             pipe.abandon()
 
     def close(self) -> None:
-        for pipe in list(self._pipes.values()):
+        for pipe in (*self._pipes.values(), *self._retired):
             pipe.end("this limiter is being closed")
         if self._timer is not None:
             self._timer.cancel()
@@ -192,6 +194,7 @@ class _Desk:
             self._put(batch, send)
 
     def ended(self, pipe: Pipe) -> None:
+        self._retired.discard(pipe)
         if self._pipes.get(pipe.node) is pipe:
             del self._pipes[pipe.node]
 
@@ -272,6 +275,7 @@ class _Desk:
         if sent and self._pipes.get(pipe.node) is pipe:
             # It may only be slow: its other calls keep their chance, new ones get a new connection.
             self.ended(pipe)
+            self._retired.add(pipe)
             self._loop.call_later(self._terms.timeout, pipe.end, "timeout")
 
     async def _read_map(self) -> None:

@@ -1,0 +1,300 @@
+"""fork: parent and child both go on, each over connections of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import multiprocessing
+import os
+import select
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter
+from tests.integration.faces import PLENTY, Call, admin, tally, timed, used
+from tests.servers import Cluster
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system"),
+    # Python 3.12 warns of forks in a process with threads, which is what is tested here.
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+class Child:
+    """A forked child that does `work`, and hands its result (JSON) back."""
+
+    def __init__(self, work: Callable[[Child], Any]) -> None:
+        result, self._result = os.pipe()
+        going, self._go = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._going = going
+            try:
+                said = json.dumps(work(self))
+            except BaseException:
+                said = json.dumps({"error": traceback.format_exc()})
+            os.write(self._result, said.encode())
+            os._exit(0)
+        os.close(self._result)
+        os.close(going)
+        self._result = result
+
+    def ready(self) -> None:
+        """Said by the child: so far so good; it then waits until it is let go on."""
+        os.write(self._result, b"!")
+        os.read(self._going, 1)
+
+    def await_ready(self) -> None:
+        assert select.select([self._result], [], [], 20)[0], "the child is stuck"
+        assert os.read(self._result, 1) == b"!"
+
+    def go_on(self) -> None:
+        os.write(self._go, b"!")
+
+    def result(self) -> Any:
+        said = b""
+        while select.select([self._result], [], [], 20)[0]:
+            more = os.read(self._result, 65_536)
+            if not more:
+                break
+            said += more
+        else:
+            os.kill(self.pid, 9)
+            pytest.fail("the child is stuck")
+        os.waitpid(self.pid, 0)
+        os.close(self._result)
+        os.close(self._go)
+        value = json.loads(said)
+        assert not (isinstance(value, dict) and "error" in value), value["error"]
+        return value
+
+
+def named(server: Any, name: str) -> set[str]:
+    return {client["id"] for client in server.client_list() if client["name"] == name}
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+def test_parent_and_child_go_on_over_their_own_connections(redis_url: str, prefix: str) -> None:
+    limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5)
+    for _ in range(3):
+        limiter.try_acquire("k")
+
+    def work(child: Child) -> int:
+        limiter.try_acquire("k")
+        child.ready()
+        return sum(bool(limiter.try_acquire("k")) for _ in range(50))
+
+    with admin(redis_url) as server:
+        before = named(server, prefix)
+        child = Child(work)
+        child.await_ready()
+        both = named(server, prefix)
+        assert before < both
+        assert len(both) == 2
+        child.go_on()
+        assert all(limiter.try_acquire("k") for _ in range(50))
+        assert child.result() == 50
+        assert limiter.try_acquire("k")
+        assert used(server, prefix) == 3 + 1 + 50 + 50 + 1
+        assert named(server, prefix) == before
+    limiter.close()
+
+
+@pytest.mark.compat
+def test_forks_while_threads_are_in_the_midst_of_calls(redis_url: str, prefix: str) -> None:
+    limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5)
+    limiter.try_acquire("k")
+    stop = threading.Event()
+    calls: list[Call] = []
+
+    def busy() -> None:
+        while not stop.is_set():
+            calls.append(timed("k", lambda: limiter.try_acquire("k")))
+
+    threads = [threading.Thread(target=busy) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+
+    def work(child: Child) -> int:
+        return sum(bool(limiter.try_acquire("k")) for _ in range(20))
+
+    try:
+        assert [Child(work).result() for _ in range(8)] == [20] * 8
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+    assert set(tally(calls)) == {"ok"}
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 1 + len(calls) + 8 * 20
+    limiter.close()
+
+
+def test_a_child_of_multiprocessing(redis_url: str, prefix: str) -> None:
+    limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=5)
+    limiter.try_acquire("k")
+    context = multiprocessing.get_context("fork")
+    counts = context.Queue()
+
+    def work() -> None:
+        counts.put(sum(bool(limiter.try_acquire("k")) for _ in range(20)))
+
+    children = [context.Process(target=work) for _ in range(3)]
+    for child in children:
+        child.start()
+    assert [counts.get(timeout=20) for _ in children] == [20] * 3
+    for child in children:
+        child.join(20)
+    assert limiter.try_acquire("k")
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 62
+    limiter.close()
+
+
+def test_in_a_cluster(cluster: Cluster, cluster_url: str, prefix: str) -> None:
+    limiter = Limiter(cluster_url, PLENTY, prefix=prefix, timeout=5)
+    keys = [f"k{i}" for i in range(20)]
+    for key in keys:
+        limiter.try_acquire(key)
+
+    def work(child: Child) -> int:
+        return sum(bool(limiter.try_acquire(key)) for key in keys)
+
+    child = Child(work)
+    assert all(limiter.try_acquire(key) for key in keys)
+    assert child.result() == 20
+    assert all(limiter.try_acquire(key) for key in keys)
+    with cluster.client() as server:
+        assert used(server, prefix) == 80
+    limiter.close()
+
+
+def test_a_child_may_close_and_the_parent_does_not_notice(redis_url: str, prefix: str) -> None:
+    limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=5)
+    limiter.try_acquire("k")
+
+    def work(child: Child) -> bool:
+        limiter.close()
+        gc.collect()
+        return True
+
+    assert Child(work).result()
+    assert limiter.try_acquire("k")
+    limiter.close()
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+async def test_parent_and_child_of_a_running_loop_go_on(redis_url: str, prefix: str) -> None:
+    """The child has a selector in common with its parent, and must not touch it."""
+    async with AsyncLimiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5) as limiter:
+        await limiter.try_acquire("k")
+
+        async def some() -> int:
+            return sum([bool(await limiter.try_acquire("k")) for _ in range(20)])
+
+        def work(child: Child) -> int:
+            async def both() -> int:
+                done = await some()
+                child.ready()
+                return done + await some()
+
+            done = asyncio.run(both())
+            gc.collect()
+            return done
+
+        with admin(redis_url) as server:
+            before = named(server, prefix)
+            child = Child(work)
+            await asyncio.to_thread(child.await_ready)
+            assert await some() == 20
+            both = named(server, prefix)
+            assert before < both
+            assert len(both) == 2
+            child.go_on()
+            assert await asyncio.to_thread(child.result) == 40
+            assert await some() == 20
+            assert used(server, prefix) == 1 + 40 + 40
+            assert named(server, prefix) == before
+
+
+async def test_a_child_that_forgets_the_parents_loop_does_not_cut_the_parent_off(
+    redis_url: str, prefix: str
+) -> None:
+    async with AsyncLimiter(redis_url, PLENTY, prefix=prefix, timeout=2) as limiter:
+        await limiter.try_acquire("k")
+
+        def work(child: Child) -> bool:
+            asyncio.set_event_loop(None)
+            asyncio._set_running_loop(None)
+            for thing in gc.get_objects():  # whoever holds on to the old loop lets go of it
+                if isinstance(thing, asyncio.Task):
+                    thing.remove_done_callback(print)
+            gc.collect()
+
+            async def nothing() -> None:
+                gc.collect()
+
+            asyncio.run(nothing())
+            return True
+
+        for _ in range(3):
+            assert await asyncio.to_thread(Child(work).result)
+            assert await limiter.try_acquire("k")
+
+
+PROGRAM = """
+import asyncio, os, sys
+from distwindow import AsyncLimiter, Limiter
+
+url, prefix = sys.argv[1:]
+blocking = Limiter(url, "1000/hour", prefix=prefix, timeout=5)
+assert blocking.try_acquire("k")
+
+async def parent(limiter):
+    assert await limiter.try_acquire("k")
+    pid = os.fork()
+    if pid == 0:
+        return 0
+    os.waitpid(pid, 0)  # the child has ended as programs end: everything of its is taken apart
+    for _ in range(5):
+        assert await limiter.try_acquire("k")
+        assert blocking.try_acquire("k")
+    await limiter.aclose()
+    blocking.close()
+    print("parent well")
+    return pid
+
+asyncio.run(parent(AsyncLimiter(url, "1000/hour", prefix=prefix, timeout=5)))
+"""
+
+
+def test_a_child_that_ends_as_programs_end_leaves_the_parent_well(
+    redis_url: str, prefix: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, redis_url, prefix],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert ran.stdout == "parent well\n", ran.stderr
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 2 + 10
