@@ -127,7 +127,8 @@ def _is_memory(url: str) -> bool:
     if url == "memory://":
         return True
     if url.startswith("memory:"):
-        raise ConfigurationError(f'store URL {url!r}: write "memory://" and nothing behind it')
+        shown = address.shown(url)
+        raise ConfigurationError(f'store URL {shown!r}: write "memory://" and nothing behind it')
     return False
 
 

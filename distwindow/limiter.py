@@ -24,6 +24,7 @@ from .flow.book import Book
 from .flow.drive import arun, run
 from .flow.effect import Dialogue
 from .flow.line import Lines
+from .store.memory import MemoryStore
 from .wire.keys import AnyKey
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Limiter(_Face):
     ) -> None:
         super().__init__(limits, prefix, consistency, on_store_error, time)
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._close = _kept if self._store is store else self._store.close
 
     def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """Count `cost` permits on `key` if all limits allow it. Never raises because of a limit.
@@ -178,8 +180,11 @@ class Limiter(_Face):
         )
 
     def close(self) -> None:
-        """Close the connections. Later calls raise `ConfigurationError`; closing twice is fine."""
-        self._store.close()
+        """Close the connections. Later calls raise `ConfigurationError`; closing twice is fine.
+
+        A store object that the caller made stays open, as it stays the caller's.
+        """
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +226,8 @@ class AsyncLimiter(_Face):
     ) -> None:
         super().__init__(limits, prefix, consistency, on_store_error, time)
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        given = self._store is store or isinstance(store, MemoryStore)
+        self._aclose = _akept if given else self._store.aclose
 
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""
@@ -280,7 +287,7 @@ class AsyncLimiter(_Face):
 
     async def aclose(self) -> None:
         """See `Limiter.close`."""
-        await self._store.aclose()
+        await self._aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -298,6 +305,14 @@ class AsyncLimiter(_Face):
 
     def _run(self, dialogue: Dialogue[T]) -> Awaitable[T]:
         return arun(dialogue, self._store.execute, self._store.sleep)
+
+
+def _kept() -> None:
+    """Closing what is the caller's is the caller's."""
+
+
+async def _akept() -> None:
+    """Closing what is the caller's is the caller's."""
 
 
 def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -57,8 +57,8 @@ end
 -- One ring whose newest bucket is over: the usual case of a key that is called now and then. The
 -- newest is closed into its slot, what has left the window meanwhile (some slots, or everything)
 -- is taken out of the total, and the bucket of now opens.
-if (start == false or age and age >= width) and cost % 1 == 0 and tonumber(ARGV[6] or 1) % 1 == 0
-  and not string.find(given or '', '%D') and not ARGV[9] then
+if (start == false or age and age >= width) and cost >= 1 and cost % 1 == 0
+  and tonumber(ARGV[6] or 1) % 1 == 0 and not string.find(given or '', '%D') and not ARGV[9] then
   local amount, limit, width, span, told = arguments(1)
   local begin = amount and amount >= 1 and now - now % width
   local steps = begin and start and (begin - opened) / width or 0

@@ -71,32 +71,22 @@ class Limit:
         buckets: int | None = None,
         bound: Bound | None = None,
     ) -> None:
-        if isinstance(amount, str):
-            if per is not None:
-                raise ConfigurationError(
-                    f"limit {amount!r} already says its interval; drop per={per!r}"
-                )
-            amount, interval_ms, said_bound, said_buckets = _read(amount)
-            bound = bound if bound is not None else said_bound
-            buckets = buckets if buckets is not None else said_buckets
-        else:
-            interval_ms = _interval_ms(1.0 if per is None else per)
-        bound = "leap" if bound is None else bound
-        if bound not in get_args(Bound):
-            raise ConfigurationError(f'bound {bound!r} is neither "leap" nor "strict"')
-        _check_whole("amount", amount, 1, MAX_AMOUNT)
-        if not 1 <= interval_ms <= MAX_INTERVAL_MS:
-            raise ConfigurationError(
-                f"an interval of {interval_ms / 1000:g} s is outside 0.001 s to ten years"
-            )
-        if buckets is None:
-            buckets = _largest_divisor(interval_ms, _DEFAULT_BUCKETS[bound])
-        _check_whole("buckets", buckets, 1, MAX_BUCKETS)
-        if interval_ms % buckets:
-            raise ConfigurationError(
-                f"{buckets} buckets do not divide an interval of {interval_ms} ms evenly; "
-                f"the nearest that do: {_near_divisors(interval_ms, buckets)}"
-            )
+        text, how = amount, bound
+        try:
+            if isinstance(amount, str):
+                if per is not None:
+                    raise ConfigurationError(f"it says its interval already; drop per={per!r}")
+                amount, interval_ms, how, said_buckets = _read(amount)
+                how = how if bound is None else bound
+                buckets = said_buckets if buckets is None else buckets
+            else:
+                interval_ms = _interval_ms(1.0 if per is None else per)
+            bound = "leap" if how is None else how
+            buckets = _checked(amount, interval_ms, buckets, bound)
+        except ConfigurationError as exc:
+            if isinstance(text, str):
+                raise ConfigurationError(f"limit {text!r}: {exc}") from None
+            raise
         object.__setattr__(self, "amount", amount)
         object.__setattr__(self, "interval_ms", interval_ms)
         object.__setattr__(self, "buckets", buckets)
@@ -147,7 +137,7 @@ def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
         if isinstance(part, Limit):
             parts.append(part)
         elif isinstance(part, str):
-            parts.extend(Limit(one) for one in re.split(r"[;,]", part))
+            parts.extend(_parts(part))
         else:
             raise ConfigurationError(f"{part!r} is no limit; {_HOW}")
     if not parts:
@@ -162,22 +152,51 @@ def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
     return tuple(parts)
 
 
+def _parts(text: str) -> Iterable[Limit]:
+    """The limits of one string."""
+    for part in re.split(r"[;,]", text):
+        try:
+            yield Limit(part)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{exc} (in {text!r})" if part != text else str(exc)) from None
+
+
 def _each(spec: object) -> Iterable[object]:
     if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
         return spec
     raise ConfigurationError(f"{spec!r} is no limit; {_HOW}")
 
 
+def _checked(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -> int:
+    """The number of buckets, once everything is found sound."""
+    if bound not in get_args(Bound):
+        raise ConfigurationError(f'bound {bound!r} is neither "leap" nor "strict"')
+    _check_whole("amount", amount, 1, MAX_AMOUNT)
+    if not 1 <= interval_ms <= MAX_INTERVAL_MS:
+        raise ConfigurationError(
+            f"an interval of {interval_ms / 1000:g} s is outside 0.001 s to ten years"
+        )
+    if buckets is None:
+        return _largest_divisor(interval_ms, _DEFAULT_BUCKETS[bound])
+    _check_whole("buckets", buckets, 1, MAX_BUCKETS)
+    if interval_ms % buckets:
+        raise ConfigurationError(
+            f"{buckets} buckets do not divide an interval of {interval_ms} ms evenly; "
+            f"the nearest that do: {_near_divisors(interval_ms, buckets)}"
+        )
+    return buckets
+
+
 def _read(text: str) -> tuple[int, int, Bound | None, int | None]:
     found = _GRAMMAR.fullmatch(text)
     if found is None:
         hint = "; several limits go into a list" if re.search(r"[;,]", text) else ""
-        raise ConfigurationError(f"limit {text!r} is not understood; {_HOW}{hint}")
+        raise ConfigurationError(f"not understood; {_HOW}{hint}")
     unit = found["unit"].lower()
     unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
     if unit_ms is None:
         raise ConfigurationError(
-            f"limit {text!r}: {found['unit']!r} is no unit of time; "
+            f"{found['unit']!r} is no unit of time; "
             "there are ms, second, minute, hour, day and week"
         )
     interval_ms = _interval_ms(float(found["count"] or 1) * unit_ms / 1000)

@@ -16,6 +16,10 @@ from ..wire.keys import AnyKey, Key, check_prefix, stem
 
 _REMEMBERED = 16_384
 _LONGEST_REMEMBERED = 256
+_DEAR = object()
+"""Marks what is remembered for a cost other than 1: no caller's key can be equal to that."""
+_DEAREST_SHARED = 10**9
+"""The scripts count exactly up to 10**13: ten thousand callers of this cost may share a call."""
 
 
 class Book:
@@ -35,18 +39,19 @@ class Book:
         """
         if type(cost) is int:
             try:
-                command = self._commands.get(key if cost == 1 else (key, cost))
+                command = self._commands.get(key if cost == 1 else (_DEAR, key, cost))
             except TypeError:  # an unhashable key: `stem` says what a key is
                 command = None
             if command is not None:
                 return command
         _check_cost(cost, self._largest_cost)
         charges = charges_of(key, stem(self.prefix, key), self.limits, cost)
-        if isinstance(key, (str, bytes)) and len(key) > _LONGEST_REMEMBERED:
+        parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
+        if cost > _DEAREST_SHARED or max(map(len, parts)) > _LONGEST_REMEMBERED:
             return Acquire(charges)
         if len(self._commands) >= _REMEMBERED:
             self._commands.clear()
-        self._commands[key if cost == 1 else (key, cost)] = Acquire(charges)
+        self._commands[key if cost == 1 else (_DEAR, key, cost)] = Acquire(charges)
         # The first call on a key also tells its ring the limits, so that `stats` shows them at
         # once after a change of limit.
         return Acquire(charges, tell=True)

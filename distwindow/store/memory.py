@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
+from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.ring import Ring
 from ..flow.admit import admitted, decide
@@ -46,7 +47,7 @@ class MemoryStore:
         self.clock = clock
         self._now_ms = clock.now_ms
         self._rings: dict[bytes, Ring] = {}
-        self._lock = Lock()
+        self._lock: Lock | _Closed = Lock()
         self._sweep_at = _SWEEP_FROM
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
@@ -83,11 +84,13 @@ class MemoryStore:
         return decide(command, self.execute(command), "local")
 
     def close(self) -> None:
-        """Nothing is held that would have to be given back."""
+        """Calls after this raise `ConfigurationError`."""
+        self._lock = _Closed()
 
     def after_fork(self) -> None:
         """A lock that another thread held at the fork would never be free in the child."""
-        self._lock = Lock()
+        if not isinstance(self._lock, _Closed):
+            self._lock = Lock()
 
     def _acquire(self, command: Acquire, now: int) -> Verdict:
         times, rings, admitted = command.times, [], command.times
@@ -159,6 +162,15 @@ class MemoryStore:
         self._sweep_at = max(_SWEEP_FROM, 2 * len(self._rings))
 
 
+class _Closed:
+    """In the place of a closed store's lock, so that being open costs no check."""
+
+    def __enter__(self) -> None:
+        raise ConfigurationError("this limiter is closed; make a new one")
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
 class AsyncMemoryStore:
     """A `MemoryStore` for tasks."""
 
@@ -182,7 +194,8 @@ class AsyncMemoryStore:
             await asyncio.sleep(0)
 
     async def aclose(self) -> None:
-        """Nothing is held that would have to be given back."""
+        """Calls after this raise `ConfigurationError`."""
+        self._store.close()
 
 
 def _new(charge: Charge, now: int) -> Ring:

@@ -7,6 +7,7 @@ admissions do not go through them.
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,12 +36,23 @@ _SCHEMES = {
     "rediss+cluster": ("rediss", "cluster"), "valkeys+cluster": ("rediss", "cluster"),
 }  # fmt: skip
 _PORTS = {"cluster": 6379, "sentinel": 26379}
+_KNOWN = {
+    name
+    for client in (redis.Redis, redis.RedisCluster)
+    for name in inspect.signature(client.__init__).parameters
+}
+"""Options that may stand in a URL: redis-py's cluster client drops unknown ones unseen."""
 
 
 def shown(url: str) -> str:
-    """`url` fit for a message: without its password."""
-    hidden = re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url)
-    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
+    """`url` fit for a message: without its password, however malformed it is."""
+    login, at, rest = url.rpartition("@")
+    if at:
+        scheme = re.match(r"(?:[a-z+]+:/{1,2})?", login, re.IGNORECASE)
+        start = scheme[0] if scheme else ""
+        user, colon, _ = login[len(start) :].partition(":")
+        login = f"{start}{user}:***@" if colon else f"{start}***@"
+    return re.sub(r"(password=)[^&]*", r"\1***", login + rest)
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,10 @@ def read(url: str) -> Address:
             'the usual one is "redis://localhost:6379/0"'
         )
     plain_scheme, kind = _SCHEMES[scheme.lower()]
-    parts = urlsplit(f"{plain_scheme}://{rest}")
+    try:
+        parts = urlsplit(f"{plain_scheme}://{rest}")
+    except ValueError as exc:  # a torn IPv6 address
+        raise ConfigurationError(f"store URL {shown(url)!r}: {exc}") from None
     _check_escapes(parts, url)
     if kind == "one":
         address = Address(url, kind, f"{plain_scheme}://{rest}")
@@ -182,11 +197,19 @@ def _options(query: str, url: str) -> dict[str, Any]:
     except ValueError as exc:
         raise ConfigurationError(f"store URL {shown(url)!r}: {exc}") from None
     del options["host"]
+    for name in options:
+        if name.removeprefix("sentinel_") not in _KNOWN:
+            raise ConfigurationError(f"store URL {shown(url)!r}: there is no option {name!r}")
     return options
 
 
 def _check_one(address: Address, parts: SplitResult) -> None:
     database = parts.path.strip("/")
+    if parts.scheme == "unix" and not database:
+        raise ConfigurationError(
+            f"store URL {shown(address.url)!r} names no socket; "
+            'write "unix:///run/redis/redis.sock?db=0"'
+        )
     if database and parts.scheme != "unix":
         _number(database, "a database number", address.url)
     try:
