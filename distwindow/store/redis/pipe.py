@@ -45,9 +45,8 @@ class Owner(Protocol):
 
 
 class _Taken:
-    """Left in redis-py's writer in place of the transport, which is ours now. A writer that is
-    dropped closes its transport; in a forked child that would take the socket out of the selector
-    that is shared with the parent, and the parent would never hear from it again.
+    """Left in redis-py's writer in place of the transport, which is ours now: a writer that is
+    dropped, here or in a forked child, closes its transport.
     """
 
     @staticmethod
