@@ -620,7 +620,6 @@ async def test_after_aclose_there_is_nothing(redis_url: str) -> None:
     await AsyncLimiter(redis_url, "5/minute").aclose()
 
 
-@pytest.mark.xfail(strict=True, reason="memory:// goes on after close")
 def test_after_close_there_is_nothing_in_memory_either() -> None:
     limiter = Limiter("memory://", "5/minute")
     limiter.close()

@@ -119,7 +119,7 @@ def harmless(name: str, place: str, word: str) -> bool:
     server's own clock; and what is not looked at.
     """
     if place == "times":
-        return name != "acquire" or word in (*ONE, NEGATIVE)
+        return name != "acquire" or word in ONE
     if place == "guard":
         return word in FAR_AHEAD
     return place == "tell" or (place == "now_ms" and word == "")
@@ -175,15 +175,7 @@ def test_a_limit_spelled_otherwise_is_not_admitted_either(server: redis.Redis, p
     assert target.content() == before
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        pytest.param(state, marks=[pytest.mark.xfail(
-            strict=True, reason="a new ring does not look at the sign of `times`"
-        )] * (state == "absent"))
-        for state in STATES
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("state", STATES)
 def test_a_negative_number_of_calls_is_not_admitted(server: redis.Redis, state: str) -> None:
     now, used = STATES[state]
     for full in (False, True):

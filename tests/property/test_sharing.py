@@ -166,9 +166,6 @@ def test_a_crowd_needs_few_script_calls(redis_url: str) -> None:
     assert [d.remaining for d in decisions] == [*range(148, -1, -1)] + [0] * 51
 
 
-@pytest.mark.xfail(
-    strict=True, reason="times * cost above 1e13 is malformed to the scripts: nobody is decided on"
-)
 async def test_a_crowd_of_the_dearest_calls(redis_url: str) -> None:
     """Fifteen calls of the largest cost there is: one is admitted, the others are refused."""
     limit = Limit(10**12, per=FOREVER, buckets=1)

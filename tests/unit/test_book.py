@@ -1,0 +1,60 @@
+"""Commands are remembered by key and cost, and never mistaken for another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distwindow import Key
+from distwindow.flow.book import Book
+
+
+def test_a_key_that_comes_again_has_the_same_command() -> None:
+    book = Book("p", "5/minute")
+    for key in ("a", b"a", Key("a", "t")):
+        for cost in (1, 2):
+            first = book.acquire(key, cost)
+            assert first.tell, "the first call notes the limits in the ring"
+            again = book.acquire(key, cost)
+            assert not again.tell
+            assert book.acquire(key, cost) is again
+            assert again.charges == first.charges
+            assert again.charges[0].cost == cost
+
+
+@pytest.mark.parametrize("key", [("a", 2), ("a", 1), (None, "a", 2), (2, "a")])
+def test_a_tuple_is_no_key_whatever_was_remembered(key: Any) -> None:
+    book = Book("p", "5/minute")
+    for _ in range(2):
+        book.acquire("a", 2)
+        book.acquire("a")
+    with pytest.raises(TypeError, match="a key is str, bytes or Key, not tuple"):
+        book.acquire(key)
+
+
+@pytest.mark.parametrize("cost", [True, 1.0, 2.0])
+def test_an_equal_cost_of_another_type_is_no_cost(cost: Any) -> None:
+    book = Book("p", "5/minute")
+    for _ in range(2):
+        book.acquire("a")
+        book.acquire("a", 2)
+    with pytest.raises(ValueError, match="is not a whole number"):
+        book.acquire("a", cost)
+
+
+@pytest.mark.parametrize(
+    "huge", ["x" * 10_000, b"x" * 10_000, Key("x" * 10_000, "t"), Key("k", "x" * 10_000)]
+)
+def test_huge_keys_are_not_remembered(huge: Any) -> None:
+    book = Book("p", "5/minute")
+    book.acquire(huge)
+    book.acquire(huge, 2)
+    assert len(book._commands) == 0
+
+
+def test_the_memory_is_bounded() -> None:
+    book = Book("p", "5/minute")
+    for n in range(40_000):
+        book.acquire(f"key-{n}")
+    assert len(book._commands) <= 16_384
