@@ -109,7 +109,7 @@ def expected(limit: Limit, coming: list[Arrival]) -> list[Admission]:
     return admitted
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=50)
 @given(limit=st.one_of(limits("leap"), limits("strict")), coming=strays, most=asked_by)
 def test_exactly_what_the_oracle_admits(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
@@ -117,7 +117,7 @@ def test_exactly_what_the_oracle_admits(
     assert play(execute, limit, coming, most) == expected(limit, coming)
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=50)
 @given(limit=limits("leap"), coming=arrivals)
 def test_leap_is_check_then_count_on_a_leap_array(
     execute: Execute, limit: Limit, coming: list[Arrival]
@@ -132,7 +132,7 @@ def test_leap_is_check_then_count_on_a_leap_array(
     assert play(execute, limit, coming) == admitted
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=50)
 @given(limit=limits("leap"), coming=arrivals, most=asked_by)
 def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
@@ -142,7 +142,7 @@ def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
     assert most_in_any(admitted, limit.interval_ms) <= 2 * limit.amount
 
 
-@settings(LENIENT, max_examples=100)
+@settings(LENIENT, max_examples=50)
 @given(limit=limits("strict"), coming=arrivals, most=asked_by)
 def test_strict_keeps_every_window_there_is(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int

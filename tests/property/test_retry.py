@@ -102,7 +102,7 @@ def empty_exactly(scene: Scene, verdict: Verdict) -> None:
         assert scene.used(verdict.ring, 0) == 0
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=80)
 @given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6))
 def test_a_call_at_retry_after_is_admitted_and_one_before_is_not(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int
@@ -118,7 +118,7 @@ def test_a_call_at_retry_after_is_admitted_and_one_before_is_not(
     refused_exactly(scene, cost, verdict)
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=50)
 @given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 3), times=st.integers(2, 9))
 def test_the_refused_of_a_shared_call_are_told_exactly_too(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, times: int
@@ -131,7 +131,7 @@ def test_the_refused_of_a_shared_call_are_told_exactly_too(
     refused_exactly(scene, cost, verdict)
 
 
-@settings(LENIENT, max_examples=100)
+@settings(LENIENT, max_examples=50)
 @given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6), look=st.booleans())
 def test_the_window_is_empty_at_reset_after_and_not_before(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, look: bool
@@ -141,7 +141,7 @@ def test_the_window_is_empty_at_reset_after_and_not_before(
     empty_exactly(scene, scene.peek(cost, 0) if look else scene.acquire(cost))
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=50)
 @given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6))
 def test_waiting_as_told_needs_one_wait_only(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int
