@@ -278,25 +278,25 @@ def wrapped(error: str, wrapping: str) -> bytes:
     return f"-{wrapping.format(error=error, sha='f' * 40)}\r\n".encode()
 
 
-@pytest.mark.parametrize("wrapping", ["{error}", *WRAPPED], ids=["plain", "6.2", "Lua 5.4", "7.0"])
 @pytest.mark.parametrize("error", NOT_EXECUTED, ids=lambda error: str(error).split()[0])
-def test_a_call_that_was_surely_not_executed_is_sent_once_more(
-    face: Face, error: str, wrapping: str
-) -> None:
+def test_a_call_that_was_surely_not_executed_is_sent_once_more(face: Face, error: str) -> None:
+    """However old servers and other implementations wrap what a script failed with."""
     with Responder() as server:
         limiter = face.limiter(server.url)
         limiter.each(["k"] * 2)
-        sent = len(server.calls)
-        server.script = lambda words: wrapped(error, wrapping)
-        with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
-            limiter.try_acquire("k")
-        assert caught.value.charged is False
-        assert len(server.calls) == sent + 2
+        for wrapping in ("{error}", *WRAPPED):
+            said = wrapped(error, wrapping)
+            sent = len(server.calls)
+            server.script = lambda words, said=said: said  # type: ignore[misc]
+            with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
+                limiter.try_acquire("k")
+            assert caught.value.charged is False
+            assert len(server.calls) == sent + 2
 
-        answers = [wrapped(error, wrapping)]
-        server.script = lambda words: answers.pop() if answers else admitting(words)
-        assert limiter.try_acquire("k")
-        assert len(server.calls) == sent + 4
+            once = [said]
+            server.script = lambda words, once=once: once.pop() if once else admitting(words)  # type: ignore[misc]
+            assert limiter.try_acquire("k")
+            assert len(server.calls) == sent + 4
 
 
 @pytest.mark.parametrize("error", ["NOSCRIPT No matching script. Please use EVAL."])
@@ -433,6 +433,7 @@ def test_too_few_replicas(face: Face) -> None:
         assert limiter.try_acquire("k").remaining == 1_000_000 - 3
 
 
+@pytest.mark.slow
 def test_a_server_busy_with_a_script(face: Face) -> None:
     with Standalone(config={"lua-time-limit": 20}) as own, own.client() as server:
         limiter = face.limiter(own.url, timeout=1)
@@ -452,6 +453,7 @@ def test_a_server_busy_with_a_script(face: Face) -> None:
         assert limiter.try_acquire("k").remaining == 1_000_000 - 3
 
 
+@pytest.mark.slow
 def test_too_many_clients(face: Face) -> None:
     with Standalone() as own, own.client() as server:
         server.ping()

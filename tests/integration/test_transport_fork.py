@@ -281,6 +281,7 @@ asyncio.run(parent(AsyncLimiter(url, "1000/hour", prefix=prefix, timeout=5)))
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_as_programs_end_leaves_the_parent_well(
     redis_url: str, prefix: str
 ) -> None:

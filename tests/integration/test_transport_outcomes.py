@@ -76,7 +76,9 @@ def heals(limiter: Caller, within: float = 1.0) -> list[Call]:
 # -- the reply is lost ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", range(1, 11))
+@pytest.mark.parametrize(
+    "lost", [1, 4, *(pytest.param(n, marks=slow) for n in (2, 3, *range(5, 11)))]
+)
 @pytest.mark.parametrize("way", ["alone", "together"])
 def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
     face: Face, proxy: Proxy, redis_url: str, prefix: str, lost: int, way: str
@@ -97,13 +99,13 @@ def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
 def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
     face: Face, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.2)
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.15)
     before = warm(limiter)
-    with proxy.spoiled(DropReply(only=SCRIPT, times=3)):
+    with proxy.spoiled(DropReply(only=SCRIPT, times=2)):
         calls = limiter.burst(["k"] * 6, at_once=1)
-    assert tally(calls) == {"StoreTimeout": 3, "ok": 3}
+    assert tally(calls) == {"StoreTimeout": 2, "ok": 4}
     assert {call.charged for call in calls} == {True, None}
-    in_time(calls, 0.2)
+    in_time(calls, 0.15)
     with admin(redis_url) as server:
         assert used(server, prefix) == before + 6
 
@@ -201,10 +203,7 @@ HANGS: dict[str, Fault] = {
 @pytest.mark.parametrize("standing", [True, False], ids=["standing", "new"])
 @pytest.mark.parametrize(
     "hang",
-    [
-        hang if hang in ("blackhole", "one byte at a time") else pytest.param(hang, marks=slow)
-        for hang in HANGS
-    ],
+    [hang if hang == "blackhole" else pytest.param(hang, marks=slow) for hang in HANGS],
 )
 def test_every_call_ends_by_its_deadline_and_the_link_heals(
     face: Face, proxy: Proxy, redis_url: str, prefix: str, hang: str, standing: bool
@@ -230,19 +229,20 @@ def test_every_call_ends_by_its_deadline_and_the_link_heals(
 @pytest.mark.parametrize("clock", ["server", "client"])
 def test_time_spent_on_connecting_counts(face: Face, proxy: Proxy, prefix: str, clock: str) -> None:
     """Each step is within the timeout, all of them are not."""
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.3, clock=clock)
-    with proxy.spoiled(Delay(replies=0.2)):
-        calls = limiter.burst(["k"] * 2, at_once=1)
+    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)
+    with proxy.spoiled(Delay(replies=0.15)):
+        calls = limiter.burst(["k"], at_once=1)
     assert set(tally(calls)) <= {"StoreTimeout", "StoreUnavailable"}
-    in_time(calls, 0.3)
+    in_time(calls, 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 def test_time_spent_on_finding_the_node_counts(face: Face, proxy: Proxy, kind: str) -> None:
     path = "/service/0" if kind == "sentinel" else ""
     limiter = face.limiter(f"redis+{kind}://127.0.0.1:{proxy.port}{path}", timeout=0.2)
     with proxy.spoiled(Silent()):
-        calls = limiter.burst(["k"] * 3, at_once=1)
+        calls = limiter.burst(["k"], at_once=1)
     assert all(isinstance(call.outcome, StoreError) for call in calls)
     assert {call.charged for call in calls} == {False}
     in_time(calls, 0.2)
@@ -277,6 +277,7 @@ def test_a_server_that_stalls_charges_nothing_late(face: Face) -> None:
         assert held == sum(call.admitted for call in calls)
 
 
+@slow
 def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +357,7 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
     thread = threading.Thread(target=lossy, args=(spoiler, proxy))
     thread.start()
     load = limiter.load(["k"], threading.Event(), at_once=1)
-    time.sleep(0.8)
+    time.sleep(0.5)
     calls = load.result()
     spoiler.set()
     thread.join()

@@ -189,6 +189,7 @@ def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
     assert admitted <= held <= admitted + sum(call.charged is None for call in calls)
 
 
+@pytest.mark.slow
 def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     sync_face: SyncFace, proxy: Proxy, prefix: str
 ) -> None:
@@ -224,7 +225,7 @@ def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
         calls: list[Call] = []
         interrupted = 0
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.15)), alarm(interrupt):
-            for _ in range(4):
+            for _ in range(2):
                 threads = [
                     in_background(
                         lambda: calls.append(timed("k", lambda: limiter.try_acquire("k")))
@@ -251,7 +252,7 @@ def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
         with admin(redis_url) as server:
             held = used(server, prefix)
         certain = 2 + 5 + sum(call.admitted for call in calls)
-        doubtful = 4 + sum(call.charged is None for call in calls)
+        doubtful = 2 + sum(call.charged is None for call in calls)
         assert certain <= held <= certain + doubtful
 
 
@@ -358,6 +359,7 @@ def test_while_nothing_answers_callers_fail_fast(sync_face: SyncFace, proxy: Pro
     assert {call.charged for call in calls} == {False}
 
 
+@pytest.mark.slow
 def test_a_server_restarted_with_nothing_remembered_is_fine(sync_face: SyncFace) -> None:
     with Standalone() as server:
         limiter = sync_face.limiter(server.url, timeout=2)
