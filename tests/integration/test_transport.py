@@ -128,7 +128,7 @@ def test_scripts_forgotten_all_the_time_under_load(face: Face, prefix: str) -> N
         limiter = face.limiter(own.url, prefix=prefix, timeout=5)
         stop = threading.Event()
         load = limiter.load([f"k{i}" for i in range(5)], stop)
-        for _ in range(10):
+        for _ in range(6):
             time.sleep(0.05)
             server.script_flush()
         calls = load.result()

@@ -200,7 +200,9 @@ HANGS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("standing", [True, False], ids=["standing", "new"])
+@pytest.mark.parametrize(
+    "standing", [pytest.param(True, id="standing"), pytest.param(False, id="new", marks=slow)]
+)
 @pytest.mark.parametrize(
     "hang",
     [hang if hang == "blackhole" else pytest.param(hang, marks=slow) for hang in HANGS],
@@ -226,7 +228,7 @@ def test_every_call_ends_by_its_deadline_and_the_link_heals(
         conserved(calls, used(server, prefix))
 
 
-@pytest.mark.parametrize("clock", ["server", "client"])
+@pytest.mark.parametrize("clock", ["server", pytest.param("client", marks=slow)])
 def test_time_spent_on_connecting_counts(face: Face, proxy: Proxy, prefix: str, clock: str) -> None:
     """Each step is within the timeout, all of them are not."""
     limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)

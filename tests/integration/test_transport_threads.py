@@ -171,6 +171,7 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
 # -- shared calls ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
     sync_face: SyncFace, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
