@@ -47,7 +47,9 @@ class _Timed:
 
 
 class Entry(_Timed):
-    """`with limiter.entry(key) as entry:`; an `Exception` out of the block counts as an error."""
+    """`with limiter.entry(key) as entry:`; whatever is raised out of the block, a cancellation too,
+    counts as an error.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Entry(_Timed):
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._record(self.decision, isinstance(exc, Exception), self._rt_ms())
+            self._record(self.decision, exc is not None, self._rt_ms())
         except StoreError as failure:
             _log.warning("the end of an entry was not recorded: %s", failure)
 
@@ -99,6 +101,6 @@ class AsyncEntry(_Timed):
         trace: TracebackType | None,
     ) -> None:
         try:
-            await self._record(self.decision, isinstance(exc, Exception), self._rt_ms())
+            await self._record(self.decision, exc is not None, self._rt_ms())
         except StoreError as failure:
             _log.warning("the end of an entry was not recorded: %s", failure)

@@ -100,6 +100,13 @@ class Limiter(_Face):
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._close = _kept if self._store is store else self._store.close
 
+    @property
+    def unknown_total(self) -> int:
+        """How many calls of this limiter have had an unknown outcome: each may have been charged,
+        once.
+        """
+        return self._store.unknown_total
+
     def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """Count `cost` permits on `key` if all limits allow it. Never raises because of a limit.
 
@@ -228,6 +235,11 @@ class AsyncLimiter(_Face):
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         given = self._store is store or isinstance(store, MemoryStore)
         self._aclose = _akept if given else self._store.aclose
+
+    @property
+    def unknown_total(self) -> int:
+        """See `Limiter.unknown_total`."""
+        return self._store.unknown_total
 
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""

@@ -20,7 +20,7 @@ MAX_AMOUNT = 10**12
 """Most permits of one limit: sums stay exact in Lua's doubles and print as plain digits."""
 
 MAX_BUCKETS = 512
-"""Most buckets of one limit: beyond this a Redis hash leaves its compact encoding."""
+"""Most buckets of one limit: beyond some 500 a Redis hash leaves its compact encoding."""
 
 MAX_INTERVAL_MS = 3660 * 86_400_000
 """Longest interval, ten years: a typo in a unit is likelier than the wish for more."""

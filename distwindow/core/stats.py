@@ -62,8 +62,8 @@ class Stats:
     with the shortest interval, `remaining` is the least, and `windows` has them all.
 
     `passed` and `blocked` count permits (a refused call of cost 3 blocks 3); `success`, `error`
-    and response times are there where `entry` recorded them. `concurrency` and `borrowed` are
-    None: this version records neither.
+    and response times are there where `entry` recorded them. `borrowed` is 0, as
+    nothing can be borrowed in this version; `concurrency` is None, as it is not recorded.
     """
 
     key: Any
@@ -72,7 +72,7 @@ class Stats:
     blocked: int
     success: int
     error: int
-    borrowed: int | None
+    borrowed: int
     rt_sum_ms: int
     rt_min_ms: int | None
     avg_rt_ms: float | None
@@ -125,7 +125,7 @@ def stats_of(key: Any, windows: tuple[WindowStats, ...], now_ms: int) -> Stats:
         blocked=first.blocked,
         success=first.success,
         error=first.error,
-        borrowed=None,
+        borrowed=0,
         rt_sum_ms=first.rt_sum_ms,
         rt_min_ms=first.rt_min_ms,
         avg_rt_ms=first.rt_sum_ms / done if done else None,

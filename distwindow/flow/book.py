@@ -47,11 +47,10 @@ class Book:
         _check_cost(cost, self._largest_cost)
         charges = charges_of(key, stem(self.prefix, key), self.limits, cost)
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
-        if cost > _DEAREST_SHARED or max(map(len, parts)) > _LONGEST_REMEMBERED:
-            return Acquire(charges)
-        if len(self._commands) >= _REMEMBERED:
-            self._commands.clear()
-        self._commands[key if cost == 1 else (_DEAR, key, cost)] = Acquire(charges)
+        if cost <= _DEAREST_SHARED and max(map(len, parts)) <= _LONGEST_REMEMBERED:
+            if len(self._commands) >= _REMEMBERED:
+                self._commands.clear()
+            self._commands[key if cost == 1 else (_DEAR, key, cost)] = Acquire(charges)
         # The first call on a key also tells its ring the limits, so that `stats` shows them at
         # once after a change of limit.
         return Acquire(charges, tell=True)

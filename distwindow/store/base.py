@@ -21,6 +21,8 @@ class Store(Protocol):
 
     source: Source
     clock: Clock
+    unknown_total: int
+    """Calls of which nobody knows whether they were charged."""
 
     def attempt(self, command: Acquire) -> Decision:
         """`flow.admit.decide` on the reply to `command`: the hot path, which stores shorten."""
@@ -36,6 +38,8 @@ class AsyncStore(Protocol):
 
     source: Source
     clock: Clock
+    unknown_total: int
+    """Calls of which nobody knows whether they were charged."""
 
     def attempt(self, command: Acquire) -> Awaitable[Decision]: ...
 

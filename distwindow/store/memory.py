@@ -46,6 +46,7 @@ class MemoryStore:
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self.clock = clock
         self._now_ms = clock.now_ms
+        self.unknown_total = 0
         self._rings: dict[bytes, Ring] = {}
         self._lock: Lock | _Closed = Lock()
         self._sweep_at = _SWEEP_FROM
@@ -178,6 +179,7 @@ class AsyncMemoryStore:
 
     def __init__(self, store: MemoryStore) -> None:
         self.clock = store.clock
+        self.unknown_total = 0
         self._store = store
 
     async def attempt(self, command: Acquire) -> Decision:

@@ -50,6 +50,7 @@ class AsyncRedisStore:
         """Closes a client that is ours."""
         self._terms = terms
         self._closed = False
+        self.unknown_total = 0
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -90,6 +91,10 @@ class AsyncRedisStore:
             return await desk.attempt(command, deadline)
         return await desk.execute(command, deadline)
 
+    def _unknown(self, calls: int) -> None:
+        with self._lock:
+            self.unknown_total += calls
+
     def _open_desk(self) -> _Desk:
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
@@ -97,16 +102,23 @@ class AsyncRedisStore:
         with self._lock:
             for other in [other for other in self._desks if other.is_closed()]:
                 self._desks.pop(other).abandon()
-            desk = self._desks[loop] = _Desk(loop, self._new_client(), self._terms)
+            desk = self._desks[loop] = _Desk(loop, self._new_client(), self._terms, self._unknown)
         return desk
 
 
 class _Desk:
     """The calls of one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Any, terms: Terms) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: Any,
+        terms: Terms,
+        unknown: Callable[[int], None],
+    ) -> None:
         self._loop = loop
         self.client = client
+        self.unknown = unknown
         self._terms = terms
         self._monotonic = terms.clock.monotonic
         self._finding: asyncio.Future[None] | None = None

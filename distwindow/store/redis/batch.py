@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, each_of
 from .call import Send
+from .outcome import is_unknown
 from .pipe import Pipe
 
 
@@ -17,6 +18,10 @@ class Judge(Protocol):
     """Who takes a batch on when its reply is not the usual one."""
 
     def judge(self, batch: Batch, answer: Any) -> None: ...
+
+    def unknown(self, calls: int) -> None:
+        """So many callers will never know whether they were charged."""
+        ...
 
 
 class Turn:
@@ -75,6 +80,8 @@ class Batch:
         for future in futures:
             if not future.done():
                 future.set_result(admitted(command, 0, left, reset_ms, now, "store"))
+            else:
+                self.turn.desk.unknown(1)
             left -= cost
 
     def resolve(self, reply: Any) -> None:
@@ -87,10 +94,14 @@ class Batch:
         for future, part in zip(futures, replies, strict=True):
             if not future.done():
                 future.set_result(decide(command, part, "store") if self.decides else part)
+            else:
+                self.turn.desk.unknown(1)
 
     def fail(self, exc: Exception) -> None:
         """Tell everyone; each gets an error of its own."""
         self.done = True
+        if is_unknown(exc):
+            self.turn.desk.unknown(len(self.futures))
         for future in self.futures:
             if not future.done():
                 future.set_exception(copy.copy(exc))

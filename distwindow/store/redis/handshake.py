@@ -33,11 +33,12 @@ def time_ms(reply: Any) -> int:
 
 def failure(exc: Exception, node: str) -> DistwindowError:
     """What it means that a client could not start; redis-py tells why in its error's causes."""
-    cause: BaseException | None = exc
-    while cause is not None:
+    causes: list[BaseException] = [exc]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for cause in reversed(causes):  # the innermost knows best
         if (error := misconfigured(cause, node)) is not None:
             return error
-        cause = cause.__cause__ or cause.__context__
     return StoreUnavailable(f"{node} is not reachable: {exc}")
 
 

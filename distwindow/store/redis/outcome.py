@@ -14,8 +14,15 @@ from dataclasses import dataclass
 
 from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
+from redis.sentinel import MasterNotFoundError
 
-from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.errors import (
+    ConfigurationError,
+    DistwindowError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
 _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
@@ -80,6 +87,15 @@ def unavailable(node: str, refused: Refused) -> StoreUnavailable:
     return StoreUnavailable(f"{node} cannot serve now: {refused.text}")
 
 
+def is_unknown(exc: BaseException) -> bool:
+    """Did a call that ends with `exc` leave it open whether it was charged? One that a signal
+    handler broke off did.
+    """
+    if isinstance(exc, StoreError):
+        return exc.charged is None
+    return not isinstance(exc, DistwindowError)
+
+
 def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
     """The deadline passed; `sent`: some of the call may have reached the server."""
     fate = "the outcome of the call is unknown" if sent else "the call was surely not executed"
@@ -90,6 +106,8 @@ def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
 
 def broken(node: str, why: object, *, sent: bool) -> StoreUnavailable:
     """The connection failed; `sent`: some of the call may have reached the server."""
+    if isinstance(why, MasterNotFoundError):  # whose own text is its clients' whole settings
+        why = "no sentinel answers that knows it"
     fate = "; the outcome of the call is unknown" if sent else ""
     return StoreUnavailable(
         f"{node} is not reachable: {why}{fate}", charged=None if sent else False

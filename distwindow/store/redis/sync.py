@@ -24,7 +24,7 @@ from ...wire.command import Acquire, Command, Verdict, each_of
 from .call import Send, call
 from .group import Group, Member, Part
 from .link import Link
-from .outcome import late
+from .outcome import is_unknown, late
 from .patience import OutOfTime, within
 from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
@@ -47,6 +47,7 @@ class RedisStore:
         self._find = find
         self._terms = terms
         self._closed = False
+        self.unknown_total = 0
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -59,6 +60,25 @@ class RedisStore:
         """The deadline of a key's call that is under way, or the group that waits for it."""
 
     def attempt(self, command: Acquire) -> Decision:
+        try:
+            return self._attempt(command)
+        except BaseException as exc:
+            self._count(exc)
+            raise
+
+    def execute(self, command: Command[Reply]) -> Reply:
+        try:
+            return self._alone(command, self._monotonic() + self._timeout)
+        except BaseException as exc:
+            self._count(exc)
+            raise
+
+    def _count(self, exc: BaseException) -> None:
+        if is_unknown(exc):
+            with self._lock:
+                self.unknown_total += 1
+
+    def _attempt(self, command: Acquire) -> Decision:
         deadline = self._monotonic() + self._timeout
         if command.tell:
             return decide(command, self._alone(command, deadline), "store")
@@ -81,9 +101,6 @@ class RedisStore:
                 self._hand_over(command, deadline)
                 raise
         return _decided(command, self._gathered(command, member))
-
-    def execute(self, command: Command[Reply]) -> Reply:
-        return self._alone(command, self._monotonic() + self._timeout)
 
     def close(self) -> None:
         """Close all connections. Calls after this raise `ConfigurationError`."""
