@@ -22,7 +22,17 @@ MINIMAL_ACL = (
     "+hget +hset +hmget +hincrby +hdel +hgetall +del +pexpire"
 )
 """The least rights with which everything works (docs/operations.md). +time and +info may be left
-out: the first with clock="client" only, the second at the price of an unread server version."""
+out: the first with clock="client" only, the second at the price of an unread server version.
+"""
+
+ACL_OF_NAME = "+client|setname"
+"""For `name=`."""
+
+ACL_OF_DATABASE = "+select"
+"""For a database other than 0."""
+
+ACL_OF_CLUSTER = "+cluster|slots +command"
+"""For redis-py to read the map of a cluster."""
 
 
 def works(limiter: Caller, key: str = "k") -> None:
@@ -217,6 +227,35 @@ def every_path(limiter: Limiter, key: str) -> None:
         limiter.stats(key)
         time.sleep(0.02)
     limiter.reset(key)
+
+
+def test_the_least_rights_for_a_name_and_another_database(
+    face: Face, guarded: Standalone, prefix: str
+) -> None:
+    url = at(guarded, "limiter:least")
+    for options, where in (({"name": prefix}, url), ({}, url[:-1] + "3")):
+        with pytest.raises(ConfigurationError, match=r"docs/operations\.md"):
+            face.limiter(where, **options).try_acquire("k")
+    with guarded.client() as server:
+        rights = [*MINIMAL_ACL.split(), ACL_OF_NAME, ACL_OF_DATABASE]
+        server.execute_command("ACL", "SETUSER", prefix, "on", ">least", *rights)
+    url = at(guarded, f"{prefix}:least")[:-1] + "3"
+    assert face.limiter(url, name=prefix).try_acquire("k")
+
+
+def test_the_least_rights_in_a_cluster(face: Face, cluster: Cluster, prefix: str) -> None:
+    for rights, enough in (([], False), (ACL_OF_CLUSTER.split(), True)):
+        for node in cluster.nodes:
+            with node.client() as server:
+                words = ("reset", "on", ">least", *MINIMAL_ACL.split(), *rights)
+                server.execute_command("ACL", "SETUSER", prefix, *words)
+        limiter = face.limiter(cluster.url.replace("://", f"://{prefix}:least@"), timeout=3)
+        keys = [f"{prefix}-{number}" for number in range(20)]
+        if enough:
+            assert all(limiter.each(keys))
+        else:
+            with pytest.raises(ConfigurationError, match=r"docs/operations\.md"):
+                limiter.each(keys)
 
 
 def test_time_and_info_are_not_asked_for_with_the_clients_clock(
