@@ -20,7 +20,8 @@ from distwindow.cli import host as host_module
 from distwindow.cli.host import host
 from distwindow.cli.judge import Book
 from tests.cli.conftest import Cli
-from tests.servers import until
+from tests.interrupt import reachable
+from tests.servers import find_binary, until
 
 DEMO = [sys.executable, "-m", "distwindow.cli", "demo"]
 
@@ -142,15 +143,19 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) -> None:
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs a redis-server on the PATH")
     process = subprocess.Popen(
         [*DEMO, "--seconds", "60", "--workers", "2"],
+        preexec_fn=reachable,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "DISTWINDOW_REDIS_SERVER": str(find_binary()),
+            "PYTHONIOENCODING": "utf-8",
+            "PYTHONUNBUFFERED": "1",
+        },
     )
     assert process.stdout is not None
     while "last window" not in process.stdout.readline():

@@ -18,6 +18,7 @@ from rich.cells import cell_len
 
 from distwindow import Key, Limiter, Stats
 from tests.cli.conftest import Cli, fill
+from tests.interrupt import reachable
 
 
 @pytest.fixture
@@ -224,6 +225,7 @@ def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
             *(sys.executable, "-m", "distwindow.cli", "stats", "--watch", "--interval", "0.1"),
             *("--json", "--url", redis_url, "--prefix", prefix),
         ],
+        preexec_fn=reachable,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,6 +18,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.interrupt import reachable
 from tests.servers import (
     Blackhole,
     Cluster,
@@ -195,6 +196,7 @@ def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Sign
     # Its own root, so that its conftest is only the one named.
     run = subprocess.Popen(
         [*command, "-c", os.devnull, "--rootdir", str(tmp_path)],
+        preexec_fn=reachable,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

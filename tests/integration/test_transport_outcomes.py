@@ -32,7 +32,7 @@ from tests.servers import (
     until,
 )
 
-ALLOWANCE = 0.15
+ALLOWANCE = 0.5
 """Seconds a call may end after its deadline on a busy machine; 0.05 on a quiet one."""
 
 SCRIPT = b"EVALSHA"
@@ -309,7 +309,7 @@ def test_a_server_that_stalls_under_load_heals(face: Face) -> None:
         for _ in range(3):
             time.sleep(0.3)
             server.pause()
-            time.sleep(0.7)
+            time.sleep(1.0)
             server.resume()
         time.sleep(0.5)
         calls = load.result()

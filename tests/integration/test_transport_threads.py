@@ -210,7 +210,7 @@ def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
             assert not thread.is_alive()
     assert len(calls) == 15
     assert all(isinstance(call.outcome, StoreError) for call in calls)
-    assert max(call.seconds for call in calls) < 0.25 + 0.15
+    assert max(call.seconds for call in calls) < 0.25 + 0.5
     began = time.monotonic()
     assert limiter.try_acquire("k")
     assert time.monotonic() - began < 0.2

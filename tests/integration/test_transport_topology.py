@@ -145,7 +145,7 @@ def test_a_frozen_primary_leaves_the_other_shards_alone(face: Face) -> None:
                     (call,) = limiter.burst(ill[:1], at_once=1)
                     only_store_errors([call])
                     assert not call.admitted
-                    assert call.seconds < 0.3 + 0.3
+                    assert call.seconds < 0.3 + 0.8
         finally:
             frozen.resume()
         assert set(tally(calls)) == {"ok"}
@@ -266,7 +266,7 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(face: Face, trouble: str
             time.sleep(0.5)
         only_store_errors(calls)
         assert all(call.admitted for call in calls[-20:])
-        assert max(call.seconds for call in calls) < 0.5 + 0.3
+        assert max(call.seconds for call in calls) < 0.5 + 0.8
 
 
 def test_a_primary_demoted_in_place_is_left(face: Face) -> None:
