@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.faces import FACES, Face
+from tests.integration.faces import FACES, HICCUPS, Face
 
 
 @pytest.fixture(params=["sync", "async"])
 def face(request: pytest.FixtureRequest) -> Iterator[Face]:
+    HICCUPS.watch()
     made = FACES[request.param]()
     yield made
     made.close()

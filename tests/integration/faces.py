@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,8 @@ class Call:
     key: str
     outcome: Decision | BaseException
     seconds: float
+    ended: float
+    """On `time.perf_counter`, as `seconds` was counted."""
 
     @property
     def admitted(self) -> bool:
@@ -64,6 +66,47 @@ def tally(calls: Iterable[Call]) -> Counter[str]:
         else "refused"
         for call in calls
     )
+
+
+class Hiccups:
+    """How long this process was kept from running, by the machine or by its own other threads: the
+    oversleep of a thread that does nothing else. A law about time is a law about what is left.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque(maxlen=20_000)
+        self._watching = False
+
+    def watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def during(self, call: Call) -> float:
+        """Seconds, at the most, of this call."""
+        began = call.ended - call.seconds
+        return sum(lost for at, lost in list(self._seen) if began <= at <= call.ended + 0.05)
+
+    def _watch(self) -> None:
+        while True:
+            before = time.perf_counter()
+            time.sleep(0.005)
+            now = time.perf_counter()
+            if now - before > 0.015:
+                self._seen.append((now, now - before - 0.005))
+
+
+HICCUPS = Hiccups()
+
+ALLOWANCE = 0.15
+"""Seconds a call may end after its deadline, hiccups apart; 0.05 is what is promised."""
+
+
+def in_time(calls: Iterable[Call], timeout: float) -> None:
+    """Every call ended by its deadline."""
+    for call in calls:
+        late = call.seconds - timeout
+        assert late <= ALLOWANCE + HICCUPS.during(call), f"{call} of {timeout} s"
 
 
 class Caller(Protocol):
@@ -129,7 +172,8 @@ def timed(key: str, work: Callable[[], Decision]) -> Call:
         outcome = work()
     except Exception as exc:
         outcome = exc
-    return Call(key, outcome, time.perf_counter() - began)
+    ended = time.perf_counter()
+    return Call(key, outcome, ended - began, ended)
 
 
 class _Blocking:
@@ -289,7 +333,8 @@ class _Awaiting:
             outcome = await self.limiter.try_acquire(key)
         except Exception as exc:
             outcome = exc
-        return Call(key, outcome, time.perf_counter() - began)
+        ended = time.perf_counter()
+        return Call(key, outcome, ended - began, ended)
 
     def close(self) -> None:
         self._face.run(self.limiter.aclose())

@@ -15,7 +15,7 @@ import pytest
 
 from distwindow import StoreError, StoreTimeout, StoreUnavailable
 from distwindow.store.redis.guard import ServerClock
-from tests.integration.faces import Call, Caller, Face, admin, tally, used
+from tests.integration.faces import Call, Caller, Face, admin, in_time, tally, used
 from tests.servers import (
     Blackhole,
     Delay,
@@ -31,9 +31,6 @@ from tests.servers import (
     Trickle,
     until,
 )
-
-ALLOWANCE = 0.5
-"""Seconds a call may end after its deadline on a busy machine; 0.05 on a quiet one."""
 
 SCRIPT = b"EVALSHA"
 
@@ -51,11 +48,6 @@ def conserved(calls: Iterable[Call], held: int) -> None:
     admitted = sum(call.admitted for call in calls)
     unknown = sum(call.charged is None for call in calls)
     assert admitted <= held <= admitted + unknown, f"{held} of {tally(calls)}"
-
-
-def in_time(calls: Iterable[Call], timeout: float) -> None:
-    slowest = max(call.seconds for call in calls)
-    assert slowest <= timeout + ALLOWANCE
 
 
 def heals(limiter: Caller, within: float = 1.0) -> list[Call]:

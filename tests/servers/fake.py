@@ -54,6 +54,8 @@ class FakeServer:
         handler = server.RequestHandlerClass
 
         class Handler(handler):  # type: ignore[misc,valid-type]
+            current_client: Any
+
             def setup(self) -> None:
                 super().setup()
                 self.current_client = _Patient(self.current_client)

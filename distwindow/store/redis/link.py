@@ -58,11 +58,13 @@ class Link:
 
     def say(self, frame: bytes, deadline: float, replies: int = 1) -> Any:
         """Send `frame` over the ready connection and take the last of its replies."""
-        assert self._talk is not None
+        talk = self._talk
+        if talk is None:  # another thread has just closed the limiter
+            return Lost("the connection was closed", sent=False)
         try:
-            raw = self._talk.say(frame, deadline)
+            raw = talk.say(frame, deadline)
             if replies > 1 and type(raw) is not Lost:
-                raw = self._talk.hear(deadline)
+                raw = talk.hear(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             raw = Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
         except BaseException:

@@ -104,9 +104,10 @@ class RedisStore:
 
     def close(self) -> None:
         """Close all connections. Calls after this raise `ConfigurationError`."""
-        self._closed = True
         with self._lock:
+            self._closed = True
             links = list(self._links)
+            self._mine = _Mine()  # so that no thread has a connection that it need not ask for
         for link in links:
             link.close()
         if self._place is not None:
@@ -198,8 +199,7 @@ class RedisStore:
                     leader.wake()
 
     def _alone(self, command: Command[Reply], deadline: float) -> Reply:
-        if self._closed:
-            raise ConfigurationError("this limiter is closed; make a new one")
+        self._check_open()
         place = self._place or self._found(deadline)
         return self._drive(call(command, place, self._terms, deadline), None, place, deadline)
 
@@ -227,14 +227,20 @@ class RedisStore:
             _released(place)
         return kept
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError("this limiter is closed; make a new one")
+
     def _link(self, node: Node) -> Link:
-        link = self._mine.links.get(node)
+        mine = self._mine
+        link = mine.links.get(node)
         if link is None:
-            link = self._mine.links[node] = Link(node, self.clock)
+            link = mine.links[node] = Link(node, self.clock)
             with self._lock:
+                self._check_open()
                 self._links.add(link)
             if isinstance(self._place, OnePlace) and not self._terms.client_clock:
-                self._mine.direct = link
+                mine.direct = link
         return link
 
 
