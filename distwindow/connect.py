@@ -50,11 +50,11 @@ def open_store(
         store = address.read(store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
-    elif hasattr(store, "execute") and hasattr(store, "close"):
+    elif hasattr(store, "attempt") and hasattr(store, "close"):
         own: Store = store
         return own
     elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
-        raise ConfigurationError(f"{store!r} is no store: give a URL or a redis-py client")
+        raise ConfigurationError(_no_store(store, "redis-py"))
     return survive_fork(RedisStore(partial(_place, store, terms), terms))
 
 
@@ -79,10 +79,10 @@ def open_async_store(
         raise ConfigurationError("this is a blocking client; use Limiter with it")
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(store)
-    if hasattr(store, "execute") and hasattr(store, "aclose"):
+    if hasattr(store, "attempt") and hasattr(store, "aclose"):
         own: AsyncStore = store
         return own
-    raise ConfigurationError(f"{store!r} is no store: give a URL or a redis.asyncio client")
+    raise ConfigurationError(_no_store(store, "redis.asyncio"))
 
 
 def admin_client(url: str, timeout: float = 5.0) -> Any:
@@ -123,6 +123,11 @@ def _same(client: T) -> T:
     return client
 
 
+def _no_store(store: object, kind: str) -> str:
+    """Names the type only: what it holds may be a URL with a password."""
+    return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
+
+
 def _is_memory(url: str) -> bool:
     if url == "memory://":
         return True
@@ -137,7 +142,9 @@ def _terms(timeout: float, clock: str, name: str | None, time: Clock) -> Terms:
     if not number or not math.isfinite(timeout) or timeout <= 0:
         raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
     if clock not in ("server", "client"):
-        raise ConfigurationError(f'clock={clock!r} is neither "server" nor "client"')
+        raise ConfigurationError(
+            f'clock={address.shown(str(clock))!r} is neither "server" nor "client"'
+        )
     if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
         raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
     return Terms(time, float(timeout), clock == "client", name)

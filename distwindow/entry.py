@@ -1,7 +1,7 @@
 """A guarded block of work: acquire before it, record what became of it after.
 
-A record that does not reach the store is logged and let go: the work is done, and its result must
-not be lost to statistics.
+A record that cannot be made (the store is away, the limiter was closed meanwhile) is logged and let
+go: the work is done, and its result must not be lost to statistics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .core.clock import Clock
 from .core.decision import Decision
-from .core.errors import RateLimitExceeded, StoreError
+from .core.errors import DistwindowError, RateLimitExceeded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,7 +73,7 @@ class Entry(_Timed):
     ) -> None:
         try:
             self._record(self.decision, exc is not None, self._rt_ms())
-        except StoreError as failure:
+        except DistwindowError as failure:
             _log.warning("the end of an entry was not recorded: %s", failure)
 
 
@@ -102,5 +102,5 @@ class AsyncEntry(_Timed):
     ) -> None:
         try:
             await self._record(self.decision, exc is not None, self._rt_ms())
-        except StoreError as failure:
+        except DistwindowError as failure:
             _log.warning("the end of an entry was not recorded: %s", failure)

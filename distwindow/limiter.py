@@ -131,7 +131,7 @@ class Limiter(_Face):
         before that.
         """
         command = self._book.acquire(key, cost)
-        with self._lines.turn(command.charges[0].ring, _patience(timeout)) as place:
+        with self._lines.turn(command, _patience(timeout)) as place:
             return self._run(wait(command, self._store.source, place))
 
     def peek(self, key: AnyKey) -> Decision:
@@ -165,7 +165,7 @@ class Limiter(_Face):
         def decorate(function: F) -> F:
             if inspect.iscoroutinefunction(function):
                 raise ConfigurationError(
-                    f"{function.__qualname__} is a coroutine function; use AsyncLimiter.limit, "
+                    f"{_named(function)} is a coroutine function; use AsyncLimiter.limit, "
                     "as a blocking limiter would stop the event loop"
                 )
 
@@ -252,7 +252,7 @@ class AsyncLimiter(_Face):
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""
         command = self._book.acquire(key, cost)
-        async with self._lines.aturn(command.charges[0].ring, _patience(timeout)) as place:
+        async with self._lines.aturn(command, _patience(timeout)) as place:
             return await self._run(wait(command, self._store.source, place))
 
     async def peek(self, key: AnyKey) -> Decision:
@@ -279,7 +279,7 @@ class AsyncLimiter(_Face):
         def decorate(function: F) -> F:
             if not inspect.iscoroutinefunction(function):
                 raise ConfigurationError(
-                    f"{function.__qualname__} is no coroutine function; use Limiter.limit"
+                    f"{_named(function)} is no coroutine function; use Limiter.limit"
                 )
 
             @functools.wraps(function)
@@ -317,6 +317,10 @@ class AsyncLimiter(_Face):
 
     def _run(self, dialogue: Dialogue[T]) -> Awaitable[T]:
         return arun(dialogue, self._store.execute, self._store.sleep)
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 def _kept() -> None:

@@ -72,6 +72,8 @@ class Limit:
         bound: Bound | None = None,
     ) -> None:
         text, how = amount, bound
+        if isinstance(text, str) and "://" in text:  # it may hold a password: not shown
+            raise ConfigurationError(f"a URL is no limit: the store comes first; {_HOW}")
         try:
             if isinstance(amount, str):
                 if per is not None:

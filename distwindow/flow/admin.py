@@ -31,7 +31,7 @@ def refund(decision: Decision) -> Dialogue[int]:
     """Give back what `decision` was charged, out of the bucket it was charged in; how many permits
     were still there. Raises `ValueError` for a decision that was charged nothing.
     """
-    count, _ = yield Refund(_charged(decision), charged_ms=decision.now_ms)
+    count, _ = yield Refund(_charged(decision), charged_ms=_charged_at(decision))
     return int(count)
 
 
@@ -49,6 +49,15 @@ def observe(decision: Decision, *, failed: bool, rt_ms: int) -> Dialogue[None]:
         rt_sum_ms=rt_ms,
         rt_min_ms=rt_ms,
     )
+
+
+def _charged_at(decision: Decision) -> int:
+    """A time in the bucket that was charged: that of now, or a later one where the clock was behind
+    the newest bucket. Right after an admission, the window empties when its newest bucket leaves.
+    """
+    limit = decision.limit
+    empties = decision.now_ms + round(decision.reset_after * 1000)
+    return max(decision.now_ms, empties - limit.span * limit.bucket_ms)
 
 
 def _charged(decision: Decision) -> tuple[Charge, ...]:

@@ -30,6 +30,7 @@ class Book:
         self.limits = limits_of(limits)
         self._largest_cost = min(limit.amount for limit in self.limits)
         self._commands: dict[Any, Acquire] = {}
+        self._older: dict[Any, Acquire] = {}
 
     def acquire(self, key: AnyKey, cost: int = 1) -> Acquire:
         """The command for one call of `cost` on `key`.
@@ -40,6 +41,8 @@ class Book:
         if type(cost) is int:
             try:
                 command = self._commands.get(key if cost == 1 else (_DEAR, key, cost))
+                if command is None and self._older:
+                    command = self._remembered(_name(key, cost))
             except TypeError:  # an unhashable key: `stem` says what a key is
                 command = None
             if command is not None:
@@ -47,13 +50,30 @@ class Book:
         _check_cost(cost, self._largest_cost)
         charges = charges_of(key, stem(self.prefix, key), self.limits, cost)
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
-        if cost <= _DEAREST_SHARED and max(map(len, parts)) <= _LONGEST_REMEMBERED:
-            if len(self._commands) >= _REMEMBERED:
-                self._commands.clear()
-            self._commands[key if cost == 1 else (_DEAR, key, cost)] = Acquire(charges)
+        command = Acquire(charges)
+        if cost > _DEAREST_SHARED or max(map(len, parts)) > _LONGEST_REMEMBERED:
+            return command
+        self._remember(_name(key, cost), command)
+        if self._older:
+            return command
         # The first call on a key also tells its ring the limits, so that `stats` shows them at
-        # once after a change of limit.
+        # once after a change of limit. That costs the short way through the script, so it stops
+        # where there are more keys than are remembered.
         return Acquire(charges, tell=True)
+
+    def _remembered(self, name: Any) -> Acquire | None:
+        command = self._older.get(name)
+        if command is not None:
+            self._remember(name, command)
+        return command
+
+    def _remember(self, name: Any, command: Acquire) -> None:
+        """Keep `command`. The half that was not used for longest is forgotten at once: keys in use
+        are not all built anew together.
+        """
+        if len(self._commands) >= _REMEMBERED:
+            self._older, self._commands = self._commands, {}
+        self._commands[name] = command
 
     def acquire_all(self, items: Iterable[Sequence[Any]]) -> Acquire:
         """The command for one call over several keys: `(key, limits, cost)` or `(key, limits)`.
@@ -77,7 +97,11 @@ class Book:
                     f"key {charge.key!r} is named twice with the same buckets; add the costs up"
                 )
             seen.add(charge.ring)
-        return Acquire(tuple(charges), tell=True)
+        return Acquire(tuple(charges))
+
+
+def _name(key: AnyKey, cost: int) -> Any:
+    return key if cost == 1 else (_DEAR, key, cost)
 
 
 def _check_cost(cost: object, most: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import RateLimitExceeded
+from ..wire.command import Acquire, Charge
 
 
 class Place:
@@ -58,23 +59,25 @@ class Lines:
         self._lines: dict[Any, _Line] = {}
 
     @contextmanager
-    def turn(self, name: Any, patience: float | None) -> Iterator[Place]:
-        """Be head of the line `name`, after those who came before.
+    def turn(self, command: Acquire, patience: float | None) -> Iterator[Place]:
+        """Be head of the line for the key of `command`, after those who came before.
 
-        Raises `RateLimitExceeded` when patience (seconds; None: endless) cannot last that long.
+        Raises `RateLimitExceeded` when patience (seconds; None: endless) cannot last that long. Its
+        `retry_after` is when the head of the line has its permits: one's own come no earlier.
         """
         served = threading.Event()
         wake = served.set
-        line, ends = self._join(name, wake, patience)
+        charge = command.charges[0]
+        line, ends = self._join(charge.ring, wake, patience)
         try:
-            while not served.is_set() and (left := self._left(line, ends)) != 0.0:
+            while not served.is_set() and (left := self._left(line, ends, charge)) != 0.0:
                 served.wait(left)
             yield Place(line, self._clock, ends)
         finally:
-            self._leave(name, line, wake)
+            self._leave(charge.ring, line, wake)
 
     @asynccontextmanager
-    async def aturn(self, name: Any, patience: float | None) -> AsyncIterator[Place]:
+    async def aturn(self, command: Acquire, patience: float | None) -> AsyncIterator[Place]:
         """`turn` for tasks."""
         served = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -83,14 +86,15 @@ class Lines:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(served.set)
 
-        line, ends = self._join(name, wake, patience)
+        charge = command.charges[0]
+        line, ends = self._join(charge.ring, wake, patience)
         try:
-            while not served.is_set() and (left := self._left(line, ends)) != 0.0:
+            while not served.is_set() and (left := self._left(line, ends, charge)) != 0.0:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(served.wait(), left)
             yield Place(line, self._clock, ends)
         finally:
-            self._leave(name, line, wake)
+            self._leave(charge.ring, line, wake)
 
     def _join(
         self, name: Any, wake: Callable[[], object], patience: float | None
@@ -112,7 +116,7 @@ class Lines:
             if not line.waiting and self._lines.get(name) is line:
                 del self._lines[name]
 
-    def _left(self, line: _Line, ends: float | None) -> float | None:
+    def _left(self, line: _Line, ends: float | None, charge: Charge) -> float | None:
         """Seconds a waiter may still stand in line. When they are over and nobody ahead has been
         refused (so the store is slow), the waiter may ask out of turn rather than go empty-handed.
         """
@@ -122,5 +126,8 @@ class Lines:
         if line.refusal is not None:
             until, decision = line.refusal
             if until > ends or now >= ends:
-                raise RateLimitExceeded(decision._replace(retry_after=max(0.0, until - now)))
+                left = max(0.0, until - now)
+                raise RateLimitExceeded(
+                    decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
+                )
         return max(0.0, ends - now)

@@ -123,8 +123,28 @@ def test_a_unix_url_without_a_path(face: type) -> None:
 def test_a_store_that_is_none(face: type, store: Any) -> None:
     exc = error_of(face, store)
     assert isinstance(exc, ConfigurationError)
-    assert repr(store) in str(exc)
-    assert "give a URL or a redis" in str(exc)
+    assert f"{type(store).__name__} is no store: give a URL as a str, or a redis" in str(exc)
+
+
+@faces
+@pytest.mark.parametrize(
+    "store",
+    [
+        f"redis://:{SECRET}@host".encode(),
+        [f"redis://:{SECRET}@host"],
+        {"password": SECRET},
+        f"unix://u:a/{SECRET}@/tmp/x.sock",
+    ],
+)
+def test_no_password_of_what_is_no_store(face: type, store: Any) -> None:
+    assert SECRET not in everything_said(error_of(face, store))
+
+
+@faces
+def test_no_password_where_a_limit_or_a_clock_should_be(face: type) -> None:
+    url = f"redis://:{SECRET}@host"
+    assert SECRET not in everything_said(error_of(face, "1/second", limits=url))
+    assert SECRET not in everything_said(error_of(face, "memory://", clock=url))
 
 
 def test_a_client_of_the_other_world() -> None:

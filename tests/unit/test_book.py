@@ -58,3 +58,16 @@ def test_the_memory_is_bounded() -> None:
     for n in range(40_000):
         book.acquire(f"key-{n}")
     assert len(book._commands) <= 16_384
+    assert len(book._older) <= 16_384
+
+
+def test_more_keys_than_are_remembered_cost_the_short_way_to_nobody() -> None:
+    """Telling a ring its limits is for its first call; it must not come back with every call."""
+    book = Book("p", "5/minute")
+    names = [f"key-{n}" for n in range(20_000)]
+    for name in names:
+        book.acquire(name)
+    for name in names:
+        assert not book.acquire(name).tell
+    kept = book.acquire("key-1")
+    assert book.acquire("key-1") is kept

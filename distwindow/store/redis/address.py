@@ -205,6 +205,10 @@ def _options(query: str, url: str) -> dict[str, Any]:
 
 def _check_one(address: Address, parts: SplitResult) -> None:
     database = parts.path.strip("/")
+    if parts.scheme == "unix" and "@" in parts.path:
+        raise ConfigurationError(
+            f"store URL {shown(address.url)!r}: write a '/' in a password as %2F"
+        )
     if parts.scheme == "unix" and not database:
         raise ConfigurationError(
             f"store URL {shown(address.url)!r} names no socket; "

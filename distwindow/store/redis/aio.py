@@ -19,7 +19,7 @@ import redis.asyncio
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError, DistwindowError
+from ...core.errors import ConfigurationError
 from ...wire.command import Acquire, Command
 from .batch import Batch, Turn
 from .call import Send, call
@@ -74,7 +74,12 @@ class AsyncRedisStore:
     async def aclose(self) -> None:
         """Close this loop's connections, and have every later call raise `ConfigurationError`."""
         self._closed = True
-        desk = self._desks.pop(asyncio.get_running_loop(), None)
+        with self._lock:
+            desks, self._desks = self._desks, {}
+        desk = desks.pop(asyncio.get_running_loop(), None)
+        for loop, other in desks.items():
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(other.close)
         if desk is not None:
             desk.close()
             if self._release is not None:
@@ -123,6 +128,7 @@ class _Desk:
         self._monotonic = terms.clock.monotonic
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
+        self._closed = False
         self._turn: Turn | None = None
         self._shared: dict[Acquire, Batch] = {}
         self._under_way: deque[Turn] = deque()  # oldest first, so the first to be late
@@ -137,13 +143,10 @@ class _Desk:
 
     async def find_place(self) -> None:
         """Read the map of the cluster; all callers wait for one reading."""
-        if self._finding is None:
+        if self._finding is None or self._finding.done():
             self._finding = asyncio.ensure_future(self._read_map())
-        try:
-            await asyncio.shield(self._finding)
-        except DistwindowError:
-            self._finding = None
-            raise
+            self._finding.add_done_callback(_heeded)  # its callers may all have been cancelled
+        await asyncio.shield(self._finding)
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """The decision on `command`, to come. Equal commands of one turn of the loop go together.
@@ -170,6 +173,7 @@ class _Desk:
             pipe.abandon()
 
     def close(self) -> None:
+        self._closed = True
         for pipe in (*self._pipes.values(), *self._retired):
             pipe.end("this limiter is being closed")
         if self._timer is not None:
@@ -226,6 +230,10 @@ class _Desk:
         turn, self._turn = self._turn, None
         assert turn is not None
         self._shared.clear()
+        if self._closed:
+            for batch in turn.batches:
+                batch.fail(ConfigurationError("this limiter is closed; make a new one"))
+            return
         self._under_way.append(turn)
         place = self.place
         direct = self._direct(place)
@@ -254,6 +262,9 @@ class _Desk:
         return pipe if pipe is not None and pipe.standing else None
 
     def _put(self, batch: Batch, send: Send) -> None:
+        if self._closed:
+            batch.fail(ConfigurationError("this limiter is closed; make a new one"))
+            return
         pipe = self._pipes.get(send.node)
         if pipe is not None and pipe.generation != send.node.generation:
             pipe.end("the server was demoted")
@@ -305,3 +316,9 @@ class _Desk:
         except Exception:  # whatever it is: the map stays stale, and is tried again in a second
             return
         place.refreshed()
+
+
+def _heeded(task: asyncio.Future[None]) -> None:
+    """Somebody has looked at the outcome, so asyncio need not complain that nobody did."""
+    if not task.cancelled():
+        task.exception()

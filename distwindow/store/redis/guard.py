@@ -32,10 +32,15 @@ class ServerClock:
         self.used = used
         """False with clock="client": the scripts are not to look at the server's time."""
 
-    def learn(self, now_ms: int) -> None:
-        """The server's time, as a reply that has just come says."""
+    def learn(self, now_ms: int, at: float | None = None) -> float:
+        """The server's time, as a reply says that came `at` (monotonic seconds), or just now; when
+        that was.
+        """
+        if at is None:
+            at = self._monotonic()
         if self.used:
-            self._offset_ms = now_ms - self._monotonic() * 1000
+            self._offset_ms = now_ms - at * 1000
+        return at
 
     def until_ms(self, deadline: float) -> int:
         """`deadline` (monotonic seconds) on the server's clock, as well as it is known."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
-from .patience import OutOfTime, within
+from .patience import Job, OutOfTime
 from .place import Node
 from .talk import Talk, talk_of
 
@@ -25,13 +26,17 @@ call. Not for longer: servers and balancers close what is idle, and other connec
 class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
-    __slots__ = ("__weakref__", "_clock", "_connection", "_generation", "_talk", "_used", "node")
+    __slots__ = (
+        "__weakref__", "_clock", "_connection", "_generation", "_opening", "_talk", "_used", "node",
+    )  # fmt: skip
 
     def __init__(self, node: Node, clock: Clock) -> None:
         self.node = node
         self._clock = clock
         self._connection: Any = None
         self._talk: Talk | None = None
+        self._opening: Job[_Opened] | None = None
+        """A connection that was not there in time; the next call takes it over."""
         self._generation = 0
         self._used = 0.0
         """When the last call began."""
@@ -79,39 +84,58 @@ class Link:
     def close(self) -> None:
         """Drop the connection; the next exchange opens another."""
         connection, self._connection, self._talk = self._connection, None, None
+        opening, self._opening = self._opening, None
         if connection is not None:
             connection.disconnect()
+        if opening is not None:
+            opening.abandon()
 
     def _open(self, deadline: float) -> Lost | None:
         """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
-        each step, none for all together.
+        each step, none for all together. Where it takes longer it goes on for the next call, or a
+        link of many round trips could never be opened.
         """
         node = self.node
-        if (why := node.down()) is not None:
-            return Lost(why, sent=False)
-        left = deadline - self._clock.monotonic()
-        generation = node.generation
+        opening = self._opening
+        if opening is None:
+            if (why := node.down()) is not None:
+                return Lost(why, sent=False)
+            opening = self._opening = Job(partial(_opened, node, self._clock), _dropped)
         try:
-            connection, now_ms = within(left, partial(_opened, node), lambda it: it[0].disconnect())
+            opened = opening.result(deadline - self._clock.monotonic())
         except OutOfTime:
-            node.failed("connecting takes longer than the timeout", slow=True)
             return Lost("connecting", sent=False, late=True)
         except Exception as exc:
+            self._opening = None
             if (error := misconfigured(exc, node.name)) is not None:
                 raise error from exc
-            node.failed(exc)
+            node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             return Lost(exc, sent=False)
+        self._opening = None
         node.reached()
-        if now_ms is not None:
-            node.clock.learn(now_ms)
-        self._connection = connection
-        self._generation = generation
-        self._talk = talk_of(connection, self._clock)
+        if opened.now_ms is not None:
+            node.clock.learn(opened.now_ms, opened.at)
+        self._connection = opened.connection
+        self._generation = opened.generation
+        self._talk = talk_of(opened.connection, self._clock)
         return None
 
 
-def _opened(node: Node) -> tuple[Any, int | None]:
-    """A new connection to `node`, and the server's time where it matters."""
+class _Opened(NamedTuple):
+    connection: Any
+    generation: int
+    now_ms: int | None
+    """The server's time where it matters, and our time (monotonic seconds) when it said so."""
+    at: float
+
+
+def _dropped(opened: _Opened) -> None:
+    opened.connection.disconnect()
+
+
+def _opened(node: Node, clock: Clock) -> _Opened:
+    """A new connection to `node`."""
+    generation = node.generation
     connection = node.new_connection()
     try:
         connection.connect()
@@ -119,7 +143,8 @@ def _opened(node: Node) -> tuple[Any, int | None]:
             with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
                 check_version(_ask(connection, "INFO", "server"), node.name)
             node.checked = True
-        return connection, time_ms(_ask(connection, "TIME")) if node.clock.used else None
+        now_ms = time_ms(_ask(connection, "TIME")) if node.clock.used else None
+        return _Opened(connection, generation, now_ms, clock.monotonic())
     except BaseException:
         connection.disconnect()
         raise

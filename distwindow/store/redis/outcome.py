@@ -36,6 +36,7 @@ _REMEDIES = (
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
+    ("perform arithmetic", "the hash of this key is no ring; choose another prefix"),
     ("not an integer", "the hash of this key is no ring; choose a prefix that nothing else uses"),
     ("distwindow:", "a script was called with other arguments than it takes"),
 )

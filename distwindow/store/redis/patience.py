@@ -20,21 +20,20 @@ class OutOfTime(Exception):
 
 def within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
     """What `work` returns or raises, within `seconds`; raises `OutOfTime` after that."""
-    job = _Job(work, discard)
-    # Not a threading.Thread: a signal handler that raises inside its start() leaves it half made.
-    start_new_thread(job.run, ())
-    in_time = False
+    job = Job(work, discard)
+    done = False
     try:
-        in_time = job.done.wait(max(0.0, seconds))
+        result = job.result(seconds)
+        done = True
+        return result
     finally:
-        if not in_time:  # late, or a signal handler raised here
+        if not done:  # late, failed, or a signal handler raised here
             job.abandon()
-    if not in_time:
-        raise OutOfTime
-    return job.result()
 
 
-class _Job(Generic[T]):
+class Job(Generic[T]):
+    """Work in a thread of its own, that may be waited for more than once."""
+
     def __init__(self, work: Callable[[], T], discard: Callable[[T], Any]) -> None:
         self._work = work
         self._discard = discard
@@ -43,6 +42,8 @@ class _Job(Generic[T]):
         self._failure: Exception | None = None
         self._wanted = True
         self.done = threading.Event()
+        # Not a threading.Thread: a signal handler that raises in its start() leaves it half made.
+        start_new_thread(self.run, ())
 
     def run(self) -> None:
         try:
@@ -62,7 +63,10 @@ class _Job(Generic[T]):
         if done:
             self._throw_away()
 
-    def result(self) -> T:
+    def result(self, seconds: float) -> T:
+        """What the work returns or raises; `OutOfTime` when it is not done within `seconds`."""
+        if not self.done.wait(max(0.0, seconds)):
+            raise OutOfTime
         if self._failure is not None:
             raise self._failure
         return self._results[0]

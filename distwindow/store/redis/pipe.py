@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import hiredis
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.errors import ConfigurationError
 from .call import Lost, Send
@@ -23,6 +24,10 @@ from .place import Node
 
 _PIECE = 64
 """Frames that are written at once: the server works on the first while we pack the next."""
+
+
+_STEPS = 6
+"""Round trips that connecting may take: TCP, TLS, AUTH, SELECT, names, our own questions."""
 
 
 class Caller(Protocol):
@@ -156,7 +161,9 @@ class Pipe(asyncio.Protocol):
             self.end(why)
             return
         try:
-            now_ms = await asyncio.wait_for(self._connect(), timeout)
+            # Each step has its timeout, and callers give up on their own; but a link of many round
+            # trips could never be opened if all steps together had to be done in one.
+            now_ms = await asyncio.wait_for(self._connect(), _STEPS * timeout)
         except asyncio.TimeoutError:
             node.failed("connecting takes longer than the timeout", slow=True)
             # redis-py would have come to the next sentinel, had it not been stopped here.
@@ -166,7 +173,7 @@ class Pipe(asyncio.Protocol):
         except Exception as exc:
             error = misconfigured(exc, node.name)
             if error is None:
-                node.failed(exc)
+                node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             self.end(error or exc)
             return
         node.reached()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, StoreTimeout
 from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, Verdict, each_of
 from .call import Send, call
@@ -29,6 +29,12 @@ from .patience import OutOfTime, within
 from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
 Reply = TypeVar("Reply")
+
+
+_TRIPS = 3
+"""Calls are shared only where so many round trips fit into the timeout: whoever joins waits for the
+rest of the call ahead, and then for its own.
+"""
 
 
 class RedisStore:
@@ -55,33 +61,69 @@ class RedisStore:
         self._place: Place | None = None
         self._mine = _Mine()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()  # a thread's end closes its own
-        self._lock = threading.Lock()
+        # Re-entrant, because a signal handler may call the limiter it has interrupted.
+        self._lock = threading.RLock()
+        self._rtt = 0.0
+        """Seconds that the last call has taken."""
         self._away: dict[Acquire, float | Group] = {}
         """The deadline of a key's call that is under way, or the group that waits for it."""
 
     def attempt(self, command: Acquire) -> Decision:
+        mine = self._mine
+        if mine.busy:
+            return decide(command, self._nested(command), "store")
         try:
+            mine.busy = True
             return self._attempt(command)
         except BaseException as exc:
             self._count(exc)
             raise
+        finally:
+            mine.busy = False
 
     def execute(self, command: Command[Reply]) -> Reply:
+        mine = self._mine
+        if mine.busy:
+            return self._nested(command)
+        try:
+            mine.busy = True
+            return self._alone(command, self._monotonic() + self._timeout)
+        except BaseException as exc:
+            self._count(exc)
+            raise
+        finally:
+            mine.busy = False
+
+    def _nested(self, command: Command[Reply]) -> Reply:
+        """A call out of a signal handler, in the midst of another call of this thread: it must not
+        touch the connections of that one, nor wait for it.
+        """
+        mine = self._mine
+        links, direct = mine.links, mine.direct
+        mine.links, mine.direct = {}, None
         try:
             return self._alone(command, self._monotonic() + self._timeout)
         except BaseException as exc:
             self._count(exc)
             raise
+        finally:
+            for link in mine.links.values():
+                link.close()
+            mine.links, mine.direct = links, direct
 
     def _count(self, exc: BaseException) -> None:
+        if isinstance(exc, StoreTimeout):
+            self._rtt = self._timeout
         if is_unknown(exc):
             with self._lock:
                 self.unknown_total += 1
 
     def _attempt(self, command: Acquire) -> Decision:
         deadline = self._monotonic() + self._timeout
-        if command.tell:
-            return decide(command, self._alone(command, deadline), "store")
+        if command.tell or self._rtt > self._timeout / _TRIPS:
+            part = self._ask(command, deadline)
+            self._rtt = self._monotonic() - deadline + self._timeout
+            return _decided(command, part)
         member: Member | None = None
         try:
             with self._lock:
@@ -124,7 +166,7 @@ class RedisStore:
         guard = clock.guard(clock.until_ms(deadline))
         raw = link.say(command.frame(guard), deadline)
         if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
-            clock.learn(raw[2])
+            self._rtt = clock.learn(raw[2]) - deadline + self._timeout
             return raw[1], raw[2]
         place = self._place
         assert place is not None
@@ -160,6 +202,8 @@ class RedisStore:
 
     def _lead(self, command: Acquire, group: Group, deadline: float) -> None:
         """Make the call of a group that has gone, and deal the parts out."""
+        if self._monotonic() >= deadline:
+            raise late("the store", self._timeout, sent=False)
         times = len(group.gone)
         shared = command.shared(times)
         group.asked = True
@@ -179,10 +223,29 @@ class RedisStore:
         group = member.group
         with self._lock:
             unsent = group.quit(member)
-        if group.leader is member:
+            heir = self._heir(command, member)
+        if heir is not None:
+            heir.wake()
+        elif group.leader is member:
             group.fail(why)
             self._hand_over(command, member.deadline)
         return unsent
+
+    def _heir(self, command: Acquire, leader: Member) -> Member | None:
+        """Who leads in the place of a leader that leaves without having asked."""
+        group, ahead = leader.group, self._away.get(command)
+        if group.leader is not leader or group.asked or len(group.gone) < 2:
+            return None
+        heir = group.gone[1]
+        if ahead is leader.deadline:
+            self._away[command] = heir.deadline
+        elif isinstance(ahead, Group) and ahead.ahead is leader.deadline:
+            ahead.ahead = heir.deadline
+        else:
+            return None
+        del group.gone[0]
+        group.leader = heir
+        return heir
 
     def _hand_over(self, command: Acquire, deadline: float) -> None:
         """The call of that deadline has returned: the group that gathered meanwhile may go."""
@@ -257,6 +320,8 @@ class _Mine(threading.local):
     """A thread's own links."""
 
     def __init__(self) -> None:
+        self.busy = False
+        """A call is under way."""
         self.links: dict[Node, Link] = {}
         self.direct: Link | None = None
         """The one that all calls take, where there is one server."""

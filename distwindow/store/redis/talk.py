@@ -75,7 +75,10 @@ class TcpTalk:
     def say(self, frame: bytes, deadline: float) -> Any:
         sent = False  # a write that fails at once has sent nothing
         try:
-            count = self._socket.send(frame)
+            try:
+                count = self._socket.send(frame, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                count = 0
             sent = True
             if count < len(frame):
                 self._send_rest(frame[count:], deadline)
