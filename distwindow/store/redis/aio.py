@@ -270,7 +270,7 @@ class _Desk:
             pipe.end("the server was demoted")
             pipe = None
         if pipe is None:
-            pipe = self._pipes[send.node] = Pipe(send.node, self._terms.timeout, self)
+            pipe = self._pipes[send.node] = Pipe(send.node, self._terms, self)
         again, batch.pipe = batch.pipe is not None, pipe
         pipe.put(send, batch)
         if again:  # outside of `_send`, which writes for everyone

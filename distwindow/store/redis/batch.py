@@ -51,6 +51,10 @@ class Batch:
         self.pipe: Pipe | None = None
         self.done = False
 
+    @property
+    def deadline(self) -> float:
+        return self.turn.deadline
+
     def drop_cancelled(self) -> bool:
         """Leave out who was cancelled before anything was sent; is anyone left?"""
         futures = self.futures

@@ -27,7 +27,8 @@ class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
     __slots__ = (
-        "__weakref__", "_clock", "_connection", "_generation", "_opening", "_talk", "_used", "node",
+        "__weakref__", "_clock", "_connection", "_generation", "_opening", "_talk", "_trip",
+        "_used", "node",
     )  # fmt: skip
 
     def __init__(self, node: Node, clock: Clock) -> None:
@@ -38,6 +39,8 @@ class Link:
         self._opening: Job[_Opened] | None = None
         """A connection that was not there in time; the next call takes it over."""
         self._generation = 0
+        self._trip = 0.0
+        """Seconds of a round trip, on a connection that has just been opened."""
         self._used = 0.0
         """When the last call began."""
 
@@ -45,8 +48,11 @@ class Link:
         """The raw reply, an error reply as an exception object, or `Lost`."""
         if not self.ready(self._clock.monotonic()) and (lost := self._open(deadline)) is not None:
             return lost
-        if self._clock.monotonic() >= deadline:
+        # What cannot be answered in time any more would only cost the connection.
+        if self._clock.monotonic() + self._trip >= deadline:
+            self._trip = 0.0
             return Lost("deadline", sent=False, late=True)
+        self._trip = 0.0
         return self.say(send.frame(), deadline, replies=2 if send.asking else 1)
 
     def ready(self, now: float) -> bool:
@@ -117,6 +123,7 @@ class Link:
             node.clock.learn(opened.now_ms, opened.at)
         self._connection = opened.connection
         self._generation = opened.generation
+        self._trip = opened.trip
         self._talk = talk_of(opened.connection, self._clock)
         return None
 
@@ -127,6 +134,8 @@ class _Opened(NamedTuple):
     now_ms: int | None
     """The server's time where it matters, and our time (monotonic seconds) when it said so."""
     at: float
+    trip: float
+    """Seconds that connecting's last question took."""
 
 
 def _dropped(opened: _Opened) -> None:
@@ -143,8 +152,10 @@ def _opened(node: Node, clock: Clock) -> _Opened:
             with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
                 check_version(_ask(connection, "INFO", "server"), node.name)
             node.checked = True
+        began = clock.monotonic()
         now_ms = time_ms(_ask(connection, "TIME")) if node.clock.used else None
-        return _Opened(connection, generation, now_ms, clock.monotonic())
+        at = clock.monotonic()
+        return _Opened(connection, generation, now_ms, at, at - began)
     except BaseException:
         connection.disconnect()
         raise

@@ -20,7 +20,7 @@ from ...core.errors import ConfigurationError
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
 from .outcome import with_token
-from .place import Node
+from .place import Node, Terms
 
 _PIECE = 64
 """Frames that are written at once: the server works on the first while we pack the next."""
@@ -35,6 +35,11 @@ class Caller(Protocol):
 
     done: bool
     """It waits no longer."""
+
+    @property
+    def deadline(self) -> float:
+        """Until when it waits, monotonic seconds."""
+        ...
 
     def heard(self, answer: Any) -> None:
         """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` because
@@ -62,8 +67,11 @@ class _Taken:
 class Pipe(asyncio.Protocol):
     """A connection to one node in one event loop. Once it ends it is done: others follow it."""
 
-    def __init__(self, node: Node, timeout: float, owner: Owner) -> None:
+    def __init__(self, node: Node, terms: Terms, owner: Owner) -> None:
         self.node = node
+        self._monotonic = terms.clock.monotonic
+        self._trip = 0.0
+        """Seconds of a round trip, as the last question of connecting took it."""
         self.generation = node.generation
         self._owner = owner
         self._reader = hiredis.Reader()
@@ -74,7 +82,7 @@ class Pipe(asyncio.Protocol):
         self._transport: Any = None
         self._plain: asyncio.Queue[tuple[bytes, Caller]] | None = None
         self._ended = False
-        self._opening = asyncio.ensure_future(self._open(timeout))
+        self._opening = asyncio.ensure_future(self._open(terms.timeout))
 
     @property
     def opening(self) -> bool:
@@ -190,8 +198,12 @@ class Pipe(asyncio.Protocol):
             self._plain = asyncio.Queue()
         parked, self._parked = self._parked, []
         for send, caller in parked:
-            if not caller.done:  # or it was told already that nothing went out
+            # One that is done was told already that nothing went out; one that cannot be answered
+            # in time any more will be: better than an unknown outcome, and a connection lost to it.
+            if not caller.done and caller.deadline - self._monotonic() > self._trip:
                 self.put(send, caller)
+            else:
+                caller.heard(Lost("deadline", sent=False, late=True))
         self.flush()
         if self._plain is not None:
             await self._serve_plainly(self._plain)
@@ -204,7 +216,10 @@ class Pipe(asyncio.Protocol):
                 with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
                     check_version(await self._ask("INFO", "server"), self.node.name)
                 self.node.checked = True
-            return time_ms(await self._ask("TIME")) if self.node.clock.used else None
+            began = self._monotonic()
+            now_ms = time_ms(await self._ask("TIME")) if self.node.clock.used else None
+            self._trip = self._monotonic() - began
+            return now_ms
         except BaseException:
             with suppress(Exception):
                 await connection.disconnect(nowait=True)

@@ -1,0 +1,75 @@
+"""Promises of the faces that a review found broken."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import threading
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
+from tests.unit.stage import ManualClock
+
+
+def test_a_waiter_is_refused_in_its_own_name() -> None:
+    limiter = Limiter("memory://", "5/minute")
+    for _ in range(5):
+        limiter.try_acquire("k")
+    ahead = threading.Thread(target=limiter.acquire, args=("k", 5), daemon=True)
+    ahead.start()
+    while not any(line.refusal for line in limiter._lines._lines.copy().values()):
+        pass  # until the one ahead has been refused, and sleeps
+    with pytest.raises(RateLimitExceeded) as refused:
+        limiter.acquire("k", cost=2, timeout=0.05)
+    assert (refused.value.decision.key, refused.value.decision.cost) == ("k", 2)
+
+
+def test_a_refund_goes_to_the_bucket_that_was_charged_where_the_clock_was_behind() -> None:
+    clock = ManualClock()
+    limiter = Limiter("memory://", "10/second strict 10 buckets", time=clock)
+    for _ in range(5):
+        limiter.try_acquire("k")
+    clock.move(100)
+    limiter.try_acquire("k")
+    clock.move(-50)
+    behind = limiter.try_acquire("k")  # counted in the newest bucket: time never goes back
+    assert limiter.refund(behind) == 1
+    assert [bucket.passed for bucket in limiter.stats("k").buckets] == [5, 1]
+
+
+def test_the_end_of_an_entry_never_replaces_what_the_work_came_to() -> None:
+    limiter = Limiter("memory://", "10/second")
+    with limiter.entry("k"):
+        limiter.close()
+    limiter = Limiter("memory://", "10/second")
+    entry = limiter.entry("k")
+    entry.__enter__()
+    limiter.close()
+    assert entry.__exit__(KeyError, KeyError(), None) is None  # so the KeyError goes on
+
+
+def test_whatever_ends_an_entry_early_is_an_error() -> None:
+    limiter = Limiter("memory://", "10/second")
+    with pytest.raises(KeyboardInterrupt), limiter.entry("k"):
+        raise KeyboardInterrupt
+    assert (limiter.stats("k").success, limiter.stats("k").error) == (0, 1)
+
+
+async def _work() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("face", "function"),
+    [(Limiter, functools.partial(_work)), (AsyncLimiter, functools.partial(print))],
+)
+def test_a_partial_of_the_other_kind_is_told_apart(face: Any, function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Limiter\.limit"):
+        face("memory://", "5/minute").limit("k")(function)
+
+
+@pytest.mark.parametrize("face", [Limiter, AsyncLimiter])
+def test_what_has_execute_and_close_is_no_store_yet(face: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Connection is no store"):
+        face(sqlite3.connect(":memory:"), "5/minute")
