@@ -12,6 +12,8 @@ import redis
 from tests.cli.conftest import Cli, Said
 from tests.servers import Standalone, free_port
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 PASSWORD = "geh:eim/ni$"
 COMMANDS = ["stats", "try k --limit 5/s", "reset k", "doctor", "demo", "bench --seconds 0.1"]
 

@@ -14,6 +14,8 @@ from distwindow.wire import script
 from tests.cli.conftest import Cli, Said
 from tests.servers import Standalone, until
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Standalone]:

@@ -11,6 +11,8 @@ import pytest
 from distwindow import __version__
 from tests.cli.conftest import Cli
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 _WITHOUT = """
 import sys
 

@@ -18,6 +18,8 @@ from distwindow.core.errors import ConfigurationError
 from .kinds import BUILT, NOT_BUILT
 from .replay import Args, Mismatch, NotATrace, Raised, Trace, load, replay, same
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 HERE = Path(__file__).parent
 PUBLIC = HERE / "golden"
 INDEX = json.loads((PUBLIC / "index.json").read_text(encoding="utf-8"))

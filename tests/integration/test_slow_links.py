@@ -16,6 +16,8 @@ import pytest
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError
 from tests.servers import Delay, Proxy, Standalone
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 PLENTY = "1000000/hour"
 
 

@@ -32,6 +32,8 @@ from tests.servers import (
     until,
 )
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 SCRIPT = b"EVALSHA"
 
 slow = pytest.mark.slow
