@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..core.errors import brief
 from ..core.limit import LimitSpec, limits_of
 from ..wire.command import Acquire, Charge, charges_of
 from ..wire.keys import AnyKey, Key, check_prefix, stem
@@ -94,7 +95,8 @@ class Book:
         for charge in charges:
             if charge.ring in seen:
                 raise ValueError(
-                    f"key {charge.key!r} is named twice with the same buckets; add the costs up"
+                    f"key {brief(charge.key)} is named twice with the same buckets; "
+                    "add the costs up"
                 )
             seen.add(charge.ring)
         return Acquire(tuple(charges))

@@ -20,7 +20,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from ...core.clock import Clock
-from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreUnavailable, brief
 from ...wire.command import Command
 from .guard import ServerClock
 
@@ -219,8 +219,8 @@ def _slot_of(command: Command[Any]) -> int:
     for charge in charges[1:]:
         if key_slot(charge.ring) != slot:
             raise ConfigurationError(
-                f"keys {charges[0].key!r} and {charge.key!r} lie on different slots of the "
-                "cluster, so no script can decide over both; give them a common tag: "
+                f"keys {brief(charges[0].key)} and {brief(charge.key)} lie on different slots "
+                "of the cluster, so no script can decide over both; give them a common tag: "
                 "Key(resource, tag=...)"
             )
     return slot

@@ -73,3 +73,16 @@ def test_a_partial_of_the_other_kind_is_told_apart(face: Any, function: Any) -> 
 def test_what_has_execute_and_close_is_no_store_yet(face: Any) -> None:
     with pytest.raises(ConfigurationError, match="Connection is no store"):
         face(sqlite3.connect(":memory:"), "5/minute")
+
+
+def test_a_key_of_a_megabyte_fills_no_log() -> None:
+    limiter, huge = Limiter("memory://", "1/minute"), "x" * 1_000_000
+    decision = limiter.try_acquire(huge)
+    assert decision.key == huge
+    assert len(repr(decision)) < 1000
+    with pytest.raises(RateLimitExceeded) as refused:
+        limiter.acquire(huge, timeout=0)
+    assert len(str(refused.value)) < 1000
+    with pytest.raises(ValueError, match="named twice") as twice:
+        limiter.try_acquire_all([(huge, "1/minute"), (huge, "1/minute")])
+    assert len(str(twice.value)) < 1000
