@@ -111,7 +111,7 @@ class Crew:
                 theirs.close()
                 self._processes.append(process)
                 self._pipes.append(ours)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no worker outlives a crew that was never entered
             self.__exit__(None, None, None)
             raise
         finally:

@@ -103,7 +103,7 @@ def _started(binary: str) -> tuple[subprocess.Popen[bytes], int]:
         try:
             if _answers(server, port):
                 return server, port
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody else knows of this server yet
             _end(server)
             raise
         _end(server)

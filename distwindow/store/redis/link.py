@@ -156,7 +156,7 @@ def _opened(node: Node, clock: Clock) -> _Opened:
         now_ms = time_ms(_ask(connection, "TIME")) if node.clock.used else None
         at = clock.monotonic()
         return _Opened(connection, generation, now_ms, at, at - began)
-    except BaseException:
+    except BaseException:  # whatever it is: nobody else knows of this connection
         connection.disconnect()
         raise
 

@@ -220,7 +220,7 @@ class Pipe(asyncio.Protocol):
             now_ms = time_ms(await self._ask("TIME")) if self.node.clock.used else None
             self._trip = self._monotonic() - began
             return now_ms
-        except BaseException:
+        except BaseException:  # a cancellation too: nobody else knows of this connection
             with suppress(Exception):
                 await connection.disconnect(nowait=True)
             raise
