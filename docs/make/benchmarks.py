@@ -39,7 +39,8 @@ ROWS = (
     (
         "server",
         "hot path, dearest shape over cheapest",
-        "the dearest of 1 to 500 buckets and limits 10 to 100,000, over the cheapest (lower quartiles)",
+        "the dearest of 1 to 500 buckets and limits 10 to 100,000, over the cheapest "
+        "(lower quartiles)",
     ),
     ("latency", "p50: distwindow", "one synchronous call, p50, over a raw socket's `return 1`"),
     ("latency", None, "the same of the best peer"),
