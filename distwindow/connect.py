@@ -8,14 +8,21 @@ import math
 import os
 import re
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import redis
 import redis.asyncio
 
 from .core.clock import SYSTEM, Clock
+from .core.decision import Decision
 from .core.errors import ConfigurationError
+from .flow.book import Book
+from .flow.eventual import Eventual
+from .flow.leased import Leased
+from .flow.near import Direct, Inside, Near
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
 from .store.redis import address
@@ -23,10 +30,90 @@ from .store.redis.aio import AsyncRedisStore
 from .store.redis.handshake import failure
 from .store.redis.place import ClusterPlace, OnePlace, Place, Terms
 from .store.redis.sync import RedisStore
+from .wire.command import Acquire
 
 T = TypeVar("T")
 
 ClockChoice = Literal["server", "client"]
+Consistency = Literal["direct", "leased", "eventual"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How much is decided in this process; checked. Intervals are seconds."""
+
+    consistency: Consistency
+    clock: ClockChoice
+    sync_interval: float
+    share: float | None
+    flush_interval: float
+    max_local_keys: int
+
+    def __post_init__(self) -> None:
+        if self.consistency not in get_args(Consistency):
+            raise ConfigurationError(
+                f"consistency={self.consistency!r} is none of direct, leased, eventual"
+            )
+        if self.consistency == "leased" and self.clock == "client":
+            raise ConfigurationError(
+                'consistency="leased" needs clock="server": a lease ends with its bucket, and the '
+                "clocks of clients do not agree when that is"
+            )
+        for name in ("sync_interval", "flush_interval"):
+            if not _is_number(getattr(self, name)) or getattr(self, name) <= 0:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r} is not a number of seconds above 0"
+                )
+        if self.share is not None:
+            if not _is_number(self.share) or not 0 < self.share <= 1:
+                raise ConfigurationError(
+                    f"share={self.share!r} is not a part of the limit, above 0 and at most 1"
+                )
+            if self.consistency != "eventual":
+                raise ConfigurationError(
+                    f'share={self.share!r} means nothing with consistency="{self.consistency}": '
+                    'it caps what one process admits with "eventual"'
+                )
+        most = self.max_local_keys
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ConfigurationError(f"max_local_keys={most!r} is not a whole number of at least 1")
+
+    @property
+    def direct(self) -> bool:
+        """Is each call one question to the store?"""
+        return self.consistency == "direct"
+
+
+def open_near(
+    mode: Mode,
+    book: Book,
+    store: Store | AsyncStore,
+    attempt: Callable[[Acquire], Decision] | None,
+) -> Near:
+    """What decides in this process, before `store` is asked. For a store in this process, that is
+    the store, by `attempt`: every mode is exact there.
+    """
+    near: Near
+    clock, most = store.clock, mode.max_local_keys
+    if store.source == "local" and attempt is not None:
+        near = Inside(book, attempt)
+    elif mode.consistency == "leased":
+        near = Leased(book, clock, most, mode.flush_interval)
+    elif mode.consistency == "eventual":
+        near = Eventual(book, clock, most, mode.sync_interval, mode.share or 1.0)
+    else:
+        near = Direct(book, clock, most, mode.flush_interval)
+    return survive_fork(near)
+
+
+def inside(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
+    """The way to ask an awaiting store that is in this process without awaiting."""
+    return store.decide if isinstance(store, AsyncMemoryStore) else None
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def open_store(
@@ -138,8 +225,7 @@ def _is_memory(url: str) -> bool:
 
 
 def _terms(timeout: float, clock: str, name: str | None, time: Clock) -> Terms:
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not number or not math.isfinite(timeout) or timeout <= 0:
+    if not _is_number(timeout) or timeout <= 0:
         raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
     if clock not in ("server", "client"):
         raise ConfigurationError(

@@ -11,7 +11,17 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from .connect import ClockChoice, open_async_store, open_store, survive_fork
+from .background import TASKS, THREAD
+from .connect import (
+    ClockChoice,
+    Consistency,
+    Mode,
+    inside,
+    open_async_store,
+    open_near,
+    open_store,
+    survive_fork,
+)
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError, RateLimitExceeded
@@ -22,9 +32,11 @@ from .flow import admin
 from .flow.admit import wait
 from .flow.book import Book
 from .flow.drive import arun, run
-from .flow.effect import Dialogue
+from .flow.effect import Dialogue, Together
 from .flow.line import Lines
+from .flow.sync import work
 from .store.memory import MemoryStore
+from .wire.command import Acquire
 from .wire.keys import AnyKey
 
 if TYPE_CHECKING:
@@ -33,18 +45,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-Consistency = Literal["direct"]
 OnStoreError = Literal["raise"]
 
 
 class _Face:
     """What both faces are made of. Arguments are theirs."""
 
-    def __init__(
-        self, limits: LimitSpec, prefix: str, consistency: str, on_store_error: str, time: Clock
-    ) -> None:
-        if consistency != "direct":
-            raise ConfigurationError(f'consistency={consistency!r}: this version has "direct" only')
+    def __init__(self, limits: LimitSpec, prefix: str, on_store_error: str, time: Clock) -> None:
         if on_store_error != "raise":
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r}: this version has "raise" only'
@@ -74,6 +81,17 @@ class Limiter(_Face):
         if limiter.try_acquire("user:42"):
             ...
 
+    `consistency` says who decides. `direct`: the store, each time; a refusal is remembered until it
+    can change. `leased`: this process, with permits it has bought from the store in blocks; never
+    more than the limit is admitted. `eventual`: this process, by what it and the others had passed
+    at the last sync, every `sync_interval` seconds; a call never waits for the store, and the fleet
+    may pass more than the limit meanwhile. `share` (0 to 1) caps what one process may admit of each
+    limit then. docs/choosing.md has the bounds and the costs.
+
+    What is counted in this process (blocks, and the ends of entries) is told to the store every
+    `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
+    `max_local_keys` keys are kept here, the last ones used.
+
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
     `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
     `name` says who this is in the list of the server's clients. Raises `ConfigurationError` for
@@ -94,11 +112,19 @@ class Limiter(_Face):
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
+        sync_interval: float = 0.1,
+        share: float | None = None,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 100_000,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, consistency, on_store_error, time)
+        super().__init__(limits, prefix, on_store_error, time)
+        mode = Mode(consistency, clock, sync_interval, share, flush_interval, max_local_keys)
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._close = _kept if self._store is store else self._store.close
+        self._kept = self._store is store
+        self._near = open_near(mode, self._book, self._store, self._store.attempt)
+        self._ask = self._ask_store if mode.direct else self._ask_near
+        self._agent = THREAD.serve(self._near, self._work, self._store.clock)
 
     @property
     def unknown_total(self) -> int:
@@ -113,7 +139,8 @@ class Limiter(_Face):
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent.
         """
-        return self._store.attempt(self._book.acquire(key, cost))
+        decision = self._near.judge(key, cost)
+        return self._ask(key, cost) if decision is None else decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """Over several keys, each with its own limits: `[(key, limits, cost), ...]`; all or none.
@@ -131,16 +158,19 @@ class Limiter(_Face):
         before that.
         """
         command = self._book.acquire(key, cost)
+        attempt = functools.partial(self.try_acquire, key, cost)
         with self._lines.turn(command, _patience(timeout)) as place:
-            return self._run(wait(command, self._store.source, place))
+            return run(wait(command, place), lambda _: attempt(), self._store.clock.sleep)
 
     def peek(self, key: AnyKey) -> Decision:
         """The decision a cost of 1 would get now; counts nothing, so `remaining` is before it."""
-        return self._run(admin.peek(self._book.acquire(key).charges, self._store.source))
+        charges = self._book.acquire(key).charges
+        return self._run(admin.peek(self._near, key, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:
         """What the live windows of `key` have recorded."""
-        return self._run(admin.stats(key, self._book.acquire(key).charges))
+        charges = self._book.acquire(key).charges
+        return self._run(admin.stats(self._near, key, charges, self._store.clock))
 
     def refund(self, decision: Decision) -> int:
         """Give an admitted cost back, in its own bucket; how many permits were still there.
@@ -148,11 +178,11 @@ class Limiter(_Face):
         Not idempotent: two refunds of one decision give back twice. Raises `ValueError` for a
         decision that charged nothing.
         """
-        return self._run(admin.refund(decision))
+        return self._run(admin.refund(self._near, decision, self._store.clock))
 
     def reset(self, key: AnyKey) -> None:
         """Forget the windows of `key`: everything is free again."""
-        self._run(admin.reset(self._book.acquire(key).charges))
+        self._run(admin.reset(self._near, key, self._book.acquire(key).charges))
 
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
@@ -186,12 +216,23 @@ class Limiter(_Face):
             functools.partial(self.try_acquire, key, cost), self._record, self._store.clock
         )
 
+    def flush(self) -> None:
+        """Tell the store now what was counted in this process; else that waits for `flush_interval`
+        (or `sync_interval`) at the most.
+        """
+        self._work(False)
+
     def close(self) -> None:
-        """Close the connections. Later calls raise `ConfigurationError`; closing twice is fine.
+        """Give back and tell what is kept here, and close the connections. Later calls raise
+        `ConfigurationError`; closing twice is fine.
 
         A store object that the caller made stays open, as it stays the caller's.
         """
-        self._close()
+        THREAD.dismiss(self._agent)
+        self._work(True)
+        if not self._kept:
+            self._near.close()
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -204,11 +245,30 @@ class Limiter(_Face):
     ) -> None:
         self.close()
 
+    def _ask_store(self, key: AnyKey, cost: int) -> Decision:
+        """`near.ask` in the mode where a call is one attempt, without the detour."""
+        sent_at = self._store.clock.monotonic()
+        decision = self._store.attempt(self._book.acquire(key, cost))
+        return decision if decision[0] else self._near.refused(key, decision, sent_at)
+
+    def _ask_near(self, key: AnyKey, cost: int) -> Decision:
+        return self._run(self._near.ask(key, cost))
+
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        self._run(admin.observe(decision, failed=failed, rt_ms=rt_ms))
+        self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
+
+    def _work(self, last: bool) -> None:
+        self._run(work(self._near, self._store.clock.monotonic, last=last))
 
     def _run(self, dialogue: Dialogue[T]) -> T:
-        return run(dialogue, self._store.execute, self._store.clock.sleep)
+        return run(dialogue, self._answer, self._store.clock.sleep)
+
+    def _answer(self, effect: Any) -> Any:
+        if type(effect) is Acquire:
+            return self._store.attempt(effect)
+        if type(effect) is Together:
+            return self._store.exchange(effect.commands)
+        return self._store.execute(effect)
 
 
 class AsyncLimiter(_Face):
@@ -229,12 +289,18 @@ class AsyncLimiter(_Face):
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
+        sync_interval: float = 0.1,
+        share: float | None = None,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 100_000,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, consistency, on_store_error, time)
+        super().__init__(limits, prefix, on_store_error, time)
+        mode = Mode(consistency, clock, sync_interval, share, flush_interval, max_local_keys)
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        given = self._store is store or isinstance(store, MemoryStore)
-        self._aclose = _akept if given else self._store.aclose
+        self._kept = self._store is store or isinstance(store, MemoryStore)
+        self._near = open_near(mode, self._book, self._store, inside(self._store))
+        self._agent = TASKS.serve(self._near, self._work, self._store.clock)
 
     @property
     def unknown_total(self) -> int:
@@ -243,7 +309,8 @@ class AsyncLimiter(_Face):
 
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""
-        return await self._store.attempt(self._book.acquire(key, cost))
+        decision = self._near.judge(key, cost)
+        return await self._run(self._near.ask(key, cost)) if decision is None else decision
 
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """See `Limiter.try_acquire_all`."""
@@ -252,24 +319,27 @@ class AsyncLimiter(_Face):
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""
         command = self._book.acquire(key, cost)
+        attempt = functools.partial(self.try_acquire, key, cost)
         async with self._lines.aturn(command, _patience(timeout)) as place:
-            return await self._run(wait(command, self._store.source, place))
+            return await arun(wait(command, place), lambda _: attempt(), self._store.sleep)
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
-        return await self._run(admin.peek(self._book.acquire(key).charges, self._store.source))
+        charges = self._book.acquire(key).charges
+        return await self._run(admin.peek(self._near, key, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
-        return await self._run(admin.stats(key, self._book.acquire(key).charges))
+        charges = self._book.acquire(key).charges
+        return await self._run(admin.stats(self._near, key, charges, self._store.clock))
 
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
-        return await self._run(admin.refund(decision))
+        return await self._run(admin.refund(self._near, decision, self._store.clock))
 
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
-        await self._run(admin.reset(self._book.acquire(key).charges))
+        await self._run(admin.reset(self._near, key, self._book.acquire(key).charges))
 
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
@@ -297,9 +367,17 @@ class AsyncLimiter(_Face):
             functools.partial(self.try_acquire, key, cost), self._record, self._store.clock
         )
 
+    async def flush(self) -> None:
+        """See `Limiter.flush`."""
+        await self._work(False)
+
     async def aclose(self) -> None:
         """See `Limiter.close`."""
-        await self._aclose()
+        await TASKS.dismiss(self._agent)
+        await self._work(True)
+        if not self._kept:
+            self._near.close()
+            await self._store.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -313,22 +391,24 @@ class AsyncLimiter(_Face):
         await self.aclose()
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        await self._run(admin.observe(decision, failed=failed, rt_ms=rt_ms))
+        await self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
+
+    async def _work(self, last: bool) -> None:
+        await self._run(work(self._near, self._store.clock.monotonic, last=last))
 
     def _run(self, dialogue: Dialogue[T]) -> Awaitable[T]:
-        return arun(dialogue, self._store.execute, self._store.sleep)
+        return arun(dialogue, self._answer, self._store.sleep)
+
+    def _answer(self, effect: Any) -> Awaitable[Any]:
+        if type(effect) is Acquire:
+            return self._store.attempt(effect)
+        if type(effect) is Together:
+            return self._store.exchange(effect.commands)
+        return self._store.execute(effect)
 
 
 def _named(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
-
-
-def _kept() -> None:
-    """Closing what is the caller's is the caller's."""
-
-
-async def _akept() -> None:
-    """Closing what is the caller's is the caller's."""
 
 
 def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

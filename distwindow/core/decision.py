@@ -8,7 +8,7 @@ from .errors import brief
 from .limit import Limit
 
 Reason = Literal["ok", "over_limit"]
-Source = Literal["store", "local"]
+Source = Literal["store", "lease", "deny_cache", "local"]
 
 
 class Decision(NamedTuple):
@@ -33,7 +33,9 @@ class Decision(NamedTuple):
     """Seconds to hold back before proceeding; 0.0 unless permits were borrowed."""
     reason: Reason
     source: Source
-    """Who decided: `store` (Redis), or `local` (a store inside this process)."""
+    """Who decided: `store` (Redis), or this process: `lease` by permits bought from the store,
+    `deny_cache` by a refusal of the store that still holds, `local` by its own window.
+    """
     now_ms: int
     """When it was decided, on the store's clock: ms since the epoch."""
     charged: Any = None

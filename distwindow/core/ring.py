@@ -10,14 +10,20 @@ and loses its count), and a total is kept so that admission costs the same for a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .stats import Bucket, RingState
+
+MOST = 10**13
+"""The largest total: up to here, and no further, Lua adds exactly and writes plain digits."""
 
 
 class Ring:
     """One resource's window. Not locked: its owner is. All times are ms since the epoch."""
 
     __slots__ = (
-        "_passed", "_tallies", "closed", "limit", "newest", "span", "start", "used", "width",
+        "_passed", "_senders", "_tallies", "closed", "limit", "newest", "span", "start", "used",
+        "width",
     )  # fmt: skip
 
     def __init__(self, width: int, span: int, now: int, limit: str) -> None:
@@ -33,6 +39,7 @@ class Ring:
         self.limit = limit
         self._passed: dict[int, int] = {}
         self._tallies: dict[int, list[int]] = {}
+        self._senders: dict[str, tuple[int, int]] = {}
 
     def copy(self) -> Ring:
         """A ring of the same content that can be turned without a trace."""
@@ -40,7 +47,7 @@ class Ring:
         twin.width, twin.span = self.width, self.span
         twin.newest, twin.start = self.newest, self.start
         twin.used, twin.closed, twin.limit = self.used, self.closed, self.limit
-        twin._passed = dict(self._passed)
+        twin._passed, twin._senders = dict(self._passed), dict(self._senders)
         twin._tallies = {number: list(tally) for number, tally in self._tallies.items()}
         return twin
 
@@ -74,16 +81,56 @@ class Ring:
 
     def block(self, amount: int) -> None:
         """Count refused permits in the newest bucket."""
-        self._tally()[0] += amount
+        self._tallies.setdefault(self.newest, [0, 0, 0, 0, 0])[0] += amount
 
-    def observe(self, success: int, error: int, rt_sum_ms: int, rt_min_ms: int) -> None:
-        """Count finished calls in the newest bucket."""
-        tally = self._tally()
-        least = tally[4] if tally[1] or tally[2] else rt_min_ms
-        tally[1] += success
-        tally[2] += error
-        tally[3] += rt_sum_ms
-        tally[4] = min(least, rt_min_ms)
+    def add(self, sender: str, seq: int, buckets: Iterable[Bucket]) -> bool:
+        """Add counts to the buckets they were counted in, each `seq` of a `sender` once; was
+        anything taken? What is ahead of the newest bucket counts in that.
+
+        An expired ring has to be turned before.
+        """
+        floor = self.newest - self.span
+        live = [b for b in buckets if b.start // self.width > floor]
+        known = self._senders.get(sender)
+        if not live or (known is not None and seq <= known[0]):
+            return False
+        for bucket in live:
+            number = min(self.newest, bucket.start // self.width)
+            passed = min(bucket.passed, MOST - self.used)
+            if passed:
+                self.used += passed
+                if number < self.newest:
+                    self.closed += passed
+                    self._passed[number] = self._passed.get(number, 0) + passed
+            self._observe(number, bucket)
+        if sender:
+            self._senders[sender] = (seq, self.newest)
+            if known is None:
+                self.forget_senders()
+        return True
+
+    def _observe(self, number: int, seen: Bucket) -> None:
+        if not (seen.blocked or seen.success or seen.error):
+            return
+        tally = self._tallies.setdefault(number, [0, 0, 0, 0, 0])
+        tally[0] += seen.blocked
+        if seen.success or seen.error:
+            least = seen.rt_min_ms or 0
+            tally[4] = min(tally[4], least) if tally[1] or tally[2] else least
+            tally[1] += seen.success
+            tally[2] += seen.error
+            tally[3] += seen.rt_sum_ms
+
+    def forget_senders(self) -> None:
+        """Drop who was last heard of a window ago: what it may still send has left the window."""
+        floor = self.newest - self.span
+        self._senders = {who: seen for who, seen in self._senders.items() if seen[1] > floor}
+
+    def passed(self) -> dict[int, int]:
+        """The passes of the window by the start of their bucket, the newest always among them."""
+        passed = {number * self.width: count for number, count in self._passed.items() if count}
+        passed[self.start] = self.used - self.closed
+        return passed
 
     def refund(self, amount: int, start: int) -> int:
         """Take up to `amount` out of the bucket that began at `start`; how much was there."""
@@ -130,6 +177,3 @@ class Ring:
             if count or block or success or error:
                 buckets.append(bucket)
         return RingState(self.start, self.used, self.closed, self.limit, tuple(buckets))
-
-    def _tally(self) -> list[int]:
-        return self._tallies.setdefault(self.newest, [0, 0, 0, 0, 0])

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from ..core.clock import Clock
 from ..core.decision import Decision, Source
 from ..core.stats import Stats, stats_of, window_at
-from ..wire.command import Charge, Observe, Peek, Read, Refund, Reset
+from ..wire.command import Charge, Peek, Read, Refund, Reset
 from ..wire.keys import AnyKey
 from .admit import decide
 from .effect import Dialogue
+from .near import Near
+from .sync import carry
 
 
-def peek(charges: tuple[Charge, ...], source: Source) -> Dialogue[Decision]:
+def peek(
+    near: Near, key: AnyKey, charges: tuple[Charge, ...], source: Source
+) -> Dialogue[Decision]:
     """The decision these charges would get now."""
-    command = Peek(charges)
-    verdict = yield command
-    return decide(command, verdict, source)
+    decision = near.peek(key)
+    if decision is None:
+        command = Peek(charges)
+        verdict = yield command
+        decision = decide(command, verdict, source)
+    return decision
 
 
-def stats(key: AnyKey, charges: tuple[Charge, ...]) -> Dialogue[Stats]:
-    """What is recorded of `key` in the windows of its limits."""
+def stats(near: Near, key: AnyKey, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[Stats]:
+    """What is recorded of `key` in the windows of its limits, this process's part included."""
+    yield from _told(near, key, clock)
     states, now_ms = yield Read(charges)
     windows = tuple(
         window_at(state, charge.limit, now_ms)
@@ -27,28 +36,37 @@ def stats(key: AnyKey, charges: tuple[Charge, ...]) -> Dialogue[Stats]:
     return stats_of(key, windows, now_ms)
 
 
-def refund(decision: Decision) -> Dialogue[int]:
+def refund(near: Near, decision: Decision, clock: Clock) -> Dialogue[int]:
     """Give back what `decision` was charged, out of the bucket it was charged in; how many permits
     were still there. Raises `ValueError` for a decision that was charged nothing.
     """
-    count, _ = yield Refund(_charged(decision), charged_ms=_charged_at(decision))
+    charges = _charged(decision)
+    yield from _told(near, decision.key, clock)
+    count, _ = yield Refund(charges, charged_ms=_charged_at(decision))
+    near.forget(decision.key)
     return int(count)
 
 
-def reset(charges: tuple[Charge, ...]) -> Dialogue[None]:
+def reset(near: Near, key: AnyKey, charges: tuple[Charge, ...]) -> Dialogue[None]:
     """Forget the windows."""
+    near.reset(key)
     yield Reset(charges)
+    near.reset(key)
 
 
-def observe(decision: Decision, *, failed: bool, rt_ms: int) -> Dialogue[None]:
-    """Record one finished call."""
-    yield Observe(
-        _charged(decision),
-        success=int(not failed),
-        error=int(failed),
-        rt_sum_ms=rt_ms,
-        rt_min_ms=rt_ms,
-    )
+def record(near: Near, decision: Decision, *, failed: bool, rt_ms: int) -> Dialogue[None]:
+    """Record one finished call, in the bucket in which it ended."""
+    _charged(decision)
+    command = near.record(decision, failed, rt_ms)
+    if command is not None:
+        yield command
+
+
+def _told(near: Near, key: AnyKey, clock: Clock) -> Dialogue[None]:
+    """The store knows what was counted here of `key`."""
+    errand = near.tell(key)
+    if errand is not None:
+        yield from carry([errand], clock.monotonic)
 
 
 def _charged_at(decision: Decision) -> int:

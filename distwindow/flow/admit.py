@@ -1,4 +1,4 @@
-"""The dialogues of admission: one attempt, and waiting for one's exact time."""
+"""What a verdict means to the caller, and the dialogue of waiting for one's exact time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from ..core.errors import RateLimitExceeded
 from ..wire.command import Acquire, Command, Verdict
 from .effect import Dialogue, Sleep
 from .line import Place
-
-
-def attempt(command: Acquire, source: Source) -> Dialogue[Decision]:
-    """Ask once."""
-    verdict = yield command
-    return decide(command, verdict, source)
 
 
 def decide(command: Command[Verdict], verdict: Verdict, source: Source) -> Decision:
@@ -44,7 +38,7 @@ def admitted(
 _new = tuple.__new__
 
 
-def wait(command: Acquire, source: Source, place: Place) -> Dialogue[Decision]:
+def wait(command: Acquire, place: Place) -> Dialogue[Decision]:
     """Ask, and where refused sleep until the moment the refusal named; again until admitted.
 
     Time is counted on the store's clock. Raises `RateLimitExceeded` as soon as it is certain that
@@ -52,7 +46,7 @@ def wait(command: Acquire, source: Source, place: Place) -> Dialogue[Decision]:
     """
     began: int | None = None
     while True:
-        decision = yield from attempt(command, source)
+        decision: Decision = yield command
         if decision.allowed:
             return decision
         if began is None:

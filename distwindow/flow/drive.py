@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from ..wire.command import Command
 from .effect import Dialogue, Sleep
 
 T = TypeVar("T")
@@ -13,10 +12,10 @@ T = TypeVar("T")
 
 def run(
     dialogue: Dialogue[T],
-    execute: Callable[[Command[Any]], Any],
+    execute: Callable[[Any], Any],
     sleep: Callable[[float], object],
 ) -> T:
-    """Drive `dialogue` to its end, blocking."""
+    """Drive `dialogue` to its end, blocking. `execute` takes commands, alone and `Together`."""
     answer: Any = None
     failure: Exception | None = None
     while True:
@@ -34,7 +33,7 @@ def run(
 
 async def arun(
     dialogue: Dialogue[T],
-    execute: Callable[[Command[Any]], Awaitable[Any]],
+    execute: Callable[[Any], Awaitable[Any]],
     sleep: Callable[[float], Awaitable[object]],
 ) -> T:
     """Drive `dialogue` to its end, awaiting."""

@@ -1,4 +1,6 @@
-"""What a dialogue may ask for: a command's reply, or time to pass. Nothing else.
+"""What a dialogue may ask for: a command's reply, those of many, or time to pass. Nothing else.
+
+The reply to an `Acquire` is the `Decision` it came to, as stores make that on their shortest way.
 
 A dialogue is a generator written once and driven twice (`drive.run`, `drive.arun`). It never reads
 a clock, holds no lock across a yield, and never yields inside `finally`.
@@ -20,5 +22,11 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-Effect: TypeAlias = "Command[Any] | Sleep"
+class Together(NamedTuple):
+    """The replies to many commands; an error stands in the place of the reply it came to."""
+
+    commands: tuple[Command[Any], ...]
+
+
+Effect: TypeAlias = "Command[Any] | Together | Sleep"
 Dialogue: TypeAlias = Generator[Effect, Any, T]

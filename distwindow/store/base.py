@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
@@ -30,6 +30,12 @@ class Store(Protocol):
 
     def execute(self, command: Command[Reply]) -> Reply: ...
 
+    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """The replies to many commands, sent together; in the place of a reply the
+        `DistwindowError` that a command came to.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -44,6 +50,8 @@ class AsyncStore(Protocol):
     def attempt(self, command: Acquire) -> Awaitable[Decision]: ...
 
     async def execute(self, command: Command[Reply]) -> Reply: ...
+
+    async def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]: ...
 
     async def sleep(self, seconds: float) -> None: ...
 

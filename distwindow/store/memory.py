@@ -6,7 +6,7 @@ It is the specification that every other store is compared with, and `memory://`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -21,7 +21,10 @@ from ..wire.command import (
     Charge,
     Command,
     Count,
-    Observe,
+    Fleet,
+    Flush,
+    Grant,
+    Lease,
     Peek,
     Read,
     Refund,
@@ -53,7 +56,8 @@ class MemoryStore:
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "peek": self._peek,
-            "observe": self._observe,
+            "lease": self._lease,
+            "flush": self._flush,
             "refund": self._refund,
             "read": self._read,
             "reset": self._reset,
@@ -83,6 +87,9 @@ class MemoryStore:
                     ring.used += cost
                     return admitted(command, 0, left, ring.span * ring.width - age, now, "local")
         return decide(command, self.execute(command), "local")
+
+    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        return [self.execute(command) for command in commands]
 
     def close(self) -> None:
         """Calls after this raise `ConfigurationError`."""
@@ -120,11 +127,42 @@ class MemoryStore:
         )
         return _verdict(command.charges, rings, 1, int(room), now)
 
-    def _observe(self, command: Observe, now: int) -> Count:
-        for charge in command.charges:
-            ring = self._turned(charge, now)
-            ring.observe(command.success, command.error, command.rt_sum_ms, command.rt_min_ms)
-        return Count(0, now)
+    def _lease(self, command: Lease, now: int) -> Grant:
+        charges = command.charges
+        rings = [self._turned(charge, now) for charge in charges]
+        least = min(
+            charge.limit.amount - ring.used - charge.cost
+            for charge, ring in zip(charges, rings, strict=True)
+        )
+        more = max(0, min(command.more, least // 2))
+        for charge, ring in zip(charges, rings, strict=True):
+            if least >= 0:
+                ring.used += charge.cost + more
+            elif not command.quiet:
+                ring.block(charge.cost)
+        verdict = _verdict(charges, rings, 1, int(least >= 0), now)
+        if least < 0:
+            return Grant(verdict, 0, 0)
+        return Grant(verdict, more, min(ring.start + ring.width for ring in rings) - now)
+
+    def _flush(self, command: Flush, now: int) -> Fleet:
+        passed = []
+        for i, charge in enumerate(command.charges):
+            kept = self._rings.get(charge.ring)
+            if kept is not None and kept.lost(now):
+                kept = None
+            ring = kept.copy() if kept else _new(charge, now)
+            ring.turn(now, _told(charge.limit))
+            taken = bool(command.counts) and ring.add(
+                command.sender, command.seq, command.counts[i]
+            )
+            there = taken or kept is not None
+            if taken or (command.pull and there):
+                self._rings[charge.ring] = ring
+            if command.pull:
+                ring.forget_senders()
+                passed.append(ring.passed() if there else {})
+        return Fleet(tuple(passed), now)
 
     def _refund(self, command: Refund, now: int) -> Count:
         back = []
@@ -181,12 +219,16 @@ class AsyncMemoryStore:
         self.clock = store.clock
         self.unknown_total = 0
         self._store = store
+        self.decide = store.attempt
 
     async def attempt(self, command: Acquire) -> Decision:
         return self._store.attempt(command)
 
     async def execute(self, command: Command[Reply]) -> Reply:
         return self._store.execute(command)
+
+    async def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        return self._store.exchange(commands)
 
     async def sleep(self, seconds: float) -> None:
         if self.clock is SYSTEM:

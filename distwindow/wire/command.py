@@ -32,6 +32,9 @@ _REMEMBERED_SHARES = 64
 GUARD_BYTES = 20
 """13 digits of ms, a point, 6 digits of nonce."""
 
+NEWEST = 10**13
+"""The start, in a `Flush`, of whatever bucket is the newest."""
+
 NO_DEADLINE_MS = 9_999_999_999_999
 """Of a call whose server's clock is not known yet (year 2286)."""
 
@@ -78,6 +81,25 @@ class Count(NamedTuple):
     """The answer of commands that say how much they did."""
 
     done: int
+    now_ms: int
+
+
+class Grant(NamedTuple):
+    """The answer of `lease`."""
+
+    verdict: Verdict
+    more: int
+    """Permits charged beyond the call's own cost."""
+    ends_ms: int
+    """Until the bucket ends in which they were charged, as the store saw it."""
+
+
+class Fleet(NamedTuple):
+    """The answer of `flush`: for each ring the passes of all processes by bucket start, where asked
+    for, and the store's time.
+    """
+
+    passed: tuple[dict[int, int], ...]
     now_ms: int
 
 
@@ -227,22 +249,58 @@ def each_of(verdict: Verdict, times: int, costs: Sequence[int]) -> list[Verdict]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observe(Command[Count]):
-    """Count finished calls, with their response times in ms."""
+class Lease(Command[Grant]):
+    """A call, and permits for its process to spend until the bucket ends.
 
-    script: ClassVar[str] = "observe"
+    `quiet`: nobody has called yet, so a refusal is no block.
+    """
 
-    success: int = 0
-    error: int = 0
-    rt_sum_ms: int = 0
-    rt_min_ms: int = 0
+    script: ClassVar[str] = "lease"
+
+    more: int = 0
+    quiet: bool = False
 
     def arguments(self) -> list[bytes | int | str]:
-        seen = (self.success, self.error, self.rt_sum_ms, self.rt_min_ms)
-        return [*_ring_arguments(self.charges), 1, _time(self.now_ms), *seen]
+        ring = _ring_arguments(self.charges)
+        return [*ring, 1, _time(self.now_ms), self.more, int(self.quiet)]
 
-    def reply(self, raw: Sequence[Any]) -> Count:
-        return Count(raw[1], raw[2])
+    def reply(self, raw: Sequence[Any]) -> Grant:
+        if raw[1] < 0:
+            return Grant(_verdict(raw, 1), 0, 0)
+        return Grant(_verdict(raw[:5], 1), raw[5], raw[6])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flush(Command[Fleet]):
+    """What a process has counted, by ring and bucket.
+
+    A ring takes each `seq` (rising) of a `sender` (hexadecimal) once, so that a flush whose outcome
+    is unknown can be sent again; without a sender it is taken whenever it is sent. With `pull` the
+    reply tells what the whole fleet has passed.
+    """
+
+    script: ClassVar[str] = "flush"
+
+    counts: tuple[tuple[Bucket, ...], ...] = ()
+    sender: str = ""
+    seq: int = 0
+    pull: bool = False
+
+    def arguments(self) -> list[bytes | int | str]:
+        ring = _ring_arguments(self.charges)
+        parts = [_counts(part) for part in self.counts] or [""] * len(self.charges)
+        return [*ring, 1, _time(self.now_ms), self.sender, self.seq, int(self.pull), *parts]
+
+    def reply(self, raw: Sequence[Any]) -> Fleet:
+        passed = (dict(zip(part[::2], part[1::2], strict=True)) for part in raw[3:])
+        return Fleet(tuple(passed), raw[2])
+
+
+def _counts(buckets: Sequence[Bucket]) -> str:
+    return "".join(
+        f"{b.start} {b.passed} {b.blocked} {b.success} {b.error} {b.rt_sum_ms} {b.rt_min_ms or 0};"
+        for b in buckets
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,7 +353,7 @@ class Reset(Command[Count]):
 
 
 COMMANDS: dict[str, type[Command[Any]]] = {
-    command.script: command for command in (Acquire, Peek, Observe, Refund, Read, Reset)
+    command.script: command for command in (Acquire, Lease, Peek, Flush, Refund, Read, Reset)
 }
 """Every command by the name of its script."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from distwindow import Key, Limit
+from distwindow.core.stats import Bucket
 from distwindow.wire import command as wire
 from distwindow.wire import script
 from distwindow.wire.command import COMMANDS, Command, charges_of
@@ -58,9 +59,14 @@ def _word(name: str) -> str:
 
 
 def parsed(text: str, words: list[Any], rings: int) -> dict[str, str] | None:
-    said = " ".join(str(word) if word != "" else '""' for word in words)
+    said = " ".join(map(shown, words))
     found = grammar(text, rings).fullmatch(said)
     return None if found is None else {k: v for k, v in found.groupdict().items() if v is not None}
+
+
+def shown(word: Any) -> str:
+    """An argument as one word of the grammar, also where it is empty or has spaces."""
+    return str(word).replace(" ", "_") or '""'
 
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
@@ -78,6 +84,13 @@ def test_a_head_has_its_name_and_each_line(name: str) -> None:
 # -- ARGV -----------------------------------------------------------------------------------------
 
 
+SEEN = (
+    Bucket(NOW // 60_000 * 60_000, 2, 3, 4, 5, 60, 7),
+    Bucket(wire.NEWEST, success=1, rt_sum_ms=8, rt_min_ms=8),
+)
+COUNTS = ("1699999980000 2 3 4 5 60 7;10000000000000 0 0 1 0 8 8;", "")
+
+
 def variants() -> list[Command[Any]]:
     one, two = charges(LEAP), charges(LEAP, STRICT)
     sent: list[Command[Any]] = []
@@ -85,7 +98,12 @@ def variants() -> list[Command[Any]]:
         sent += [
             *(wire.Acquire(rings, now, times=n, tell=t) for n in (1, 3) for t in (False, True)),
             wire.Peek(rings, now),
-            wire.Observe(rings, now, success=1, error=2, rt_sum_ms=30, rt_min_ms=4),
+            *(wire.Lease(rings, now, more=n, quiet=q) for n in (0, 9) for q in (False, True)),
+            wire.Flush(rings, now, pull=True),
+            wire.Flush(rings, now, counts=(SEEN, ())[: len(rings)]),
+            wire.Flush(
+                rings, now, counts=(SEEN, ())[: len(rings)], sender="0fa1", seq=12, pull=True
+            ),
             wire.Refund(rings, now, charged_ms=NOW - 70_000),
             wire.Read(rings, now),
             wire.Reset(rings, now),
@@ -111,12 +129,26 @@ def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
             f"shape_{i}": f"{limit.buckets}+1" if limit.bound == "strict" else str(limit.buckets),
             f"bucket_start_ms_{i}": str((NOW - 70_000) // limit.bucket_ms * limit.bucket_ms),
         }
-    expected |= {"success": "1", "error": "2", "rt_sum_ms": "30", "rt_min_ms": "4"}
+    for name in ("more", "quiet", "sender", "seq", "pull"):
+        value = getattr(command, name, "")
+        expected[name] = shown(int(value) if isinstance(value, bool) else value)
+    counts = COUNTS if getattr(command, "counts", ()) else ("", "")
+    expected |= {f"counts_{i}": shown(count) for i, count in enumerate(counts, 1)}
     assert said == {name: expected[name] for name in said}
     if command.now_ms is not None:
         assert said["now_ms"] == str(NOW)
     assert said.get("times", "1") == str(times)
     assert ("tell" in said) == getattr(command, "tell", False)
+
+
+def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
+    said = " ".join(script.load("flush").head)
+    (names,) = re.findall(r"`counts` of a ring: '([^;]*);' for each bucket", said)
+    order = {"start": 10, "pass": 11, "block": 12, "success": 13, "error": 14}
+    order |= {"rt_sum": 15, "rt_min": 16}
+    seen = Bucket(10, 11, 12, 13, 14, 15, 16)
+    written = wire.Flush(charges(LEAP), counts=((seen,),)).arguments()[-1]
+    assert written == " ".join(str(order[name]) for name in names.split()) + ";"
 
 
 @pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
@@ -154,15 +186,19 @@ def unpacked(frame: bytes) -> list[bytes]:
 
 VALUES: dict[str, Any] = {
     "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
-    "admitted": 0, "given": 4, "forgotten": 1,
+    "admitted": 0, "given": 4, "forgotten": 1, "more": 6, "ends_ms": 450, "start": 60_000,
+    "passed": 11,
 }  # fmt: skip
 AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
 
 
 def reply_of(form: str, rings: int) -> list[Any]:
-    """A reply of this form, with the values above."""
-    if form.endswith("(field value ...)..."):
-        return [*reply_of(form.removesuffix(" (field value ...)..."), rings), *([[]] * rings)]
+    """A reply of this form, with the values above. Of lists, one a ring, only the first has any,
+    and that of `read` neither: hashes are read elsewhere.
+    """
+    if listed := re.fullmatch(r"(.*) \((.*) \.\.\.\)\.\.\.", form):
+        first = [VALUES[word] for word in listed[2].split() if word in VALUES]
+        return [*reply_of(listed[1], rings), first, *([[]] * (rings - 1))]
     plain, _, optional = form.partition(" [")
     raw = [VALUES[word] if word in VALUES else int(word) for word in plain.split()]
     return raw + [AGAIN[word] for word in optional.rstrip("]").split()]
@@ -202,7 +238,24 @@ def test_the_short_refusal_names_nobody_else() -> None:
     assert verdict.admitted_by is None
 
 
-@pytest.mark.parametrize("name", ["observe", "refund", "read", "reset"])
+@pytest.mark.parametrize("form", forms("lease"))
+def test_a_grant_is_read_from_each_form(form: str) -> None:
+    grant = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    verdict, refused = grant.verdict, "retry_ms" in form
+    assert (verdict.now_ms, verdict.left, verdict.ring, verdict.reset_ms) == (NOW, 8, 1, 1500)
+    assert (verdict.admitted, verdict.retry_ms) == ((0, 900) if refused else (1, 0))
+    assert (grant.more, grant.ends_ms) == ((0, 0) if refused else (6, 450))
+    assert verdict.admitted_by is None
+
+
+def test_the_fleet_is_read_from_each_form() -> None:
+    plain, listed = forms("flush")
+    flush = wire.Flush(charges(LEAP, STRICT), pull=True)
+    assert flush.reply(reply_of(plain, 2)) == wire.Fleet((), NOW)
+    assert flush.reply(reply_of(listed, 2)) == wire.Fleet(({60_000: 11}, {}), NOW)
+
+
+@pytest.mark.parametrize("name", ["refund", "read", "reset"])
 def test_the_other_forms_are_read(name: str) -> None:
     (form,) = forms(name)
     reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
@@ -210,7 +263,12 @@ def test_the_other_forms_are_read(name: str) -> None:
     if name == "read":
         assert reply.states == (None, None)
     else:
-        assert reply.done == {"observe": 0, "refund": 4, "reset": 1}[name]
+        assert reply.done == {"refund": 4, "reset": 1}[name]
+
+
+def test_the_forms_of_every_script_are_read_here() -> None:
+    """A script that is added has to be added above."""
+    assert set(COMMANDS) == {"acquire", "peek", "lease", "flush", "refund", "read", "reset"}
 
 
 # -- the text -------------------------------------------------------------------------------------

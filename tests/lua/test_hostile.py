@@ -5,6 +5,7 @@ Python refuses all this before anything is sent. The scripts do not rely on it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 import redis
 
 from distwindow import Limit
+from distwindow.core.ring import MOST
+from distwindow.core.stats import Bucket
+from distwindow.store.memory import MemoryStore
 from distwindow.wire import command as wire
 from distwindow.wire.command import charges_of
 from distwindow.wire.keys import stem
@@ -65,7 +69,8 @@ class Target:
             return exc
 
     def content(self) -> list[Any]:
-        return [self.server.hgetall(charge.ring) for charge in self.charges]
+        """The rings, byte for byte."""
+        return [self.server.dump(charge.ring) for charge in self.charges]
 
     def run_each(self, name: str, each: list[list[Any]]) -> list[tuple[Any, bool]]:
         """The reply to each of these calls, and whether it left the rings as they were."""
@@ -74,7 +79,7 @@ class Target:
         for words in each:
             pipe.evalsha(load(name).sha, len(rings), *rings, *words)
             for ring in rings:
-                pipe.hgetall(ring)
+                pipe.dump(ring)
         content, answers = self.content(), []
         said = pipe.execute(raise_on_error=False)
         for at in range(0, len(said), 1 + len(rings)):
@@ -86,11 +91,19 @@ class Target:
         """A call that would do something, with all its arguments or with as few as go."""
         if name == "acquire":
             return wire.Acquire(self.charges, self.now, times=1, tell=full)
-        if name == "observe":
-            return wire.Observe(self.charges, self.now, 1, 2, 30, 4)
+        if name == "lease":
+            return wire.Lease(self.charges, self.now, more=2, quiet=not full)
+        if name == "flush":
+            return self.flush(pull=full)
         if name == "refund":
             return wire.Refund(self.charges, self.now, NOW)
         return wire.COMMANDS[name](self.charges, self.now)
+
+    def flush(self, seq: int = 7, *, pull: bool = False) -> wire.Flush:
+        """Counts of now and of a bucket before."""
+        seen = (Bucket(self.now, 1, 2, 3, 4, 50, 6), Bucket(self.now - W, 1, 2, 3, 4, 50, 6))
+        counts = (seen,) * len(self.charges)
+        return wire.Flush(self.charges, self.now, counts=counts, sender="0fa1", seq=seq, pull=pull)
 
 
 STATES = {
@@ -116,13 +129,15 @@ FAR_AHEAD = ("inf", "Infinity", "1e400", "1e13", "9007199254740992", "9223372036
 
 def harmless(name: str, place: str, word: str) -> bool:
     """Odd, but no lie: a deadline that is far away, another way to say once, any word for yes, the
-    server's own clock; and what is not looked at.
+    server's own clock, no counts, any hexadecimal sender; and what is not looked at.
     """
     if place == "times":
         return name != "acquire" or word in ONE
     if place == "guard":
         return word in FAR_AHEAD
-    return place == "tell" or (place == "now_ms" and word == "")
+    if place == "sender":
+        return set(word) <= set("0123456789abcdefABCDEF")
+    return place == "tell" or (word == "" and place in ("now_ms", "counts"))
 
 
 def spelled(name: str, place: str, word: str) -> bool:
@@ -130,14 +145,26 @@ def spelled(name: str, place: str, word: str) -> bool:
     return name == "acquire" and place in ("limit", "width") and word in ("1e3", "1e13", "0x10")
 
 
-def places(count: int, rings: int) -> list[str]:
-    fixed = ["guard", *(["amount", "limit", "width", "shape"] * rings)]
-    return fixed + ["times", "now_ms", "tell"][: count - len(fixed)]
+def places(name: str, count: int, rings: int) -> list[str]:
+    """What the first `count` arguments of this script are."""
+    last = {
+        "lease": ["more", "quiet"],
+        "flush": ["sender", "seq", "pull", *(["counts"] * rings)],
+        "refund": ["bucket_start_ms"] * rings,
+    }.get(name, ["tell"])
+    ring = ["amount", "limit", "width", "shape"] * rings
+    return ["guard", *ring, "times", "now_ms", *last][:count]
+
+
+def malformed(reply: Any) -> bool:
+    """The error that says so. The client cuts the `ERR` in front."""
+    said = "distwindow: malformed arguments"
+    return isinstance(reply, redis.ResponseError) and str(reply).removeprefix("ERR ") == said
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("limits", [(LIMIT,), (LIMIT, OTHER)], ids=["one ring", "two rings"])
-@pytest.mark.parametrize("name", ["acquire", "peek"])
+@pytest.mark.parametrize("name", ["acquire", "peek", "lease"])
 def test_a_hostile_argument_is_never_admitted(
     server: redis.Redis, name: str, limits: tuple[Limit, ...], state: str
 ) -> None:
@@ -148,7 +175,7 @@ def test_a_hostile_argument_is_never_admitted(
         words = target.words(target.command(name, full=full))
         tries = [
             (at, place, word)
-            for at, place in enumerate(places(len(words), len(limits)))
+            for at, place in enumerate(places(name, len(words), len(limits)))
             for word in HOSTILE
             if not harmless(name, place, word) and not spelled(name, place, word)
         ]
@@ -169,7 +196,10 @@ def test_a_limit_spelled_otherwise_is_not_admitted_either(server: redis.Redis, p
     before = target.content()
     reply = target.run(
         "acquire",
-        ["1e3" if p == place else w for p, w in zip(places(len(words), 1), words, strict=True)],
+        [
+            "1e3" if p == place else w
+            for p, w in zip(places("acquire", len(words), 1), words, strict=True)
+        ],
     )
     assert not admitted(reply)
     assert target.content() == before
@@ -190,29 +220,31 @@ def test_a_negative_number_of_calls_is_not_admitted(server: redis.Redis, state: 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("amount", ["0", "6", "10000000000001", "9007199254740993"])
+@pytest.mark.parametrize("name", ["acquire", "lease"])
 def test_an_amount_that_cannot_be_is_not_admitted(
-    server: redis.Redis, state: str, amount: str
+    server: redis.Redis, name: str, state: str, amount: str
 ) -> None:
     now, used = STATES[state]
     target = Target(server, (LIMIT,), now, used)
-    words = target.words(target.command("acquire", full=False))
+    words = target.words(target.command(name, full=False))
     before = used_of(target)
-    reply = target.run("acquire", [words[0], amount, *words[2:]])
+    reply = target.run(name, [words[0], amount, *words[2:]])
     assert not admitted(reply)
     if amount != "6" or state not in ("absent", "long over"):  # a plain refusal opens a bucket
         assert used_of(target) == before
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_limit_of_nothing_admits_nothing(server: redis.Redis, state: str) -> None:
+@pytest.mark.parametrize("name", ["acquire", "lease"])
+def test_a_limit_of_nothing_admits_nothing(server: redis.Redis, name: str, state: str) -> None:
     now, used = STATES[state]
     target = Target(server, (LIMIT,), now, used)
-    words = target.words(target.command("acquire", full=False))
-    assert not admitted(target.run("acquire", [*words[:2], "0", *words[3:]]))
+    words = target.words(target.command(name, full=False))
+    assert not admitted(target.run(name, [*words[:2], "0", *words[3:]]))
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", ["acquire", "peek", "observe", "refund"])
+@pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund"])
 def test_arguments_missing_or_too_many_change_nothing(
     server: redis.Redis, name: str, state: str
 ) -> None:
@@ -232,24 +264,172 @@ def test_arguments_missing_or_too_many_change_nothing(
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", ["observe", "refund"])
-def test_a_hostile_argument_counts_nothing(server: redis.Redis, name: str, state: str) -> None:
+@pytest.mark.parametrize("limits", [(LIMIT,), (LIMIT, OTHER)], ids=["one ring", "two rings"])
+@pytest.mark.parametrize("name", ["flush", "refund"])
+def test_a_hostile_argument_counts_nothing(
+    server: redis.Redis, name: str, limits: tuple[Limit, ...], state: str
+) -> None:
     now, used = STATES[state]
-    target = Target(server, (LIMIT,), now, used)
+    target = Target(server, limits, now, used)
     words = target.words(target.command(name, full=True))
     tries = [
-        (at, word)
-        for at in range(1, len(words))
+        (at, place, word)
+        for at, place in enumerate(places(name, len(words), len(limits)))
         for word in HOSTILE
-        if at != 5 and (at, word) != (6, "")  # `times` is not read; the server's own clock
+        if not harmless(name, place, word)
+        if not (place == "bucket_start_ms" and word.startswith("9"))  # there is no such bucket
     ]
-    each = [[*words[:at], word, *words[at + 1 :]] for at, word in tries]
-    for (at, word), (reply, same) in zip(tries, target.run_each(name, each), strict=True):
-        if name == "refund" and at == 7 and word.startswith("9"):
-            assert reply[1] == 0, "there is no bucket at that time to take from"
-            continue
-        assert isinstance(reply, redis.ResponseError) or reply[1] == wire.EXPIRED, (at, word)
-        assert same, (at, word)
+    each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
+    for (_, place, word), (reply, same) in zip(tries, target.run_each(name, each), strict=True):
+        assert isinstance(reply, redis.ResponseError) or reply[1] == wire.EXPIRED, (place, word)
+        assert same, (place, word)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", ["lease", "flush"])
+def test_what_is_malformed_is_called_so(server: redis.Redis, name: str, state: str) -> None:
+    """All but the guard and the time, which are computed with before anything is looked at."""
+    now, used = STATES[state]
+    for limits in ((LIMIT,), (LIMIT, OTHER)):
+        target = Target(server, limits, now, used)
+        words = target.words(target.command(name, full=True))
+        tries = [
+            (at, place, word)
+            for at, place in enumerate(places(name, len(words), len(limits)))
+            for word in (*HOSTILE, "10000000000001", "2", "0 0", "1;")
+            if place not in ("guard", "times", "now_ms") and not harmless(name, place, word)
+            if place != "shape" or word not in ("2", "10000000000001")
+            if place in ("quiet", "pull", "counts", "sender") or word != "2"
+        ]
+        each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
+        tries += [(at, "missing", "") for at in range(2, len(words))]
+        each += [words[:at] for at in range(2, len(words))]
+        tries += [(0, "too many", "1")]
+        each += [[*words, "1"]]
+        wrong = []
+        for what, (reply, same) in zip(tries, target.run_each(name, each), strict=True):
+            if not malformed(reply) or not same:
+                wrong.append((what, reply))
+        assert wrong == []
+
+
+def count_of(*words: str) -> str:
+    return " ".join(words) + ";"
+
+
+GOOD = ("1", "2", "3", "4", "5", "6")
+
+
+@pytest.mark.parametrize("pull", ["0", "1"])
+@pytest.mark.parametrize("state", STATES)
+def test_malformed_counts_count_nothing(server: redis.Redis, state: str, pull: str) -> None:
+    """In no bucket and in no ring, whatever is good beside them."""
+    now, used = STATES[state]
+    target = Target(server, (LIMIT, OTHER), now, used)
+    words = target.words(target.command("flush", full=True))
+    good = count_of(str(now), *GOOD)
+    seven = (str(now), *GOOD)
+    bad = [
+        *(count_of(*seven[:at], word, *seven[at + 1 :]) for at in range(7) for word in HOSTILE),
+        *(count_of(*seven[:at], "10000000000001", *seven[at + 1 :]) for at in range(7)),
+        *(count_of(*seven[:at]) for at in range(7)),
+        *(count_of(*seven, "7"), good[:-1], good + ";", ";" + good, good + " ", "\n" + good),
+        *(good.replace(" ", "  ", 1), good.replace(" ", "\t"), good.replace(" ", ","), "x" + good),
+        *(good.replace(";", "\x00;"), good[:-1] + "|", f"{now} " + good),
+        *("0 ", "-", "-;", "nil", "[]", "\x00", "%d", "(%d+)"),
+    ]
+    wrong = []
+    for counts in ([bad_one, good] for bad_one in bad):
+        both = (counts, counts[::-1], [good + counts[0], good], [counts[0] + good, ""])
+        each = [[*words[:-3], pull, *pair] for pair in both]
+        for pair, (reply, same) in zip(both, target.run_each("flush", each), strict=True):
+            if not malformed(reply) or not same:
+                wrong.append((pair, reply))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_flush_sent_again_changes_nothing(server: redis.Redis, state: str) -> None:
+    now, used = STATES[state]
+    target = Target(server, (LIMIT, OTHER), now, used)
+    first = target.send(target.flush(7))
+    assert isinstance(first, list)
+    before = target.content()
+    for seq in (7, 6, 0):
+        for pull in (False, True):
+            assert isinstance(target.send(target.flush(seq, pull=pull)), list)
+            assert target.content() == before, (seq, pull)
+    words = target.words(target.flush(7))
+    words[words.index("0fa1") + 1] = "0" * 70 + "7"
+    assert isinstance(target.run("flush", words), list)
+    assert target.content() == before
+    target.send(target.flush(8))
+    assert target.content() != before
+
+
+def test_a_number_is_kept_as_short_as_it_can_be(server: redis.Redis) -> None:
+    target = Target(server, (LIMIT,), NOW, 1)
+    words = target.words(target.flush(7))
+    words[words.index("0fa1") + 1] = "0" * 7000 + "7"
+    target.run("flush", words)
+    seen = server.hget(target.charges[0].ring, "@0fa1")
+    assert seen == b"7 %d" % (NOW // W)
+
+
+@pytest.mark.parametrize("words", [b"1" * 10**6, b"1 " * 500_000, b"1 1 1 1 1 1 1" * 70_000])
+def test_a_megabyte_of_digits_does_not_stall_the_server(server: redis.Redis, words: bytes) -> None:
+    """It is walked through once; once for each digit would take minutes."""
+    target = Target(server, (LIMIT,), NOW, 1)
+    before = target.content()
+    began = time.monotonic()
+    assert malformed(target.run("flush", [*target.words(target.flush())[:-1], words]))
+    assert malformed(target.run("flush", [*target.words(target.flush())[:-1], words + b";"]))
+    assert time.monotonic() - began < 5
+    assert target.content() == before
+
+
+@pytest.mark.parametrize("late", [0, W], ids=["newest bucket", "closed bucket"])
+def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, late: int) -> None:
+    """However much is flushed, all of it leaves the window, and the ring admits again."""
+    target = Target(server, (LIMIT,), NOW, 1)
+    memory = MemoryStore()
+    memory.execute(wire.Acquire(target.charges, NOW))
+
+    def agreed(command: wire.Command[Any]) -> Any:
+        reply = command.reply(target.send(command))
+        assert reply == memory.execute(command), command
+        return reply
+
+    huge = Bucket(NOW - late, MOST, 10**12, 10**12, 10**12, MOST, 1)
+    for _ in range(120):
+        agreed(wire.Flush(target.charges, NOW, counts=((huge, huge),)))
+    agreed(wire.Read(target.charges, NOW))
+    for later in range(12):
+        now = NOW + later * W
+        admitted = agreed(wire.Acquire(target.charges, now)).admitted
+        assert admitted == (later * W >= 5 * W - late)
+        agreed(wire.Refund(target.charges, now, charged_ms=now))
+        agreed(wire.Read(target.charges, now))
+        agreed(wire.Flush(target.charges, now, pull=True))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_lease_leaves_the_others_something(server: redis.Redis, state: str) -> None:
+    """However much is asked for, and never more than the limit."""
+    now, used = STATES[state]
+    for more in ("0", "1", "5", "9999999999999", "10000000000000"):
+        for quiet in ("0", "1"):
+            target = Target(server, (LIMIT, OTHER), now, used)
+            words = target.words(target.command("lease", full=True))
+            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], more, quiet])
+            if state not in ("absent", "long over"):
+                left -= min(used, LIMIT.amount)
+            if left < 1:
+                assert not admitted(reply)
+                continue
+            given = min(int(more), (left - 1) // 2)
+            assert (reply[1], reply[5]) == (left - 1 - given, given)
+            assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
 @pytest.mark.parametrize("name", names())
@@ -274,17 +454,17 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> No
         assert target.content() == before
 
 
-@pytest.mark.parametrize("name", ["acquire", "peek", "observe", "refund"])
+@pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund"])
 def test_a_ring_named_twice_is_refused(server: redis.Redis, name: str) -> None:
     target = Target(server, (LIMIT,), NOW + 5, 3)
     before = target.content()
     target.charges *= 2
-    assert isinstance(target.send(target.command(name, full=False)), redis.ResponseError)
+    assert malformed(target.send(target.command(name, full=False)))
     assert target.content()[:1] == before
 
 
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
-@pytest.mark.parametrize("name", ["acquire", "peek", "observe", "refund", "read"])
+@pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund", "read"])
 def test_a_key_of_another_type_is_left_alone(server: redis.Redis, name: str, kind: str) -> None:
     target = Target(server, (LIMIT,), NOW, 0)
     ring = target.charges[0].ring
@@ -304,6 +484,19 @@ def test_a_key_of_another_type_is_left_alone(server: redis.Redis, name: str, kin
     assert server.dump(ring) == before
 
 
+@pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund"])
+def test_beside_a_key_of_another_type_nothing_is_written(server: redis.Redis, name: str) -> None:
+    target = Target(server, (LIMIT, OTHER), NOW + W, 0)
+    for charge in target.charges:
+        server.set(charge.ring, "x")
+    server.delete(target.charges[0].ring)
+    before = target.content()
+    reply = target.send(target.command(name, full=True))
+    assert isinstance(reply, redis.ResponseError)
+    assert "WRONGTYPE" in str(reply)
+    assert target.content() == before
+
+
 READ = {
     "open": ("start", "used"),  # an open bucket is decided on by its total
     "noted": ("start", "used"),
@@ -312,18 +505,34 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("state", READ)
-def test_a_hash_that_is_no_ring_is_not_admitted_to(server: redis.Redis, state: str) -> None:
+def strange(server: redis.Redis, name: str, state: str, fields: tuple[str, ...]) -> list[Any]:
+    """What is admitted by hashes that have something else in one of these fields."""
     now, used = STATES[state]
     wrong = []
-    for field in READ[state]:
+    for field in fields:
         for word in ("", "x", "1 x", "-", "{}"):
             target = Target(server, (LIMIT,), now, used)
             server.hset(target.charges[0].ring, field, word)
-            reply = target.send(wire.Acquire(target.charges, now))
+            reply = target.send(target.command(name, full=False))
             if admitted(reply):
                 wrong.append((field, word, reply))
-    assert wrong == []
+    return wrong
+
+
+@pytest.mark.parametrize("state", READ)
+def test_a_hash_that_is_no_ring_is_not_admitted_to(server: redis.Redis, state: str) -> None:
+    assert strange(server, "acquire", state, READ[state]) == []
+
+
+@pytest.mark.parametrize("state", READ)
+def test_a_hash_that_is_no_ring_lends_nothing(server: redis.Redis, state: str) -> None:
+    assert strange(server, "lease", state, ("used", "closed")) == []
+
+
+@pytest.mark.xfail(strict=True, reason="a hash whose `start` is no time is taken for an old ring")
+@pytest.mark.parametrize("name", ["lease", "flush", "peek"])
+def test_a_hash_without_a_start_is_not_taken_for_a_ring(server: redis.Redis, name: str) -> None:
+    assert strange(server, name, "open", ("start",)) == []
 
 
 def used_of(target: Target) -> list[Any]:

@@ -18,13 +18,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Key, Limit
+from distwindow.core.stats import Bucket
 from distwindow.store.memory import MemoryStore
 from distwindow.wire.command import (
     COMMANDS,
+    NEWEST,
     Acquire,
     Charge,
     Command,
-    Observe,
+    Flush,
+    Lease,
     Peek,
     Read,
     Refund,
@@ -60,7 +63,7 @@ elapsed = st.one_of(
     st.integers(-20 * W, 20 * W),
 )
 steps = st.tuples(
-    st.sampled_from(["acquire"] * 5 + ["peek", "observe", "refund", "read", "reset"]),
+    st.sampled_from(["acquire"] * 5 + ["lease"] * 2 + ["flush"] * 3 + ["peek", "refund", "read", "reset"]),
     elapsed,
     rings,
     st.integers(1, 6),  # cost
@@ -95,8 +98,10 @@ def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
             yield Acquire(charges, now, times=times, tell=tell)
         elif verb == "peek":
             yield Peek(charges, now)
-        elif verb == "observe":
-            yield Observe(charges, now, cost - 1, times - 1, size * 3, size)
+        elif verb == "lease":
+            yield Lease(charges, now, more=size * times, quiet=tell)
+        elif verb == "flush":
+            yield flush(charges, now, past, cost, times, size, pull=tell, seq=len(past) + raised)
         elif verb == "refund":
             yield Refund(charges, now, past[-1 - size % len(past)])
         elif verb == "read":
@@ -105,6 +110,25 @@ def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
             yield Reset(charges, now)
         past.append(now)
         yield Read(charges, now)
+
+
+def flush(
+    charges: tuple[Charge, ...],
+    now: int,
+    past: list[int],
+    cost: int,
+    times: int,
+    size: int,
+    *,
+    pull: bool,
+    seq: int,
+) -> Flush:
+    """Counts of now and of moments past, by one of three senders or by nobody."""
+    moments = [now, past[-1 - size % len(past)], past[-1 - times % len(past)], NEWEST][:times]
+    seen = [Bucket(t, cost - 1, size, times - 1, size % 2, size * 3, size) for t in moments]
+    counts = tuple(tuple(seen[i % 2 :]) for i in range(len(charges)))
+    sender = ["", "a", "0b", "c0ffee"][cost % 4]
+    return Flush(charges, now, counts=counts, sender=sender, seq=max(0, seq), pull=pull)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +200,7 @@ def test_redis_answers_as_the_specification_at_length(
 # -- one ring under a changing limit: where a refusal's answer may be remembered ----------------
 
 one_ring = st.tuples(
-    st.sampled_from(["acquire"] * 8 + ["peek", "observe", "refund"]),
+    st.sampled_from(["acquire"] * 8 + ["peek", "flush", "lease", "refund"]),
     st.sampled_from([0, 0, 0, 0, 0, 1, 7, W - 1, W, 2 * W]),
     st.just([4]),
     st.integers(1, 9),
@@ -234,4 +258,6 @@ def test_one_call_for_many_says_what_each_would_have_been_told(
 
 def test_stories_use_every_command() -> None:
     """A command that is added has to be added to the stories."""
-    assert set(COMMANDS) == {"acquire", "peek", "observe", "refund", "read", "reset"}
+    assert set(COMMANDS) == set(
+        "acquire lease peek flush refund read reset".split()
+    )

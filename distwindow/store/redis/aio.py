@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import redis.asyncio
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, DistwindowError
 from ...wire.command import Acquire, Command
 from .batch import Batch, Turn
 from .call import Send, call
@@ -29,6 +29,9 @@ from .pipe import Pipe
 from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
 Reply = TypeVar("Reply")
+
+_TOGETHER = 256
+"""Commands of an exchange that are sent at once: what is under way has to be done in time."""
 
 
 class AsyncRedisStore:
@@ -67,6 +70,18 @@ class AsyncRedisStore:
     async def execute(self, command: Command[Reply]) -> Reply:
         reply: Reply = await self._execute(command, decides=False)
         return reply
+
+    async def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """Those of one turn of the loop go together anyway."""
+        answers: list[Any] = []
+        for first in range(0, len(commands), _TOGETHER):
+            batch = commands[first : first + _TOGETHER]
+            made = [self._execute(command, decides=False) for command in batch]
+            answers += await asyncio.gather(*made, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, DistwindowError):
+                raise answer
+        return answers
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

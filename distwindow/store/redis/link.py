@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -67,13 +68,15 @@ class Link:
             return False
         return True
 
-    def say(self, frame: bytes, deadline: float, replies: int = 1) -> Any:
-        """Send `frame` over the ready connection and take the last of its replies."""
+    def say(self, frame: bytes | None, deadline: float, replies: int = 1) -> Any:
+        """Send `frame` over the ready connection and take the last of its replies; without a frame,
+        take the next reply to what was sent before.
+        """
         talk = self._talk
         if talk is None:  # another thread has just closed the limiter
-            return Lost("the connection was closed", sent=False)
+            return Lost("the connection was closed", sent=frame is None)
         try:
-            raw = talk.say(frame, deadline)
+            raw = talk.say(frame, deadline) if frame is not None else talk.hear(deadline)
             if replies > 1 and type(raw) is not Lost:
                 raw = talk.hear(deadline)
         except (OSError, hiredis.HiredisError) as exc:
@@ -86,6 +89,17 @@ class Link:
         if type(raw) is Lost:
             self.close()
         return raw
+
+    def converse(self, sends: Sequence[Send], deadline: float) -> list[Any]:
+        """The raw replies to `sends`, in order, all sent in one piece; a `Lost` for each from the
+        one on that did not come.
+        """
+        if not self.ready(self._clock.monotonic()) and (lost := self._open(deadline)) is not None:
+            return [lost] * len(sends)
+        raws = [self.say(b"".join([send.frame() for send in sends]), deadline)]
+        while len(raws) < len(sends) and type(raws[-1]) is not Lost:
+            raws.append(self.say(None, deadline))
+        return raws + [raws[-1]] * (len(sends) - len(raws))
 
     def close(self) -> None:
         """Drop the connection; the next exchange opens another."""

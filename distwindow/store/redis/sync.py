@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
-from ...core.errors import ConfigurationError, StoreTimeout
+from ...core.errors import ConfigurationError, DistwindowError, StoreTimeout
 from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, Verdict, each_of
-from .call import Send, call
+from .call import Lost, Send, call
 from .group import Group, Member, Part
 from .link import Link
-from .outcome import is_unknown, late
+from .outcome import broken, is_unknown, late
 from .patience import OutOfTime, within
 from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
@@ -35,6 +35,9 @@ _TRIPS = 3
 """Calls are shared only where so many round trips fit into the timeout: whoever joins waits for the
 rest of the call ahead, and then for its own.
 """
+
+_TOGETHER = 256
+"""Commands of an exchange that are written at once: what is under way has to be done in time."""
 
 
 class RedisStore:
@@ -93,6 +96,74 @@ class RedisStore:
             raise
         finally:
             mine.busy = False
+
+    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """For each node one write and one wait, for so many commands at a time."""
+        answers: list[Any] = [None] * len(commands)
+        away: set[Node] = set()
+        mine = self._mine
+        busy, links, direct = mine.busy, mine.links, mine.direct
+        if busy:  # out of a signal handler, see `_nested`
+            mine.links, mine.direct = {}, None
+        try:
+            mine.busy = True
+            for node, batch in self._by_node(commands, answers):
+                if node in away:
+                    why = broken(node.name, "it did not answer just now", sent=False)
+                    for number in batch:
+                        answers[number] = why
+                elif not self._pipeline(node, batch, commands, answers):
+                    away.add(node)
+        finally:
+            mine.busy = busy
+            if busy:
+                for link in mine.links.values():
+                    link.close()
+                mine.links, mine.direct = links, direct
+        return answers
+
+    def _by_node(
+        self, commands: Sequence[Command[Any]], answers: list[Any]
+    ) -> Iterator[tuple[Node, list[int]]]:
+        """The numbers of the commands of each node, so many at a time."""
+        nodes: dict[Node, list[int]] = {}
+        for number, command in enumerate(commands):
+            try:
+                self._check_open()
+                deadline = self._monotonic() + self._timeout
+                place = self._place or self._found(deadline)
+                nodes.setdefault(place.node_of(command), []).append(number)
+            except DistwindowError as exc:
+                answers[number] = exc
+        for node, numbers in nodes.items():
+            for first in range(0, len(numbers), _TOGETHER):
+                yield node, numbers[first : first + _TOGETHER]
+
+    def _pipeline(
+        self, node: Node, batch: list[int], commands: Sequence[Command[Any]], answers: list[Any]
+    ) -> bool:
+        """Have the commands of these numbers answered; is the node there?"""
+        place = self._place
+        assert place is not None
+        deadline = self._monotonic() + self._timeout
+        client_clock = self._terms.client_clock
+        sent = [commands[i].at(self.clock.now_ms()) if client_clock else commands[i] for i in batch]
+        sends = [Send(node, command, deadline) for command in sent]
+        try:
+            raws = self._link(node).converse(sends, deadline)
+        except DistwindowError as exc:
+            raws = [exc] * len(batch)
+        for number, command, send, raw in zip(batch, sent, sends, raws, strict=True):
+            if isinstance(raw, DistwindowError):
+                answers[number] = raw
+                continue
+            dialogue = call(command, place, self._terms, deadline, under_way=send)
+            next(dialogue)
+            try:
+                answers[number] = self._drive(dialogue, raw, place, deadline)
+            except DistwindowError as exc:
+                answers[number] = exc
+        return not isinstance(raws[-1], (Lost, DistwindowError))
 
     def _nested(self, command: Command[Reply]) -> Reply:
         """A call out of a signal handler, in the midst of another call of this thread: it must not

@@ -160,11 +160,14 @@ class ClientTalk:
     def say(self, frame: bytes, deadline: float) -> Any:
         try:
             self._connection.send_packed_command([frame], check_health=False)
+        except (RedisConnectionError, RedisTimeoutError) as exc:
+            return Lost(exc, sent=True)
+        return self.hear(deadline)
+
+    def hear(self, deadline: float) -> Any:
+        try:
             return self._connection.read_response(disable_decoding=True)
         except ResponseError as exc:
             return with_token(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
             return Lost(exc, sent=True)
-
-    def hear(self, deadline: float) -> Any:
-        return self._connection.read_response(disable_decoding=True)

@@ -1,0 +1,287 @@
+"""The worker that carries what limiters keep in memory to their stores: one thread in a process for
+all of them, and one task in each event loop.
+
+Both start with the first thing there is to carry. The thread stays asleep when there is nothing,
+the task ends. What is left is carried when the interpreter exits, when a task is cancelled because
+its loop shuts down, and at SIGTERM where nobody else handles that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from .connect import survive_fork
+from .core.clock import SYSTEM, Clock
+from .flow.near import Near
+from .local.cell import FAR
+
+_log = logging.getLogger("distwindow")
+
+_PATIENCE = 3.0
+"""Seconds that an exit waits for what is left to be carried."""
+
+_monotonic = SYSTEM.monotonic
+
+
+class Agent:
+    """One limiter's business: `work(last)` carries what is due, or with `last` everything."""
+
+    __slots__ = ("at_work", "near", "work")
+
+    def __init__(self, near: Near, work: Callable[[bool], Any]) -> None:
+        self.near = near
+        self.work = work
+        self.at_work: Any = None
+        """What is there to wait on until the worker has done with it."""
+
+
+class Thread:
+    """The one for blocking limiters."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Threads stay in the parent, and what they had to do does, too."""
+        self._changed = threading.Condition()
+        self._busy: set[Agent] = set()
+        self._thread: threading.Thread | None = None
+        self._ending = False
+
+    def serve(self, near: Near, work: Callable[[bool], Any], clock: Clock) -> Agent:
+        """From now on `work` is called when `near` says so. Not where time is moved by hand."""
+        agent = Agent(near, work)
+        if clock is SYSTEM:
+            near.wake = lambda: self._wake(agent)
+            _heed_sigterm()
+        return agent
+
+    def dismiss(self, agent: Agent) -> None:
+        """It is being closed: leave it alone, once what is under way has been done."""
+        with self._changed:
+            self._busy.discard(agent)
+            at_work = agent.at_work
+        if at_work is not None and threading.current_thread() is not self._thread:
+            at_work.wait(_PATIENCE)
+
+    def finish(self) -> None:
+        """Carry everything, as the process ends."""
+        with self._changed:
+            thread, self._ending = self._thread, True
+            self._changed.notify()
+        if thread is not None and thread.is_alive():
+            thread.join(_PATIENCE)
+        else:
+            self._finish()
+
+    def _wake(self, agent: Agent) -> None:
+        with self._changed:
+            self._busy.add(agent)
+            if self._thread is None and not self._ending:
+                thread = threading.Thread(target=self._run, name="distwindow", daemon=True)
+                with suppress(RuntimeError):  # too late to start one: `finish` does without
+                    thread.start()
+                    self._thread = thread
+                _at_exit(self.finish)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = _monotonic()
+                soonest = min((agent.near.next_at for agent in self._busy), default=FAR)
+                if soonest > now and not self._ending:
+                    self._changed.wait(None if soonest == FAR else soonest - now)
+                    continue
+                due = [agent for agent in self._busy if agent.near.next_at <= now]
+            if self._ending:
+                self._finish()
+                return
+            for agent in due:
+                agent.at_work = threading.Event()
+                _do(agent, last=False)
+                agent.at_work.set()
+            with self._changed:
+                self._busy = {agent for agent in self._busy if agent.near.next_at < FAR}
+
+    def _finish(self) -> None:
+        for agent in list(self._busy):
+            _do(agent, last=True)
+
+
+def _do(agent: Agent, *, last: bool) -> None:
+    try:
+        agent.work(last)
+    except Exception:
+        agent.near.worked(_monotonic())
+        _log.exception("distwindow's worker failed; it goes on")
+
+
+class Tasks:
+    """The ones for awaiting limiters, one in each event loop."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Loops stay in the parent."""
+        self._lock = threading.RLock()
+        self._workers: dict[asyncio.AbstractEventLoop, _Worker] = {}
+
+    def serve(self, near: Near, work: Callable[[bool], Any], clock: Clock) -> Agent:
+        """From now on `work` is awaited when `near` says so. Not where time is moved by hand."""
+        agent = Agent(near, work)
+        if clock is SYSTEM:
+            near.wake = lambda: self._wake(agent)
+            _heed_sigterm()
+        return agent
+
+    async def dismiss(self, agent: Agent) -> None:
+        """It is being closed: leave it alone, once what is under way has been done."""
+        with self._lock:
+            for worker in self._workers.values():
+                worker.busy.discard(agent)
+        at_work: asyncio.Future[None] | None = agent.at_work
+        if at_work is not None and at_work.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([at_work], timeout=_PATIENCE)
+
+    def finish(self) -> None:
+        """Carry everything in a loop of its own, as the process ends."""
+        with self._lock:
+            left = {agent for worker in self._workers.values() for agent in worker.busy}
+        if not left:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            _carry(left)
+            return
+        thread = threading.Thread(target=_carry, args=(left,), daemon=True)
+        thread.start()
+        thread.join(_PATIENCE)
+
+    def _wake(self, agent: Agent) -> None:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for closed in [other for other in self._workers if other.is_closed()]:
+                if self._workers[closed].busy:
+                    self._worker(loop).busy |= self._workers[closed].busy
+                del self._workers[closed]
+            self._worker(loop).wake(agent)
+        _at_exit(self.finish)
+
+    def _worker(self, loop: asyncio.AbstractEventLoop) -> _Worker:
+        return self._workers.setdefault(loop, _Worker(loop))
+
+
+class _Worker:
+    """The task of one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.busy: set[Agent] = set()
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+
+    def wake(self, agent: Agent) -> None:
+        self.busy.add(agent)
+        self._woken.set()
+        if self._task is None or self._task.done():
+            self._task = self._loop.create_task(self._run(), name="distwindow")
+
+    async def _run(self) -> None:
+        try:
+            while self.busy:
+                self._woken.clear()
+                now = _monotonic()
+                soonest = min(agent.near.next_at for agent in self.busy)
+                if soonest > now:
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), soonest - now)
+                    continue
+                due = [agent for agent in self.busy if agent.near.next_at <= now]
+                await asyncio.gather(*(_ado(agent, last=False) for agent in due))
+                self.busy = {agent for agent in self.busy if agent.near.next_at < FAR}
+        except asyncio.CancelledError:
+            # The loop is shutting down, and runs on until its tasks have ended.
+            await asyncio.wait_for(_all(self.busy), _PATIENCE)
+            raise
+
+
+async def _all(agents: set[Agent]) -> None:
+    await asyncio.gather(*(_ado(agent, last=True) for agent in list(agents)))
+
+
+async def _ado(agent: Agent, *, last: bool) -> None:
+    done = agent.at_work = asyncio.get_running_loop().create_future()
+    try:
+        work: Awaitable[None] = agent.work(last)
+        await work
+    except Exception:
+        agent.near.worked(_monotonic())
+        _log.exception("distwindow's worker failed; it goes on")
+    finally:
+        if not done.done():
+            done.set_result(None)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop that looks names up by itself: no thread can be started once Python is exiting."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
+        return socket.getaddrinfo(host, port, **how)
+
+
+def _carry(agents: set[Agent]) -> None:
+    loop = _Loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(_all(agents), _PATIENCE))
+    except Exception:
+        _log.exception("what was left could not be carried to the store")
+    finally:
+        loop.close()
+
+
+THREAD = survive_fork(Thread())
+TASKS = survive_fork(Tasks())
+
+_leaving: dict[Callable[[], None], int] = {}
+
+
+def _at_exit(finish: Callable[[], None]) -> None:
+    """Have `finish` called once when this process ends, forked ones too."""
+    if _leaving.get(finish) == os.getpid():
+        return
+    if finish not in _leaving:
+        atexit.register(finish)
+    _leaving[finish] = os.getpid()
+    # A forked child of these ends without atexit.
+    for name in ("multiprocessing.util", "billiard.util"):
+        if name in sys.modules:
+            sys.modules[name].Finalize(None, finish, exitpriority=100)
+
+
+def _heed_sigterm() -> None:
+    """SIGTERM would end the process on the spot. Only where nobody handles it, and it can be."""
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, _sigterm)
+
+
+def _sigterm(number: int, frame: object) -> None:
+    THREAD.finish()
+    TASKS.finish()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,214 @@
+"""Decided here, settled with the store periodically.
+
+    here     .#.##..#.|.##.#....|..#.##...        counts, by bucket
+    store   --^---------^---------^-------        every `sync_interval`: ours go, the fleet's come
+
+A key's window is what all had passed at the last sync, by bucket, and what was passed here since.
+The store is never waited for. So all processes together may pass what they pass within two syncs
+and the ways there and back beyond the limit, and no more than the limit each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.clock import Clock
+from ..core.decision import Decision
+from ..core.errors import ConfigurationError
+from ..local.cell import Cell, Denial
+from ..local.share import Share
+from ..wire.command import Charge, Fleet, Flush
+from ..wire.keys import AnyKey
+from .book import Book
+from .effect import Dialogue
+from .near import Errand, Nearby, costing, grid_of
+
+_new = tuple.__new__
+
+
+class SharedCell(Cell):
+    """A key's windows, as this process sees them."""
+
+    __slots__ = ("binding", "reset_at", "shares")
+
+    def __init__(
+        self, key: Any, charges: tuple[Charge, ...], offset_ms: float, share: float
+    ) -> None:
+        super().__init__(key, charges, grid_of(charges), offset_ms)
+        self.shares = tuple(Share(charge.limit, share) for charge in charges)
+        self.binding = self.shares[0]
+        """The one that has least left."""
+        self.reset_at = 0.0
+
+    def closed(self, start: int, passed: int) -> None:
+        for share in self.shares:
+            share.passed(start, passed)
+
+
+class Eventual(Nearby[SharedCell]):
+    """`consistency="eventual"`. `share` is the part of each limit that one process may admit."""
+
+    def __init__(
+        self, book: Book, clock: Clock, most: int, interval: float, share: float = 1.0
+    ) -> None:
+        self._share = share
+        super().__init__(book, clock, most, interval)
+        cap = min(max(1, int(limit.amount * share)) for limit in book.limits)
+        self._dearest = min(self._dearest, cap)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._offset_ms: float | None = None
+        """Of the store's clock; None before its first reply."""
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def judge(self, key: AnyKey, cost: int) -> Decision | None:
+        cells = self._cells
+        try:
+            cell = cells.get(key)
+            if cell is not None:
+                cells.used(key)
+        except (TypeError, KeyError):
+            cell = None
+        if cell is None or type(cost) is not int or not 1 <= cost <= self._dearest:
+            cell = self._new(key, cost)
+        now = self._monotonic()
+        if now >= cell.until:
+            self._estimate(cell, now)
+        with cells.lock:
+            left = cell.left - cost
+            if left >= 0:
+                cell.left = left
+                cell.passed += cost
+        if left < 0:
+            return self._refuse(cell, key, cost, now)
+        if not cell.dirty:
+            self._soil(cell)
+        charges = cell.charges if cost == 1 else costing(cell.charges, cost)
+        return _new(
+            Decision,
+            (
+                True, key, cost, cell.binding.limit, left, 0.0, cell.reset_at - now, 0.0, "ok",
+                "local", int(now * 1000 + cell.offset_ms), charges,
+            ),
+        )  # fmt: skip
+
+    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
+        raise AssertionError("decided without the store")
+        yield
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        cell, now = self._cells.get(key) or self._new(key, 1), self._monotonic()
+        with self._cells.slow:
+            self._estimate(cell, now)
+        if cell.left < 1:
+            return self._refuse(cell, key, 1, now, count=False)
+        return Decision(
+            True, key, 1, cell.binding.limit, cell.left, 0.0, cell.reset_at - now, 0.0, "ok",
+            "local", int(now * 1000 + cell.offset_ms),
+        )  # fmt: skip
+
+    def forget(self, key: AnyKey) -> None:
+        """A refund is seen with the next sync."""
+
+    def _new(self, key: AnyKey, cost: int) -> SharedCell:
+        """The cell of a key that is called for the first time, or not as it should be."""
+        if self._closed:
+            raise ConfigurationError("this limiter is closed; make a new one")
+        charges = self._book.acquire(key, cost).charges
+        if cost > self._dearest:
+            raise ValueError(
+                f"cost={cost} can never be admitted: the share of one process is {self._dearest}"
+            )
+        name = key if self._kept(key) else charges[0].ring
+        cell = self._cells.get(name)
+        if cell is not None:
+            return cell
+        offset = self._offset_ms
+        if offset is None:
+            offset = self._clock.now_ms() - self._monotonic() * 1000
+        plain, known = costing(charges, 1), offset
+        return self._cells.add(name, lambda: self._new_cell(name, plain, known))
+
+    def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> SharedCell:
+        return SharedCell(key, charges, offset_ms, self._share)
+
+    # -- the window -------------------------------------------------------------------------------
+
+    def _estimate(self, cell: SharedCell, now: float) -> None:
+        """Say anew how many permits are left until the present bucket ends."""
+        lock = self._cells.lock
+        with self._cells.slow:
+            if not cell.roll(lock, now):
+                cell.close(lock)
+            now_ms = int(now * 1000 + cell.offset_ms)
+            untold = cell.pending if cell.flight is None else (*cell.flight.buckets, *cell.pending)
+            room, binding = None, cell.binding
+            for share in cell.shares:
+                here = share.room(now_ms, untold)
+                if room is None or here < room:
+                    room, binding = here, share
+            assert room is not None
+            cell.binding = binding
+            limit = binding.limit
+            cell.reset_at = now + (limit.span * limit.bucket_ms - now_ms % limit.bucket_ms) / 1000
+            with lock:
+                cell.left = room - cell.passed  # what has been passed meanwhile
+                cell.until = cell.turns
+
+    def _refuse(
+        self, cell: SharedCell, key: AnyKey, cost: int, now: float, *, count: bool = True
+    ) -> Decision:
+        denial = cell.denial
+        if denial is None or now >= cell.denied_until or cost != cell.denied:
+            with self._cells.slow:
+                denial = cell.denial = self._denial(cell, cost, now)
+                cell.denied, cell.denied_until = cost, cell.until
+        decision = self._denied(cell, key, cost, now, count=count)
+        assert decision is not None
+        return decision._replace(source="local")
+
+    def _denial(self, cell: SharedCell, cost: int, now: float) -> Denial:
+        now_ms = int(now * 1000 + cell.offset_ms)
+        retry, binding = -1, cell.binding
+        for share in cell.shares:
+            here = share.retry_ms(now_ms, cost, cell.passed)
+            if here > retry:
+                retry, binding = here, share
+        reset = binding.reset_ms(now_ms, cell.passed) / 1000
+        return Denial(binding.limit, max(0, cell.left), now + max(1, retry) / 1000, now + reset)
+
+    # -- errands ----------------------------------------------------------------------------------
+
+    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
+        if self._offset_ms is None and self._dirty and not last:
+            # The first thing to learn is what time it is there: counts carry their bucket.
+            command = Flush(self._dirty[0].charges, pull=True)
+            return [Errand(command, lambda reply, sent_at: self._met(reply))]
+        return super().errands(now, last=last)
+
+    def worked(self, now: float) -> None:
+        super().worked(now)
+
+    def _pulls(self) -> bool:
+        return True
+
+    def _met(self, reply: Fleet | Exception) -> None:
+        if not isinstance(reply, Fleet):
+            return
+        now = self._monotonic()
+        self._offset_ms = reply.now_ms - now * 1000
+        for cell in self._cells.all():
+            with self._cells.slow:
+                cell.rebase(self._cells.lock, self._offset_ms)
+                self._estimate(cell, now)
+        self._due(now)
+
+    def _told(self, cell: SharedCell, fleet: Fleet, now: float) -> None:
+        super()._told(cell, fleet, now)
+        self._offset_ms = cell.offset_ms
+        for share, passed in zip(cell.shares, fleet.passed, strict=True):
+            share.told(passed)
+        cell.denied_until = 0.0
+        self._estimate(cell, now)

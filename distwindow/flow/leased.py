@@ -1,0 +1,332 @@
+"""Permits bought from the store in blocks, and spent here.
+
+    store   |--- bucket ----------------|--- bucket ----------------|
+            ^ lease 40       ^ 30, ahead of need       ^ returned 3
+    here     ############### ###########              |############
+
+A lease is charged when it is granted, in the bucket of that moment, and may be spent until that
+bucket ends on the store's clock: so what is spent counts in the bucket in which it happens, and no
+window ever holds more than the limit. What is left at the end is given back.
+
+How large: what is surely needed (`local/demand.py`) until the bucket ends or a quarter of a second
+has passed, and never more than half of what the limit has left. So a key with little demand, or
+near its limit, is asked about call by call, as in `direct`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from typing import Any
+
+from ..core.clock import Clock
+from ..core.decision import Decision
+from ..core.errors import StoreError
+from ..core.limit import Limit
+from ..local.cell import Cell
+from ..local.demand import Demand
+from ..wire.command import Charge, Count, Grant, Lease, Refund
+from ..wire.keys import AnyKey
+from .admit import decide
+from .book import Book
+from .effect import Dialogue
+from .near import MARGIN, Errand, Nearby, costing, grid_of
+
+HORIZON = 0.25
+"""Seconds that a lease is to last at most: what a killed process takes with it."""
+AHEAD = 0.02
+"""Seconds before a lease is spent that the worker is told to get the next."""
+_SETTLE = 0.002
+"""Seconds after a bucket's end in which the store may still be in it: no lease is asked for."""
+
+_new = tuple.__new__
+
+
+class LeasedCell(Cell):
+    """A key's lease, and the demand that sizes the next."""
+
+    __slots__ = (
+        "beyond", "charged_ms", "demand", "ends_ms", "filling", "level", "limit", "low", "reset_at",
+        "seen", "watched", "width",
+    )  # fmt: skip
+
+    def __init__(self, key: Any, charges: tuple[Charge, ...], offset_ms: float, now: float) -> None:
+        super().__init__(key, charges, grid_of(charges), offset_ms)
+        self.demand = Demand(now)
+        self.limit: Limit = charges[0].limit
+        """What binds, as the last reply said; `beyond` permits are left there."""
+        self.beyond = 0
+        self.reset_at = 0.0
+        self.ends_ms = 0
+        """When the bucket of the lease ends, on the store's clock: this names the bucket."""
+        self.charged_ms = 0
+        """A moment in it."""
+        self.level = 0
+        """What was left when the demand was last looked at."""
+        self.low = -1
+        """At so many left, the worker is to get more; -1: it need not."""
+        self.seen = -1
+        self.filling = False
+        self.watched = False
+        self.width = min(charge.limit.bucket_ms for charge in charges)
+
+    def until_turn(self, now: float) -> float:
+        """Seconds until the present bucket ends."""
+        return (self.width - (now * 1000 + self.offset_ms) % self.width) / 1000
+
+
+class Leased(Nearby[LeasedCell]):
+    """`consistency="leased"`."""
+
+    def __init__(self, book: Book, clock: Clock, most: int, interval: float) -> None:
+        self._order = itertools.count()
+        super().__init__(book, clock, most, interval)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._thirsty: deque[LeasedCell] = deque()
+        self._granted: deque[LeasedCell] = deque()
+        self._looks: list[tuple[float, int, LeasedCell]] = []
+        self._returns: deque[tuple[tuple[Charge, ...], int]] = deque()
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def judge(self, key: AnyKey, cost: int) -> Decision | None:
+        cells = self._cells
+        try:
+            cell = cells.get(key)
+            if cell is None:
+                return None
+            cells.used(key)
+        except (TypeError, KeyError):
+            return None
+        if type(cost) is not int or cost < 1:
+            return None
+        now = self._monotonic()
+        if now < cell.until:
+            with cells.lock:
+                left = cell.left - cost
+                if left >= 0:
+                    cell.left = left
+            if left >= 0:
+                if left <= cell.low:
+                    self._refill(cell, now)
+                charges = cell.charges if cost == 1 else costing(cell.charges, cost)
+                return _new(
+                    Decision,
+                    (
+                        True, key, cost, cell.limit, cell.beyond + left, 0.0, cell.reset_at - now,
+                        0.0, "ok", "lease", int(now * 1000 + cell.offset_ms), charges,
+                    ),
+                )  # fmt: skip
+        if now < cell.denied_until and cell.denied <= cost <= self._dearest:
+            return self._denied(cell, key, cost, now)
+        return None
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        cell, now = self._cells.get(key), self._monotonic()
+        if cell is not None and now < cell.until and (left := cell.left) > 0:
+            return Decision(
+                True, key, 1, cell.limit, cell.beyond + left, 0.0, cell.reset_at - now, 0.0, "ok",
+                "lease", int(now * 1000 + cell.offset_ms),
+            )  # fmt: skip
+        return super().peek(key)
+
+    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
+        now = self._monotonic()
+        command = self._book.acquire(key, cost)
+        cell = self._asking(key, now) if self._kept(key) else None
+        more = 0
+        if cell is not None:
+            self._saw(cell, now, cost)
+            if not cell.filling and not cell.until <= now < cell.until + _SETTLE:
+                more = cell.demand.surely(now, min(HORIZON, cell.until_turn(now)))
+        if cell is None or more < 1:
+            decision: Decision = yield command
+            if cell is not None:
+                cell.offset_ms = decision.now_ms - self._monotonic() * 1000
+            return decision if decision.allowed else self.refused(key, decision, now)
+        cell.filling = True
+        try:
+            grant: Grant = yield Lease(command.charges, more=more)
+        finally:
+            cell.filling = False
+        decision = decide(command, grant.verdict, "store")
+        if not decision.allowed:
+            return self.refused(key, decision, now)
+        self._gain(cell, grant, grant.more, now)
+        return decision._replace(charged=command.charges)
+
+    def _lost(self, cell: LeasedCell) -> None:
+        self._surplus(cell)  # it was charged in windows that are no more
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def _asking(self, key: AnyKey, now: float) -> LeasedCell:
+        cell = self._cells.get(key)
+        if cell is None:
+            charges = self._book.acquire(key).charges
+            offset = self._clock.now_ms() - now * 1000  # until the first reply
+            cell = self._cells.add(key, lambda: self._new_cell(key, charges, offset))
+        return cell
+
+    def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> LeasedCell:
+        return LeasedCell(key, charges, offset_ms, self._monotonic())
+
+    def _saw(self, cell: LeasedCell, now: float, cost: int = 0) -> None:
+        """Note the demand since the last time."""
+        with self._cells.slow:
+            with self._cells.lock:
+                spent = cell.level - cell.left
+                cell.level = cell.left
+            cell.demand.saw(now, max(0, spent) + cost)
+
+    def _gain(self, cell: LeasedCell, grant: Grant, permits: int, sent_at: float) -> None:
+        """Put the permits of a grant with those of the same bucket."""
+        now = self._monotonic()
+        verdict = grant.verdict
+        ends_ms = verdict.now_ms + grant.ends_ms
+        until = sent_at + grant.ends_ms / 1000 - MARGIN
+        with self._cells.slow:
+            cell.offset_ms = verdict.now_ms - now * 1000
+            cell.limit = cell.charges[verdict.ring].limit
+            cell.beyond = max(0, verdict.left)
+            cell.reset_at = now + verdict.reset_ms / 1000
+            if ends_ms < cell.ends_ms or self._gone(cell):
+                # A reply that came after that of a later bucket, or for a cell that was evicted.
+                self._give_back(cell, permits, _within(grant, cell))
+                return
+            if ends_ms > cell.ends_ms:
+                self._give_back(cell, self._surplus(cell), cell.charged_ms)
+                cell.until, cell.ends_ms = 0.0, ends_ms
+                cell.charged_ms = _within(grant, cell)
+            rate = cell.demand.rate(now)
+            left = cell.left + permits  # never more than there is: only others' hits lower it
+            low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
+            with self._cells.lock:
+                cell.left += permits
+                cell.level += permits
+                cell.low = low
+                if until > cell.until:
+                    cell.until = until
+            if not cell.watched:
+                cell.watched = True
+                self._granted.append(cell)
+            self._due(min(until + _SETTLE, now + self._interval))
+
+    def _gone(self, cell: LeasedCell) -> bool:
+        return self._closed or self._cells.get(cell.key) is not cell
+
+    def _surplus(self, cell: LeasedCell) -> int:
+        """Take what is left, so that nobody can spend it any more."""
+        with self._cells.lock:
+            left = cell.left
+            cell.level -= left
+            cell.left = 0
+            cell.low = -1
+        return left
+
+    def _give_back(self, cell: LeasedCell, permits: int, charged_ms: int) -> None:
+        if permits:
+            self._returns.append((costing(cell.charges, permits), charged_ms))
+            self._due(self._monotonic())
+
+    def _refill(self, cell: LeasedCell, now: float) -> None:
+        cell.low = -1
+        self._thirsty.append(cell)
+        self._due(now)
+
+    def _evicted(self, cell: LeasedCell) -> None:
+        self._give_back(cell, self._surplus(cell), cell.charged_ms)
+
+    # -- errands ----------------------------------------------------------------------------------
+
+    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
+        found: list[Errand] = []
+        for _ in range(len(self._thirsty)):
+            cell = self._thirsty.popleft()
+            self._saw(cell, now)
+            self._order_more(cell, now, cell.until - now, found)
+        while self._granted:
+            self._look_at(self._granted.popleft(), now)
+        while self._looks and (last or self._looks[0][0] <= now):
+            cell = heapq.heappop(self._looks)[2]
+            self._look(cell, now, found, last)
+        for _ in range(len(self._returns)):
+            charges, charged_ms = self._returns.popleft()
+            found.append(self._return(charges, charged_ms))
+        return found + super().errands(now, last=last)
+
+    def worked(self, now: float) -> None:
+        at = now + self._interval if self._dirty else float("inf")
+        if self._looks:
+            at = min(at, self._looks[0][0])
+        if self._thirsty or self._granted:
+            at = now
+        self.next_at = min(at, now + self._interval) if self._returns else at
+
+    def _look_at(self, cell: LeasedCell, now: float) -> None:
+        """Look at a lease once it has ended, and every now and then before."""
+        at = min(cell.until + _SETTLE, now + self._interval)
+        heapq.heappush(self._looks, (at, next(self._order), cell))
+
+    def _look(self, cell: LeasedCell, now: float, found: list[Errand], last: bool) -> None:
+        """Give back what a lease has too much; get the next one where it has ended."""
+        before = cell.level
+        self._saw(cell, now)
+        idle = cell.level == before and cell.seen == before
+        cell.seen = cell.level
+        ended = now >= cell.until
+        if last or idle or ended:
+            surplus = self._surplus(cell)
+            if surplus:
+                found.append(self._return(costing(cell.charges, surplus), cell.charged_ms))
+        if last or self._gone(cell) or ended:
+            cell.watched = False
+        else:
+            self._look_at(cell, now)
+        if ended and not last and not idle:
+            self._order_more(cell, now, cell.until_turn(now), found)
+
+    def _order_more(
+        self, cell: LeasedCell, now: float, seconds: float, found: list[Errand]
+    ) -> None:
+        """Have the next lease fetched ahead of need, if there is a need."""
+        more = cell.demand.surely(now, min(HORIZON, seconds)) - cell.left
+        if more < 1 or cell.filling or now < cell.denied_until:
+            return
+        cell.filling = True
+        command = Lease(cell.charges, more=more - 1, quiet=True)
+        found.append(Errand(command, lambda reply, sent_at: self._fetched(cell, reply, sent_at)))
+
+    def _fetched(self, cell: LeasedCell, reply: Grant | Exception, sent_at: float) -> None:
+        cell.filling = False
+        if not isinstance(reply, Grant):
+            return
+        if reply.verdict.admitted:
+            self._gain(cell, reply, reply.more + 1, sent_at)
+        else:
+            plain = self._book.acquire(cell.key)
+            self.refused(cell.key, decide(plain, reply.verdict, "store"), sent_at)
+
+    def _return(self, charges: tuple[Charge, ...], charged_ms: int) -> Errand:
+        def settle(reply: Count | Exception, sent_at: float) -> None:
+            # Sent again only where it surely was not executed: twice would be permits from nowhere.
+            if isinstance(reply, StoreError) and reply.charged is False:
+                longest = max(c.limit.span * c.limit.bucket_ms for c in charges)
+                cell = self._cells.get(charges[0].key)
+                offset = cell.offset_ms if cell is not None else None
+                now = self._monotonic()
+                if offset is not None and now * 1000 + offset - charged_ms < longest:
+                    self._returns.append((charges, charged_ms))
+
+        return Errand(Refund(charges, charged_ms=charged_ms), settle)
+
+
+def _within(grant: Grant, cell: LeasedCell) -> int:
+    """A moment in the bucket of a grant. That is the present one, or where the store's clock is
+    behind its newest bucket, that.
+    """
+    now = grant.verdict.now_ms
+    return max(now, now + grant.ends_ms - cell.width)

@@ -1,0 +1,409 @@
+"""What is decided in this process, without the store: the rooms of `local/` and the commands of
+`wire/` come together here.
+
+    judge(key, cost)    a decision without the store, or None: the hot path
+    ask(key, cost)      the dialogue with the store that follows a None
+    errands(now)        what a background worker has to carry to the store now
+    next_at             when it has to come
+
+`Direct` remembers refusals and carries what is counted here; `Leased` and `Eventual` add to that.
+`Inside` is for a store in this process, which is asked each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..core.clock import Clock
+from ..core.decision import Decision
+from ..core.errors import ConfigurationError, StoreError
+from ..core.stats import Bucket
+from ..local.cell import FAR, Cell, Denial, merged
+from ..local.cells import Cells
+from ..wire.command import NEWEST, Acquire, Charge, Command, Fleet, Flush
+from ..wire.keys import AnyKey, Key
+from .book import Book
+from .effect import Dialogue
+
+C = TypeVar("C", bound=Cell)
+
+LONGEST_KEY = 256
+"""Longer keys are not kept: the store is asked each time."""
+
+MARGIN = 0.001
+"""The store counts whole ms, so what it says of a moment may be one too late."""
+
+_new = tuple.__new__
+
+
+class Errand(NamedTuple):
+    """A command for the worker to carry, and whom to tell what came of it: the reply or the error,
+    and when it was sent (monotonic seconds).
+    """
+
+    command: Command[Any]
+    settle: Callable[[Any, float], None]
+
+
+class Flight(NamedTuple):
+    """Counts that have been sent, to be sent again under the same number until they arrive."""
+
+    seq: int
+    buckets: tuple[Bucket, ...]
+
+
+class Nearby(Generic[C]):
+    """What all modes have: cells, remembered refusals, and counts on their way to the store."""
+
+    def __init__(self, book: Book, clock: Clock, most: int, interval: float) -> None:
+        self.next_at = FAR
+        """When `errands` has something, monotonic seconds."""
+        self.wake: Callable[[], object] = lambda: None
+        """Tells the worker that `next_at` is earlier than it was."""
+        self._book = book
+        self._monotonic = clock.monotonic
+        self._clock = clock
+        self._interval = interval
+        self._dearest = min(limit.amount for limit in book.limits)
+        self._cells: Cells[C] = Cells(most, self._evicted)
+        self._closed = False
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """The child has its own name, and spends nothing of its parent's."""
+        self._cells.clear()
+        self._sender = secrets.token_hex(5)
+        self._seq = itertools.count(1)
+        self._dirty: deque[C] = deque()
+        self.next_at = FAR
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def judge(self, key: AnyKey, cost: int) -> Decision | None:
+        """The decision, where this process can make it."""
+        raise NotImplementedError
+
+    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
+        """The decision, with the store."""
+        raise NotImplementedError
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        """What `judge` would say to a cost of 1, counting nothing."""
+        cell = self._cells.get(key)
+        now = self._monotonic()
+        if cell is None or now >= cell.denied_until or cell.denied > 1:
+            return None
+        return self._denied(cell, key, 1, now, count=False)
+
+    def refused(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+        """The store has refused: remember it, for calls of that cost or more, until the moment it
+        named, but not for longer than a bucket (a refund or a raised limit is not noticed here).
+        """
+        now = self._monotonic()
+        width = decision.limit.bucket_ms / 1000
+        until = sent_at + min(decision.retry_after, width) - MARGIN
+        if until > now and self._kept(key):
+            cell = self._cell(key, decision.now_ms - now * 1000)
+            denial = Denial(
+                decision.limit,
+                decision.remaining,
+                now + decision.retry_after,
+                now + decision.reset_after,
+            )
+            with self._cells.slow:
+                if now >= cell.denied_until or decision.cost <= cell.denied:
+                    cell.denial, cell.denied, cell.denied_until = denial, decision.cost, until
+        return decision
+
+    def forget(self, key: AnyKey) -> None:
+        """Its windows are not what they were: ask anew."""
+        with self._cells.slow:
+            cell = self._cells.get(key)
+            if cell is not None:
+                cell.denied_until, cell.denial = 0.0, None
+
+    def reset(self, key: AnyKey) -> None:
+        """Its windows are being emptied: drop what is not told yet, too."""
+        cell = self._cells.drop(key)
+        if cell is not None:
+            with self._cells.slow:
+                cell.take(self._cells.lock)
+                cell.flight = None
+                self._lost(cell)
+
+    def _lost(self, cell: C) -> None:
+        """Whatever else there is of the windows that are no more."""
+
+    def _denied(
+        self, cell: C, key: AnyKey, cost: int, now: float, *, count: bool = True
+    ) -> Decision | None:
+        denial = cell.denial
+        if denial is None:
+            return None
+        if count:
+            if now >= cell.turns:
+                self._roll(cell, now)
+            with self._cells.lock:
+                cell.blocked += cost
+            if not cell.dirty:
+                self._soil(cell)
+        # Decision(...) itself costs twice as much.
+        return _new(
+            Decision,
+            (
+                False, key, cost, denial.limit, denial.left, denial.retry_at - now,
+                max(0.0, denial.reset_at - now), 0.0, "over_limit", "deny_cache",
+                int(now * 1000 + cell.offset_ms), None,
+            ),
+        )  # fmt: skip
+
+    # -- statistics -------------------------------------------------------------------------------
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None:
+        """Count a finished call; a command only where that has to be asked of the store at once."""
+        now = self._monotonic()
+        cell = self._cell_of(decision, now)
+        if now >= cell.turns:
+            self._roll(cell, now)
+        with self._cells.lock:
+            if cell.success + cell.error == 0 or rt_ms < cell.rt_min:
+                cell.rt_min = rt_ms
+            if failed:
+                cell.error += 1
+            else:
+                cell.success += 1
+            cell.rt_sum += rt_ms
+        if not cell.dirty:
+            self._soil(cell)
+        return None
+
+    def tell(self, key: AnyKey) -> Errand | None:
+        """What is not told yet of `key`, for a caller who is about to ask the store about it."""
+        cell = self._cells.get(key)
+        return None if cell is None else self._flush(cell)
+
+    # -- errands ----------------------------------------------------------------------------------
+
+    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
+        """What the worker has to carry now; with `last`, all that is to be carried ever."""
+        found: list[Errand] = []
+        for _ in range(len(self._dirty)):
+            cell = self._dirty.popleft()
+            cell.dirty = False  # before its counts are taken, so that later ones are noticed
+            errand = self._flush(cell)
+            if errand is not None:
+                found.append(errand)
+        return found
+
+    def worked(self, now: float) -> None:
+        """The worker has been: when is it to come again?"""
+        self.next_at = now + self._interval if self._dirty else FAR
+
+    def close(self) -> None:
+        """Nothing is decided here any more."""
+        self._closed = True
+        self._cells.clear()
+
+    def _soil(self, cell: C) -> None:
+        cell.dirty = True
+        self._dirty.append(cell)
+        self._due(self._monotonic() + self._interval)
+
+    def _due(self, at: float) -> None:
+        # A second overdue: whoever was to come, an event loop, is gone.
+        if at < self.next_at or self.next_at < at - self._interval - 1:
+            self.next_at = at
+            self.wake()
+
+    def _flush(self, cell: C) -> Errand | None:
+        with self._cells.slow:
+            flight: Flight | None = cell.flight
+            if flight is None:
+                buckets = cell.take(self._cells.lock)
+                if not buckets and not self._pulls():
+                    self._cells.settled(cell)
+                    return None
+                flight = cell.flight = Flight(next(self._seq), buckets)
+        counts = tuple(merged(flight.buckets, c.limit.bucket_ms) for c in cell.charges)
+        command = Flush(
+            cell.charges, counts=counts, sender=self._sender, seq=flight.seq, pull=self._pulls()
+        )
+        return Errand(command, lambda reply, sent_at: self._flushed(cell, flight, reply))
+
+    def _pulls(self) -> bool:
+        return False
+
+    def _flushed(self, cell: C, flight: Flight, reply: Fleet | Exception) -> None:
+        now = self._monotonic()
+        with self._cells.slow:
+            if isinstance(reply, StoreError) and self._alive(cell, flight, now):
+                self._soil(cell)  # whatever became of it: sent again, it counts once
+                return
+            if cell.flight is flight:
+                cell.flight = None
+            if isinstance(reply, Fleet):
+                self._told(cell, reply, now)
+            if cell.counted():
+                if not cell.dirty:
+                    self._soil(cell)
+            else:
+                self._cells.settled(cell)
+
+    def _told(self, cell: C, fleet: Fleet, now: float) -> None:
+        cell.offset_ms = fleet.now_ms - now * 1000
+
+    def _alive(self, cell: C, flight: Flight, now: float) -> bool:
+        """Is any of it still in the window, and is there room to keep it?"""
+        if self._cells.leaving() > self._cells.most or not flight.buckets:
+            return False
+        newest = max(seen.start for seen in flight.buckets)
+        charges: tuple[Charge, ...] = cell.charges
+        longest = max(charge.limit.span * charge.limit.bucket_ms for charge in charges)
+        return now * 1000 + cell.offset_ms - newest < longest
+
+    # -- cells ------------------------------------------------------------------------------------
+
+    def _roll(self, cell: C, now: float) -> None:
+        with self._cells.slow:
+            cell.roll(self._cells.lock, now)
+
+    def _kept(self, key: AnyKey) -> bool:
+        parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
+        return not self._closed and max(map(len, parts)) <= LONGEST_KEY
+
+    def _cell(self, key: AnyKey, offset_ms: float) -> C:
+        """The cell of `key`, as its newest reply leaves it."""
+        cell = self._cells.get(key)
+        if cell is None:
+            charges = self._book.acquire(key).charges
+            cell = self._cells.add(key, lambda: self._new_cell(key, charges, offset_ms))
+        cell.offset_ms = offset_ms
+        return cell
+
+    def _cell_of(self, decision: Decision, now: float) -> C:
+        """The cell that counts the end of an admitted call."""
+        if self._closed:
+            raise ConfigurationError("this limiter is closed; make a new one")
+        charges: tuple[Charge, ...] = decision.charged
+        key, offset = charges[0].key, decision.now_ms - now * 1000
+        cell = self._cells.get(key)
+        if cell is not None and len(cell.charges) == len(charges):
+            return cell
+        rings = tuple(charge.ring for charge in charges)
+        own = self._book.acquire(key).charges
+        name = key if self._kept(key) and rings == tuple(c.ring for c in own) else rings
+        return self._cells.add(name, lambda: self._new_cell(name, costing(charges, 1), offset))
+
+    def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> C:
+        raise NotImplementedError
+
+    def _evicted(self, cell: C) -> None:
+        """The cell has to go: whatever it has not told yet is on its way."""
+
+
+class Direct(Nearby[Cell]):
+    """The store is asked for each admission."""
+
+    def judge(self, key: AnyKey, cost: int) -> Decision | None:
+        cells = self._cells
+        try:
+            cell = cells.get(key)
+            if cell is None:
+                return None
+            cells.used(key)
+        except (TypeError, KeyError):  # no key at all, or evicted just now
+            return None
+        now = self._monotonic()
+        if now < cell.denied_until and type(cost) is int and cell.denied <= cost <= self._dearest:
+            return self._denied(cell, key, cost, now)
+        return None
+
+    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
+        sent_at = self._monotonic()
+        decision: Decision = yield self._book.acquire(key, cost)
+        return decision if decision.allowed else self.refused(key, decision, sent_at)
+
+    def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> Cell:
+        return Cell(key, charges, grid_of(charges), offset_ms)
+
+
+class Near(Protocol):
+    """What a limiter needs of its mode; see the head of this file."""
+
+    next_at: float
+    wake: Callable[[], object]
+
+    def judge(self, key: AnyKey, cost: int) -> Decision | None: ...
+    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]: ...
+    def peek(self, key: AnyKey) -> Decision | None: ...
+    def refused(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision: ...
+    def forget(self, key: AnyKey) -> None: ...
+    def reset(self, key: AnyKey) -> None: ...
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None: ...
+    def tell(self, key: AnyKey) -> Errand | None: ...
+    def errands(self, now: float, *, last: bool = False) -> list[Errand]: ...
+    def worked(self, now: float) -> None: ...
+    def close(self) -> None: ...
+    def after_fork(self) -> None: ...
+
+
+class Inside:
+    """For a store in this process: asked each time, as there is no way to save."""
+
+    next_at = FAR
+
+    def __init__(self, book: Book, attempt: Callable[[Acquire], Decision]) -> None:
+        self.wake: Callable[[], object] = lambda: None
+        self._command = book.acquire
+        self._attempt = attempt
+
+    def judge(self, key: AnyKey, cost: int) -> Decision | None:
+        return self._attempt(self._command(key, cost))
+
+    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
+        decision: Decision = yield self._command(key, cost)
+        return decision
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        return None
+
+    def refused(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+        return decision
+
+    def forget(self, key: AnyKey) -> None: ...
+
+    def reset(self, key: AnyKey) -> None: ...
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None:
+        seen = Bucket(
+            NEWEST, success=int(not failed), error=int(failed), rt_sum_ms=rt_ms, rt_min_ms=rt_ms
+        )
+        charges: tuple[Charge, ...] = decision.charged
+        return Flush(charges, counts=((seen,),) * len(charges))
+
+    def tell(self, key: AnyKey) -> Errand | None:
+        return None
+
+    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
+        return []
+
+    def worked(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+def grid_of(charges: tuple[Charge, ...]) -> int:
+    """The widest bucket, ms, of which no bucket of a limit cuts one."""
+    return math.gcd(*(charge.limit.bucket_ms for charge in charges))
+
+
+def costing(charges: Iterable[Charge], cost: int) -> tuple[Charge, ...]:
+    """The same rings, for `cost` permits."""
+    return tuple(charge._replace(cost=cost) for charge in charges)

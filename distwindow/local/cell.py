@@ -1,0 +1,157 @@
+"""What this process knows of one key: permits it may spend, a refusal it remembers, and what it has
+counted and not yet told the store.
+
+    left, until       permits that may be spent here, and until when
+    denied, ...       the least cost that is refused here, and until when
+    start .. rt_min   what has been counted in the present bucket
+    pending           what was counted in buckets before, oldest first
+    flight            what has been sent, and whether it arrived is not known yet
+
+Moments are monotonic seconds of this process; bucket starts are the store's ms. `offset_ms` turns
+one into the other, as well as the last reply told: never ahead of the store's clock.
+
+Two locks guard a cell. `lock` is a plain one, taken on every call, and no code that holds it calls
+anything: only there can a signal handler run, and one that calls the limiter would wait for itself.
+`Cells.slow` is re-entrant, and guards what happens once a bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from ..core.limit import Limit
+from ..core.stats import Bucket
+
+FAR = float("inf")
+
+
+class Cell:
+    """One key's state. Its owner locks it."""
+
+    __slots__ = (
+        "blocked", "charges", "denial", "denied", "denied_until", "dirty", "error", "flight",
+        "grid", "key", "left", "offset_ms", "passed", "pending", "rt_min", "rt_sum", "start",
+        "success", "turns", "until",
+    )  # fmt: skip
+
+    def __init__(self, key: Any, charges: Any, grid: int, offset_ms: float) -> None:
+        self.key = key
+        self.charges = charges
+        """What one permit counts where: for the owner, who speaks to the store."""
+        self.grid = grid
+        """Width of the buckets that counts are kept by, ms: no bucket of a limit cuts one."""
+        self.offset_ms = offset_ms
+        self.left = 0
+        self.until = 0.0
+        self.denied = 0
+        self.denied_until = 0.0
+        self.denial: Denial | None = None
+        self.start = 0
+        self.turns = 0.0
+        """When the present bucket ends."""
+        self.passed = self.blocked = self.success = self.error = self.rt_sum = self.rt_min = 0
+        self.pending: tuple[Bucket, ...] = ()
+        self.flight: Any = None
+        self.dirty = False
+        """Its owner knows that there is something to tell."""
+
+    def counted(self) -> bool:
+        """Is there anything that the store has not been told?"""
+        return bool(
+            self.passed or self.blocked or self.success or self.error
+            or self.pending or self.flight is not None
+        )  # fmt: skip
+
+    def roll(self, lock: Lock, now: float) -> bool:
+        """Make the present bucket that of `now`, and put what was counted before to `pending`; has
+        it changed? Under `slow`.
+        """
+        now_ms = int(now * 1000 + self.offset_ms)
+        start = now_ms - now_ms % self.grid
+        if start <= self.start and now < self.turns:
+            return False
+        # Time never goes back, and what the store's clock corrects is not counted anew.
+        start = max(start, self.start)
+        turns = max(now + 0.0005, (start + self.grid - self.offset_ms) / 1000)
+        self._close(lock, start, turns)
+        return True
+
+    def take(self, lock: Lock) -> tuple[Bucket, ...]:
+        """Everything that was counted, to be sent; the cell forgets it. Under `slow`."""
+        self._close(lock, self.start, self.turns)
+        pending, self.pending = self.pending, ()
+        return pending
+
+    def close(self, lock: Lock) -> None:
+        """Put what was counted in the present bucket to `pending`, too. Under `slow`."""
+        self._close(lock, self.start, self.turns)
+
+    def closed(self, start: int, passed: int) -> None:
+        """So many were passed in the bucket of `start`: for who keeps account of that."""
+
+    def rebase(self, lock: Lock, offset_ms: float) -> None:
+        """The store's clock is another than was thought: move what was counted. Under `slow`."""
+        self.close(lock)
+        shift = round(offset_ms - self.offset_ms)
+        self.offset_ms = offset_ms
+        starts = [seen.start + shift for seen in self.pending]
+        self.pending = tuple(
+            replace(seen, start=start - start % self.grid)
+            for seen, start in zip(self.pending, starts, strict=True)
+        )
+        self.start, self.turns = 0, 0.0
+
+    def _close(self, lock: Lock, start: int, turns: float) -> None:
+        with lock:
+            before = self.start
+            passed, blocked, success = self.passed, self.blocked, self.success
+            error, rt_sum, rt_min = self.error, self.rt_sum, self.rt_min
+            self.passed = self.blocked = self.success = self.error = self.rt_sum = 0
+            self.start, self.turns = start, turns
+        if passed:
+            self.closed(before, passed)
+        if passed or blocked or success or error:
+            least = rt_min if success or error else None
+            seen = Bucket(before, passed, blocked, success, error, rt_sum, least)
+            self.pending = (*self.pending, seen)
+
+
+class Denial:
+    """A refusal, as it will be repeated."""
+
+    __slots__ = ("left", "limit", "reset_at", "retry_at")
+
+    def __init__(self, limit: Limit, left: int, retry_at: float, reset_at: float) -> None:
+        self.limit = limit
+        self.left = left
+        self.retry_at = retry_at
+        self.reset_at = reset_at
+
+
+def merged(buckets: tuple[Bucket, ...], width: int) -> tuple[Bucket, ...]:
+    """The same counts in buckets of `width`, a multiple of the present one; oldest first."""
+    sums: dict[int, Bucket] = {}
+    for seen in buckets:
+        start = seen.start - seen.start % width
+        known = sums.get(start)
+        sums[start] = Bucket(start, *_counts(seen)) if known is None else _sum(known, seen)
+    return tuple(sums[start] for start in sorted(sums))
+
+
+def _counts(b: Bucket) -> tuple[int, int, int, int, int, int | None]:
+    return b.passed, b.blocked, b.success, b.error, b.rt_sum_ms, b.rt_min_ms
+
+
+def _sum(one: Bucket, two: Bucket) -> Bucket:
+    least = [rt for rt in (one.rt_min_ms, two.rt_min_ms) if rt is not None]
+    return Bucket(
+        one.start,
+        one.passed + two.passed,
+        one.blocked + two.blocked,
+        one.success + two.success,
+        one.error + two.error,
+        one.rt_sum_ms + two.rt_sum_ms,
+        min(least) if least else None,
+    )

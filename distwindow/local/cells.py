@@ -1,0 +1,73 @@
+"""The cells of one limiter: at most so many, and the one that was used longest ago goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock, RLock
+from typing import Any, Generic, TypeVar
+
+from .cell import Cell
+
+C = TypeVar("C", bound=Cell)
+
+
+class Cells(Generic[C]):
+    """Cells by key, in order of use. `evicted` is told of each that has to go."""
+
+    def __init__(self, most: int, evicted: Callable[[C], object]) -> None:
+        self.most = most
+        self._evicted = evicted
+        self._leaving: dict[Any, C] = {}
+        """Gone from the cache, but with something still to tell. A key that comes back gets this
+        cell again: what it tells must stay in order.
+        """
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; the locks are new, as after a fork nobody holds them."""
+        self.lock = Lock()
+        self.slow = RLock()
+        self._cells: OrderedDict[Any, C] = OrderedDict()
+        self._leaving = {}
+        # Bound once: these two are most of what the hot path does here.
+        self.get = self._cells.get
+        self.used = self._cells.move_to_end
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def all(self) -> list[C]:
+        """Every cell there is, those that are leaving too."""
+        with self.slow:
+            return [*self._cells.values(), *self._leaving.values()]
+
+    def add(self, key: Any, new: Callable[[], C]) -> C:
+        """The cell of `key`, made if it is not there; the least used one may have to go for it."""
+        with self.slow:
+            cell = self._cells.get(key)
+            if cell is not None:
+                return cell
+            cell = self._leaving.pop(key, None) or new()
+            while len(self._cells) >= self.most:
+                gone, oldest = self._cells.popitem(last=False)
+                self._leaving[gone] = oldest
+                self._evicted(oldest)
+                if not oldest.counted():
+                    del self._leaving[gone]
+            self._cells[key] = cell
+            return cell
+
+    def settled(self, cell: C) -> None:
+        """It has nothing more to tell; one that was leaving may go."""
+        if self._leaving and self._leaving.get(cell.key) is cell:
+            del self._leaving[cell.key]
+
+    def leaving(self) -> int:
+        """How many are kept only because they have something to tell."""
+        return len(self._leaving)
+
+    def drop(self, key: Any) -> C | None:
+        """Take the cell of `key` out."""
+        with self.slow:
+            return self._cells.pop(key, None) or self._leaving.pop(key, None)

@@ -1,0 +1,152 @@
+"""A fleet without processes: several limiters' insides over one store, with one clock that is moved.
+
+What a process does is a dialogue, and here each of its steps is taken by hand: its command reaches
+the store when the test says so, and the reply comes back later, or never. So any interleaving of
+processes, workers, losses and deaths can be told, in no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from distwindow.core.decision import Decision
+from distwindow.core.errors import StoreTimeout
+from distwindow.flow.admit import decide
+from distwindow.flow.book import Book
+from distwindow.flow.effect import Together
+from distwindow.flow.near import Near
+from distwindow.flow.sync import work
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import Acquire, Command
+
+
+class World:
+    """The clock of everybody, and the store."""
+
+    def __init__(self, start_ms: float) -> None:
+        self.ms = start_ms
+        self.store = MemoryStore(self)
+        self.asked = 0
+        """Commands that the store has executed."""
+
+    def now_ms(self) -> int:
+        return int(self.ms)
+
+    def monotonic(self) -> float:
+        return self.ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self.ms += seconds * 1000
+
+    def execute(self, command: Command[Any]) -> Any:
+        """What the store answers; for an `Acquire`, the decision, as stores do."""
+        self.asked += 1
+        reply = self.store.execute(command)
+        return decide(command, reply, "store") if type(command) is Acquire else reply
+
+
+class Local:
+    """A process's own clock: another origin, and a wall clock that is wrong."""
+
+    def __init__(self, world: World, origin: float = 0.0, skew_ms: int = 0) -> None:
+        self._world, self._origin, self._skew_ms = world, origin, skew_ms
+
+    def now_ms(self) -> int:
+        return self._world.now_ms() + self._skew_ms
+
+    def monotonic(self) -> float:
+        return self._world.monotonic() - self._origin
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+
+
+class Way:
+    """A dialogue under way: `reach` takes what it asks to the store, `answer` brings the reply."""
+
+    def __init__(self, world: World, dialogue: Generator[Any, Any, Any]) -> None:
+        self._world = world
+        self._dialogue = dialogue
+        self.done = False
+        self.result: Any = None
+        self.effect: Any = None
+        self._reply: Any = None
+        self.reached = False
+        self._on(lambda: next(dialogue))
+
+    def reach(self) -> None:
+        """The store executes what was asked, now."""
+        if self.done or self.reached:
+            return
+        self.reached = True
+        if isinstance(self.effect, Together):
+            self._reply = [self._world.execute(command) for command in self.effect.commands]
+        else:
+            self._reply = self._world.execute(self.effect)
+
+    def answer(self) -> None:
+        """The reply arrives; first what was asked has to reach the store."""
+        self.reach()
+        if not self.done:
+            reply = self._reply
+            self._on(lambda: self._dialogue.send(reply))
+
+    def lose(self) -> None:
+        """No reply comes, whether the store has executed it or not."""
+        if self.done:
+            return
+        lost = StoreTimeout("lost", charged=None)
+        if isinstance(self.effect, Together):
+            replies = [lost] * len(self.effect.commands)
+            self._on(lambda: self._dialogue.send(replies))
+        else:
+            self._on(lambda: self._dialogue.throw(lost))
+
+    def _on(self, step: Callable[[], Any]) -> None:
+        try:
+            self.effect, self.reached = step(), False
+        except StopIteration as end:
+            self.done, self.result = True, end.value
+        except StoreTimeout as lost:
+            self.done, self.result = True, lost
+
+
+class Process:
+    """One process of the fleet: what `Limiter` does, without the limiter."""
+
+    def __init__(
+        self,
+        world: World,
+        limits: Any,
+        mode: Callable[[Book, Local], Near],
+        *,
+        origin: float = 0.0,
+        skew_ms: int = 0,
+    ) -> None:
+        self.world = world
+        self.clock = Local(world, origin, skew_ms)
+        self.near = mode(Book("fleet", limits), self.clock)
+
+    def call(self, key: str, cost: int = 1) -> Decision | Way:
+        """`try_acquire`: the decision, or the way to it."""
+        decision = self.near.judge(key, cost)
+        return Way(self.world, self.near.ask(key, cost)) if decision is None else decision
+
+    def at_once(self, key: str, cost: int = 1) -> Decision:
+        """`try_acquire` with a store that takes no time."""
+        found = self.call(key, cost)
+        if isinstance(found, Way):
+            while not found.done:
+                found.answer()
+            found = found.result
+        assert isinstance(found, Decision)
+        return found
+
+    def work(self, *, last: bool = False) -> Way:
+        """The worker's round."""
+        return Way(self.world, work(self.near, self.clock.monotonic, last=last))
+
+    def due(self) -> float:
+        """When the worker is to come, on the world's clock, ms."""
+        return (self.near.next_at - self.clock.monotonic()) * 1000 + self.world.ms
