@@ -8,7 +8,7 @@ A lease is charged when it is granted, in the bucket of that moment, and may be 
 bucket ends on the store's clock: so what is spent counts in the bucket in which it happens, and no
 window ever holds more than the limit. What is left at the end is given back.
 
-How large: what is surely needed (`local/demand.py`) until the bucket ends or a quarter of a second
+How large: what is needed (`local/demand.py`) until the bucket ends or a quarter of a second
 has passed, and never more than half of what the limit has left. So a key with little demand, or
 near its limit, is asked about call by call, as in `direct`.
 """
@@ -38,7 +38,7 @@ HORIZON = 0.25
 AHEAD = 0.02
 """Seconds before a lease is spent that the worker is told to get the next."""
 _SETTLE = 0.002
-"""Seconds after a bucket's end in which the store may still be in it: no lease is asked for."""
+"""Seconds after the end of a lease until the worker looks at it: the store is in the next bucket."""
 
 _new = tuple.__new__
 
@@ -140,8 +140,10 @@ class Leased(Nearby[LeasedCell]):
         more = 0
         if cell is not None:
             self._saw(cell, now, cost)
-            if not cell.filling and not cell.until <= now < cell.until + _SETTLE:
-                more = cell.demand.surely(now, min(HORIZON, cell.until_turn(now)))
+            # Not in the last moments of the old bucket: the lease would die with it at once.
+            in_next = now * 1000 + cell.offset_ms >= cell.ends_ms
+            if not cell.filling and (now < cell.until or in_next):
+                more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now)))
         if cell is None or more < 1:
             decision: Decision = yield command
             if cell is not None:
@@ -293,7 +295,7 @@ class Leased(Nearby[LeasedCell]):
         self, cell: LeasedCell, now: float, seconds: float, found: list[Errand]
     ) -> None:
         """Have the next lease fetched ahead of need, if there is a need."""
-        more = cell.demand.surely(now, min(HORIZON, seconds)) - cell.left
+        more = cell.demand.needed(now, min(HORIZON, seconds)) - cell.left
         if more < 1 or cell.filling or now < cell.denied_until:
             return
         cell.filling = True

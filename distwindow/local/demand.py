@@ -1,14 +1,8 @@
-"""How many permits a process will surely need of a key: what sizes its leases.
+"""How many permits a process will need of a key: what sizes its leases.
 
-Counts of calls and the time they took, both fading with `_FADE`, give a rate. From the rate follows
-what is needed until a moment, and from the count how well the rate is known. Leased is what will
-be needed with near certainty (two standard deviations below the mean), because a permit that is
-leased and not spent is one that nobody else gets:
-
-    calls known    rate * time    leased
-             3             10         0     too little is known
-            50             10         2     could as well be 4
-          1000           1000       910
+Counts of calls and the time they took, both fading with `_FADE`, give a rate; from the rate follows
+what will be needed until a moment. A little too much is no harm: what a lease has left when its
+bucket ends is given back, and found by the others as long as the bucket counts.
 """
 
 from __future__ import annotations
@@ -21,6 +15,8 @@ _BLIND = 0.01
 """Seconds without a call that are taken to have been before the first: two calls at once are no
 sign of many.
 """
+_LEAST = 2
+"""Permits that are worth a lease: getting it and giving the rest back are two commands."""
 
 
 class Demand:
@@ -48,9 +44,11 @@ class Demand:
         fade = exp(-max(0.0, now - self.at) / _FADE)
         return self.calls * fade / (self.seconds * fade + _FADE * (1 - fade))
 
-    def surely(self, now: float, seconds: float) -> int:
-        """Permits that will be needed within `seconds`, with near certainty."""
-        mean = self.rate(now) * seconds
-        if mean < 1:
+    def needed(self, now: float, seconds: float) -> int:
+        """Permits that will be needed within `seconds`, less what the rate may be wrong by; 0 where
+        a lease of them would save nothing.
+        """
+        if self.calls <= 1:
             return 0
-        return max(0, int(mean - 2 * sqrt(mean + mean * mean / max(1.0, self.calls))))
+        needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.calls)))
+        return needed if needed >= _LEAST else 0
