@@ -103,7 +103,7 @@ class Eventual(Nearby[SharedCell]):
         with self._cells.slow:
             self._estimate(cell, now)
         if cell.left < 1:
-            return self._refuse(cell, key, 1, now, count=False)
+            return self._refuse(cell, key, 1, now, counted=False)
         return Decision(
             True, key, 1, cell.binding.limit, cell.left, 0.0, cell.reset_at - now, 0.0, "ok",
             "local", int(now * 1000 + cell.offset_ms),
@@ -158,16 +158,13 @@ class Eventual(Nearby[SharedCell]):
                 cell.until = cell.turns
 
     def _refuse(
-        self, cell: SharedCell, key: AnyKey, cost: int, now: float, *, count: bool = True
-    ) -> Decision:
-        denial = cell.denial
-        if denial is None or now >= cell.denied_until or cost != cell.denied:
+        self, cell: SharedCell, key: AnyKey, cost: int, now: float, *, counted: bool = True
+    ) -> Decision | None:
+        if cell.denial is None or now >= cell.denied_until or cost != cell.denied:
             with self._cells.slow:
-                denial = cell.denial = self._denial(cell, cost, now)
+                cell.denial = self._denial(cell, cost, now)
                 cell.denied, cell.denied_until = cost, cell.until
-        decision = self._denied(cell, key, cost, now, count=count)
-        assert decision is not None
-        return decision._replace(source="local")
+        return self._deny(cell, key, cost, now, source="local", counted=counted)
 
     def _denial(self, cell: SharedCell, cost: int, now: float) -> Denial:
         now_ms = int(now * 1000 + cell.offset_ms)
@@ -176,8 +173,9 @@ class Eventual(Nearby[SharedCell]):
             here = share.retry_ms(now_ms, cost, cell.passed)
             if here > retry:
                 retry, binding = here, share
-        reset = binding.reset_ms(now_ms, cell.passed) / 1000
-        return Denial(binding.limit, max(0, cell.left), now + max(1, retry) / 1000, now + reset)
+        retry = max(1, retry)
+        reset = max(retry, binding.reset_ms(now_ms, cell.passed))
+        return Denial(binding.limit, max(0, cell.left), now + retry / 1000, now + reset / 1000)
 
     # -- errands ----------------------------------------------------------------------------------
 

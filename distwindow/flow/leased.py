@@ -38,7 +38,7 @@ HORIZON = 0.25
 AHEAD = 0.02
 """Seconds before a lease is spent that the worker is told to get the next."""
 _SETTLE = 0.002
-"""Seconds after the end of a lease until the worker looks at it: the store is in the next bucket."""
+"""Seconds after the end of a lease in which the store comes to the next bucket, too."""
 
 _new = tuple.__new__
 
@@ -121,7 +121,7 @@ class Leased(Nearby[LeasedCell]):
                     ),
                 )  # fmt: skip
         if now < cell.denied_until and cell.denied <= cost <= self._dearest:
-            return self._denied(cell, key, cost, now)
+            return self._deny(cell, key, cost, now)
         return None
 
     def peek(self, key: AnyKey) -> Decision | None:

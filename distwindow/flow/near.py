@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..core.clock import Clock
-from ..core.decision import Decision
+from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, StoreError
 from ..core.stats import Bucket
 from ..local.cell import FAR, Cell, Denial, merged
@@ -98,7 +98,7 @@ class Nearby(Generic[C]):
         now = self._monotonic()
         if cell is None or now >= cell.denied_until or cell.denied > 1:
             return None
-        return self._denied(cell, key, 1, now, count=False)
+        return self._deny(cell, key, 1, now, counted=False)
 
     def refused(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """The store has refused: remember it, for calls of that cost or more, until the moment it
@@ -113,7 +113,7 @@ class Nearby(Generic[C]):
                 decision.limit,
                 decision.remaining,
                 now + decision.retry_after,
-                now + decision.reset_after,
+                now + max(decision.retry_after, decision.reset_after),
             )
             with self._cells.slow:
                 if now >= cell.denied_until or decision.cost <= cell.denied:
@@ -139,13 +139,22 @@ class Nearby(Generic[C]):
     def _lost(self, cell: C) -> None:
         """Whatever else there is of the windows that are no more."""
 
-    def _denied(
-        self, cell: C, key: AnyKey, cost: int, now: float, *, count: bool = True
+    def _deny(
+        self,
+        cell: C,
+        key: AnyKey,
+        cost: int,
+        now: float,
+        *,
+        source: Source = "deny_cache",
+        counted: bool = True,
     ) -> Decision | None:
+        """Repeat the refusal that is remembered, and count a block."""
         denial = cell.denial
-        if denial is None:
+        if denial is None:  # forgotten just now
             return None
-        if count:
+        limit, left, retry_at, reset_at = denial
+        if counted:
             if now >= cell.turns:
                 self._roll(cell, now)
             with self._cells.lock:
@@ -156,9 +165,8 @@ class Nearby(Generic[C]):
         return _new(
             Decision,
             (
-                False, key, cost, denial.limit, denial.left, denial.retry_at - now,
-                max(0.0, denial.reset_at - now), 0.0, "over_limit", "deny_cache",
-                int(now * 1000 + cell.offset_ms), None,
+                False, key, cost, limit, left, retry_at - now, reset_at - now, 0.0, "over_limit",
+                source, int(now * 1000 + cell.offset_ms), None,
             ),
         )  # fmt: skip
 
@@ -320,7 +328,7 @@ class Direct(Nearby[Cell]):
             return None
         now = self._monotonic()
         if now < cell.denied_until and type(cost) is int and cell.denied <= cost <= self._dearest:
-            return self._denied(cell, key, cost, now)
+            return self._deny(cell, key, cost, now)
         return None
 
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:

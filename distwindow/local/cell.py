@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.limit import Limit
 from ..core.stats import Bucket
@@ -118,16 +118,14 @@ class Cell:
             self.pending = (*self.pending, seen)
 
 
-class Denial:
-    """A refusal, as it will be repeated."""
+class Denial(NamedTuple):
+    """A refusal, as it will be repeated; moments are monotonic seconds."""
 
-    __slots__ = ("left", "limit", "reset_at", "retry_at")
-
-    def __init__(self, limit: Limit, left: int, retry_at: float, reset_at: float) -> None:
-        self.limit = limit
-        self.left = left
-        self.retry_at = retry_at
-        self.reset_at = reset_at
+    limit: Limit
+    left: int
+    retry_at: float
+    reset_at: float
+    """Never before `retry_at`."""
 
 
 def merged(buckets: tuple[Bucket, ...], width: int) -> tuple[Bucket, ...]:
