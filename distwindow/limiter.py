@@ -123,6 +123,7 @@ class Limiter(_Face):
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._kept = self._store is store
         self._near = open_near(mode, self._book, self._store, self._store.attempt)
+        self._judge = self._near.judge
         self._ask = self._ask_store if mode.direct else self._ask_near
         self._agent = THREAD.serve(self._near, self._work, self._store.clock)
 
@@ -139,7 +140,7 @@ class Limiter(_Face):
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent.
         """
-        decision = self._near.judge(key, cost)
+        decision = self._judge(key, cost)
         return self._ask(key, cost) if decision is None else decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
@@ -300,6 +301,7 @@ class AsyncLimiter(_Face):
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._kept = self._store is store or isinstance(store, MemoryStore)
         self._near = open_near(mode, self._book, self._store, inside(self._store))
+        self._judge = self._near.judge
         self._agent = TASKS.serve(self._near, self._work, self._store.clock)
 
     @property
@@ -309,7 +311,7 @@ class AsyncLimiter(_Face):
 
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""
-        decision = self._near.judge(key, cost)
+        decision = self._judge(key, cost)
         return await self._run(self._near.ask(key, cost)) if decision is None else decision
 
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:

@@ -29,16 +29,15 @@ _new = tuple.__new__
 class SharedCell(Cell):
     """A key's windows, as this process sees them."""
 
-    __slots__ = ("binding", "reset_at", "shares")
+    __slots__ = ("binding", "shares")
 
     def __init__(
         self, key: Any, charges: tuple[Charge, ...], offset_ms: float, share: float
     ) -> None:
-        super().__init__(key, charges, grid_of(charges), offset_ms)
+        super().__init__(key, charges, grid_of(charges), offset_ms, charges[0].limit)
         self.shares = tuple(Share(charge.limit, share) for charge in charges)
         self.binding = self.shares[0]
         """The one that has least left."""
-        self.reset_at = 0.0
 
     def closed(self, start: int, passed: int) -> None:
         for share in self.shares:
@@ -64,11 +63,10 @@ class Eventual(Nearby[SharedCell]):
     # -- decisions --------------------------------------------------------------------------------
 
     def judge(self, key: AnyKey, cost: int) -> Decision | None:
-        cells = self._cells
         try:
-            cell = cells.get(key)
+            cell = self._get(key)
             if cell is not None:
-                cells.used(key)
+                self._used(key)
         except (TypeError, KeyError):
             cell = None
         if cell is None or type(cost) is not int or not 1 <= cost <= self._dearest:
@@ -76,7 +74,7 @@ class Eventual(Nearby[SharedCell]):
         now = self._monotonic()
         if now >= cell.until:
             self._estimate(cell, now)
-        with cells.lock:
+        with self._lock:
             left = cell.left - cost
             if left >= 0:
                 cell.left = left
@@ -99,7 +97,7 @@ class Eventual(Nearby[SharedCell]):
         yield
 
     def peek(self, key: AnyKey) -> Decision | None:
-        cell, now = self._cells.get(key) or self._new(key, 1), self._monotonic()
+        cell, now = self._get(key) or self._new(key, 1), self._monotonic()
         with self._cells.slow:
             self._estimate(cell, now)
         if cell.left < 1:
@@ -122,7 +120,7 @@ class Eventual(Nearby[SharedCell]):
                 f"cost={cost} can never be admitted: the share of one process is {self._dearest}"
             )
         name = key if self._kept(key) else charges[0].ring
-        cell = self._cells.get(name)
+        cell = self._get(name)
         if cell is not None:
             return cell
         offset = self._offset_ms
@@ -138,7 +136,7 @@ class Eventual(Nearby[SharedCell]):
 
     def _estimate(self, cell: SharedCell, now: float) -> None:
         """Say anew how many permits are left until the present bucket ends."""
-        lock = self._cells.lock
+        lock = self._lock
         with self._cells.slow:
             if not cell.roll(lock, now):
                 cell.close(lock)
@@ -159,12 +157,18 @@ class Eventual(Nearby[SharedCell]):
 
     def _refuse(
         self, cell: SharedCell, key: AnyKey, cost: int, now: float, *, counted: bool = True
-    ) -> Decision | None:
-        if cell.denial is None or now >= cell.denied_until or cost != cell.denied:
+    ) -> Decision:
+        denial = cell.denial
+        if denial is None or now >= cell.denied_until or cost != cell.denied:
             with self._cells.slow:
-                cell.denial = self._denial(cell, cost, now)
+                denial = cell.denial = self._denial(cell, cost, now)
                 cell.denied, cell.denied_until = cost, cell.until
-        return self._deny(cell, key, cost, now, source="local", counted=counted)
+        if counted:
+            with self._lock:
+                cell.blocked += cost
+            if not cell.dirty:
+                self._soil(cell)
+        return self._repeated(cell, denial, key, cost, now, "local")
 
     def _denial(self, cell: SharedCell, cost: int, now: float) -> Denial:
         now_ms = int(now * 1000 + cell.offset_ms)
@@ -199,7 +203,7 @@ class Eventual(Nearby[SharedCell]):
         self._offset_ms = reply.now_ms - now * 1000
         for cell in self._cells.all():
             with self._cells.slow:
-                cell.rebase(self._cells.lock, self._offset_ms)
+                cell.rebase(self._lock, self._offset_ms)
                 self._estimate(cell, now)
         self._due(now)
 

@@ -23,7 +23,6 @@ from typing import Any
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreError
-from ..core.limit import Limit
 from ..local.cell import Cell
 from ..local.demand import Demand
 from ..wire.command import Charge, Count, Grant, Lease, Refund
@@ -40,32 +39,23 @@ AHEAD = 0.02
 _SETTLE = 0.002
 """Seconds after the end of a lease in which the store comes to the next bucket, too."""
 
-_new = tuple.__new__
-
 
 class LeasedCell(Cell):
     """A key's lease, and the demand that sizes the next."""
 
     __slots__ = (
-        "beyond", "charged_ms", "demand", "ends_ms", "filling", "level", "limit", "low", "reset_at",
-        "seen", "watched", "width",
+        "charged_ms", "demand", "ends_ms", "filling", "level", "seen", "watched", "width",
     )  # fmt: skip
 
     def __init__(self, key: Any, charges: tuple[Charge, ...], offset_ms: float, now: float) -> None:
-        super().__init__(key, charges, grid_of(charges), offset_ms)
+        super().__init__(key, charges, grid_of(charges), offset_ms, charges[0].limit)
         self.demand = Demand(now)
-        self.limit: Limit = charges[0].limit
-        """What binds, as the last reply said; `beyond` permits are left there."""
-        self.beyond = 0
-        self.reset_at = 0.0
         self.ends_ms = 0
         """When the bucket of the lease ends, on the store's clock: this names the bucket."""
         self.charged_ms = 0
         """A moment in it."""
         self.level = 0
         """What was left when the demand was last looked at."""
-        self.low = -1
-        """At so many left, the worker is to get more; -1: it need not."""
         self.seen = -1
         self.filling = False
         self.watched = False
@@ -92,40 +82,8 @@ class Leased(Nearby[LeasedCell]):
 
     # -- decisions --------------------------------------------------------------------------------
 
-    def judge(self, key: AnyKey, cost: int) -> Decision | None:
-        cells = self._cells
-        try:
-            cell = cells.get(key)
-            if cell is None:
-                return None
-            cells.used(key)
-        except (TypeError, KeyError):
-            return None
-        if type(cost) is not int or cost < 1:
-            return None
-        now = self._monotonic()
-        if now < cell.until:
-            with cells.lock:
-                left = cell.left - cost
-                if left >= 0:
-                    cell.left = left
-            if left >= 0:
-                if left <= cell.low:
-                    self._refill(cell, now)
-                charges = cell.charges if cost == 1 else costing(cell.charges, cost)
-                return _new(
-                    Decision,
-                    (
-                        True, key, cost, cell.limit, cell.beyond + left, 0.0, cell.reset_at - now,
-                        0.0, "ok", "lease", int(now * 1000 + cell.offset_ms), charges,
-                    ),
-                )  # fmt: skip
-        if now < cell.denied_until and cell.denied <= cost <= self._dearest:
-            return self._deny(cell, key, cost, now)
-        return None
-
     def peek(self, key: AnyKey) -> Decision | None:
-        cell, now = self._cells.get(key), self._monotonic()
+        cell, now = self._get(key), self._monotonic()
         if cell is not None and now < cell.until and (left := cell.left) > 0:
             return Decision(
                 True, key, 1, cell.limit, cell.beyond + left, 0.0, cell.reset_at - now, 0.0, "ok",
@@ -166,7 +124,7 @@ class Leased(Nearby[LeasedCell]):
     # -- leases -----------------------------------------------------------------------------------
 
     def _asking(self, key: AnyKey, now: float) -> LeasedCell:
-        cell = self._cells.get(key)
+        cell = self._get(key)
         if cell is None:
             charges = self._book.acquire(key).charges
             offset = self._clock.now_ms() - now * 1000  # until the first reply
@@ -179,7 +137,7 @@ class Leased(Nearby[LeasedCell]):
     def _saw(self, cell: LeasedCell, now: float, cost: int = 0) -> None:
         """Note the demand since the last time."""
         with self._cells.slow:
-            with self._cells.lock:
+            with self._lock:
                 spent = cell.level - cell.left
                 cell.level = cell.left
             cell.demand.saw(now, max(0, spent) + cost)
@@ -206,7 +164,7 @@ class Leased(Nearby[LeasedCell]):
             rate = cell.demand.rate(now)
             left = cell.left + permits  # never more than there is: only others' hits lower it
             low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
-            with self._cells.lock:
+            with self._lock:
                 cell.left += permits
                 cell.level += permits
                 cell.low = low
@@ -218,11 +176,11 @@ class Leased(Nearby[LeasedCell]):
             self._due(min(until + _SETTLE, now + self._interval))
 
     def _gone(self, cell: LeasedCell) -> bool:
-        return self._closed or self._cells.get(cell.key) is not cell
+        return self._closed or self._get(cell.key) is not cell
 
     def _surplus(self, cell: LeasedCell) -> int:
         """Take what is left, so that nobody can spend it any more."""
-        with self._cells.lock:
+        with self._lock:
             left = cell.left
             cell.level -= left
             cell.left = 0
@@ -317,7 +275,7 @@ class Leased(Nearby[LeasedCell]):
             # Sent again only where it surely was not executed: twice would be permits from nowhere.
             if isinstance(reply, StoreError) and reply.charged is False:
                 longest = max(c.limit.span * c.limit.bucket_ms for c in charges)
-                cell = self._cells.get(charges[0].key)
+                cell = self._get(charges[0].key)
                 offset = cell.offset_ms if cell is not None else None
                 now = self._monotonic()
                 if offset is not None and now * 1000 + offset - charged_ms < longest:

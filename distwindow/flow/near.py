@@ -77,6 +77,8 @@ class Nearby(Generic[C]):
     def after_fork(self) -> None:
         """The child has its own name, and spends nothing of its parent's."""
         self._cells.clear()
+        # Bound once, for the hot path.
+        self._get, self._used, self._lock = self._cells.get, self._cells.used, self._cells.lock
         self._sender = secrets.token_hex(5)
         self._seq = itertools.count(1)
         self._dirty: deque[C] = deque()
@@ -85,8 +87,54 @@ class Nearby(Generic[C]):
     # -- decisions --------------------------------------------------------------------------------
 
     def judge(self, key: AnyKey, cost: int) -> Decision | None:
-        """The decision, where this process can make it."""
-        raise NotImplementedError
+        """The decision, where this process can make it: a permit that it has, or a refusal that it
+        remembers. One piece, as it is what hot keys cost.
+        """
+        try:
+            cell = self._get(key)
+            if cell is None:
+                return None
+            self._used(key)
+        except (TypeError, KeyError):  # no key at all, or evicted just now
+            return None
+        if cost.__class__ is not int or cost < 1:
+            return None
+        now = self._monotonic()
+        if now < cell.until:
+            with self._lock:
+                left = cell.left - cost
+                if left >= 0:
+                    cell.left = left
+            if left >= 0:
+                if left <= cell.low:
+                    self._refill(cell, now)
+                charges = cell.charges if cost == 1 else costing(cell.charges, cost)
+                # Decision(...) itself costs twice as much.
+                return _new(
+                    Decision,
+                    (
+                        True, key, cost, cell.limit, cell.beyond + left, 0.0, cell.reset_at - now,
+                        0.0, "ok", "lease", int(now * 1000 + cell.offset_ms), charges,
+                    ),
+                )  # fmt: skip
+        if now < cell.denied_until and cell.denied <= cost <= self._dearest:
+            denial = cell.denial
+            if denial is not None:  # not forgotten just now
+                if now >= cell.turns:
+                    self._roll(cell, now)
+                with self._lock:
+                    cell.blocked += cost
+                if not cell.dirty:
+                    self._soil(cell)
+                limit, remaining, retry_at, reset_at = denial
+                return _new(
+                    Decision,
+                    (
+                        False, key, cost, limit, remaining, retry_at - now, reset_at - now, 0.0,
+                        "over_limit", "deny_cache", int(now * 1000 + cell.offset_ms), None,
+                    ),
+                )  # fmt: skip
+        return None
 
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
         """The decision, with the store."""
@@ -94,11 +142,11 @@ class Nearby(Generic[C]):
 
     def peek(self, key: AnyKey) -> Decision | None:
         """What `judge` would say to a cost of 1, counting nothing."""
-        cell = self._cells.get(key)
+        cell = self._get(key)
         now = self._monotonic()
-        if cell is None or now >= cell.denied_until or cell.denied > 1:
+        if cell is None or now >= cell.denied_until or cell.denied > 1 or cell.denial is None:
             return None
-        return self._deny(cell, key, 1, now, counted=False)
+        return self._repeated(cell, cell.denial, key, 1, now, "deny_cache")
 
     def refused(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """The store has refused: remember it, for calls of that cost or more, until the moment it
@@ -123,7 +171,7 @@ class Nearby(Generic[C]):
     def forget(self, key: AnyKey) -> None:
         """Its windows are not what they were: ask anew."""
         with self._cells.slow:
-            cell = self._cells.get(key)
+            cell = self._get(key)
             if cell is not None:
                 cell.denied_until, cell.denial = 0.0, None
 
@@ -132,43 +180,24 @@ class Nearby(Generic[C]):
         cell = self._cells.drop(key)
         if cell is not None:
             with self._cells.slow:
-                cell.take(self._cells.lock)
+                cell.take(self._lock)
                 cell.flight = None
                 self._lost(cell)
 
     def _lost(self, cell: C) -> None:
         """Whatever else there is of the windows that are no more."""
 
-    def _deny(
-        self,
-        cell: C,
-        key: AnyKey,
-        cost: int,
-        now: float,
-        *,
-        source: Source = "deny_cache",
-        counted: bool = True,
-    ) -> Decision | None:
-        """Repeat the refusal that is remembered, and count a block."""
-        denial = cell.denial
-        if denial is None:  # forgotten just now
-            return None
+    def _repeated(
+        self, cell: C, denial: Denial, key: AnyKey, cost: int, now: float, source: Source
+    ) -> Decision:
         limit, left, retry_at, reset_at = denial
-        if counted:
-            if now >= cell.turns:
-                self._roll(cell, now)
-            with self._cells.lock:
-                cell.blocked += cost
-            if not cell.dirty:
-                self._soil(cell)
-        # Decision(...) itself costs twice as much.
-        return _new(
-            Decision,
-            (
-                False, key, cost, limit, left, retry_at - now, reset_at - now, 0.0, "over_limit",
-                source, int(now * 1000 + cell.offset_ms), None,
-            ),
+        return Decision(
+            False, key, cost, limit, left, retry_at - now, reset_at - now, 0.0, "over_limit",
+            source, int(now * 1000 + cell.offset_ms),
         )  # fmt: skip
+
+    def _refill(self, cell: C, now: float) -> None:
+        """A lease runs low."""
 
     # -- statistics -------------------------------------------------------------------------------
 
@@ -178,7 +207,7 @@ class Nearby(Generic[C]):
         cell = self._cell_of(decision, now)
         if now >= cell.turns:
             self._roll(cell, now)
-        with self._cells.lock:
+        with self._lock:
             if cell.success + cell.error == 0 or rt_ms < cell.rt_min:
                 cell.rt_min = rt_ms
             if failed:
@@ -192,7 +221,7 @@ class Nearby(Generic[C]):
 
     def tell(self, key: AnyKey) -> Errand | None:
         """What is not told yet of `key`, for a caller who is about to ask the store about it."""
-        cell = self._cells.get(key)
+        cell = self._get(key)
         return None if cell is None else self._flush(cell)
 
     # -- errands ----------------------------------------------------------------------------------
@@ -215,7 +244,7 @@ class Nearby(Generic[C]):
     def close(self) -> None:
         """Nothing is decided here any more."""
         self._closed = True
-        self._cells.clear()
+        self._cells.empty()
 
     def _soil(self, cell: C) -> None:
         cell.dirty = True
@@ -232,7 +261,7 @@ class Nearby(Generic[C]):
         with self._cells.slow:
             flight: Flight | None = cell.flight
             if flight is None:
-                buckets = cell.take(self._cells.lock)
+                buckets = cell.take(self._lock)
                 if not buckets and not self._pulls():
                     self._cells.settled(cell)
                     return None
@@ -278,7 +307,7 @@ class Nearby(Generic[C]):
 
     def _roll(self, cell: C, now: float) -> None:
         with self._cells.slow:
-            cell.roll(self._cells.lock, now)
+            cell.roll(self._lock, now)
 
     def _kept(self, key: AnyKey) -> bool:
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
@@ -286,7 +315,7 @@ class Nearby(Generic[C]):
 
     def _cell(self, key: AnyKey, offset_ms: float) -> C:
         """The cell of `key`, as its newest reply leaves it."""
-        cell = self._cells.get(key)
+        cell = self._get(key)
         if cell is None:
             charges = self._book.acquire(key).charges
             cell = self._cells.add(key, lambda: self._new_cell(key, charges, offset_ms))
@@ -299,7 +328,7 @@ class Nearby(Generic[C]):
             raise ConfigurationError("this limiter is closed; make a new one")
         charges: tuple[Charge, ...] = decision.charged
         key, offset = charges[0].key, decision.now_ms - now * 1000
-        cell = self._cells.get(key)
+        cell = self._get(key)
         if cell is not None and len(cell.charges) == len(charges):
             return cell
         rings = tuple(charge.ring for charge in charges)
@@ -317,27 +346,13 @@ class Nearby(Generic[C]):
 class Direct(Nearby[Cell]):
     """The store is asked for each admission."""
 
-    def judge(self, key: AnyKey, cost: int) -> Decision | None:
-        cells = self._cells
-        try:
-            cell = cells.get(key)
-            if cell is None:
-                return None
-            cells.used(key)
-        except (TypeError, KeyError):  # no key at all, or evicted just now
-            return None
-        now = self._monotonic()
-        if now < cell.denied_until and type(cost) is int and cell.denied <= cost <= self._dearest:
-            return self._deny(cell, key, cost, now)
-        return None
-
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
         sent_at = self._monotonic()
         decision: Decision = yield self._book.acquire(key, cost)
         return decision if decision.allowed else self.refused(key, decision, sent_at)
 
     def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> Cell:
-        return Cell(key, charges, grid_of(charges), offset_ms)
+        return Cell(key, charges, grid_of(charges), offset_ms, charges[0].limit)
 
 
 class Near(Protocol):

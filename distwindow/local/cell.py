@@ -31,12 +31,12 @@ class Cell:
     """One key's state. Its owner locks it."""
 
     __slots__ = (
-        "blocked", "charges", "denial", "denied", "denied_until", "dirty", "error", "flight",
-        "grid", "key", "left", "offset_ms", "passed", "pending", "rt_min", "rt_sum", "start",
-        "success", "turns", "until",
+        "beyond", "blocked", "charges", "denial", "denied", "denied_until", "dirty", "error",
+        "flight", "grid", "key", "left", "limit", "low", "offset_ms", "passed", "pending",
+        "reset_at", "rt_min", "rt_sum", "start", "success", "turns", "until",
     )  # fmt: skip
 
-    def __init__(self, key: Any, charges: Any, grid: int, offset_ms: float) -> None:
+    def __init__(self, key: Any, charges: Any, grid: int, offset_ms: float, limit: Limit) -> None:
         self.key = key
         self.charges = charges
         """What one permit counts where: for the owner, who speaks to the store."""
@@ -45,6 +45,13 @@ class Cell:
         self.offset_ms = offset_ms
         self.left = 0
         self.until = 0.0
+        self.low = -1
+        """At so many left, there should soon be more."""
+        self.limit = limit
+        """What binds, as the last reply said; `beyond` permits are left there besides ours."""
+        self.beyond = 0
+        self.reset_at = 0.0
+        """When its window is empty if nobody calls."""
         self.denied = 0
         self.denied_until = 0.0
         self.denial: Denial | None = None

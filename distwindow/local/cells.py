@@ -24,13 +24,18 @@ class Cells(Generic[C]):
         """
         self.clear()
 
+    def empty(self) -> None:
+        """Forget everything."""
+        with self.slow:
+            self._cells.clear()
+            self._leaving.clear()
+
     def clear(self) -> None:
-        """Forget everything; the locks are new, as after a fork nobody holds them."""
+        """Begin anew, with locks that nobody holds: after a fork, another thread held them."""
         self.lock = Lock()
         self.slow = RLock()
         self._cells: OrderedDict[Any, C] = OrderedDict()
-        self._leaving = {}
-        # Bound once: these two are most of what the hot path does here.
+        self._leaving.clear()
         self.get = self._cells.get
         self.used = self._cells.move_to_end
 
