@@ -129,6 +129,6 @@ if not rings[2] and ring.over and reset > 0 then
   local note = string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f',
     ring.start, ring.limit, left, least, reach, retry + age, reset + age)
   -- Longer values than 64 bytes would cost the hash its compact encoding.
-  if #note <= 61 then call('HSET', key, 'start', note) end
+  if #note <= 61 and reach >= 0 then call('HSET', key, 'start', note) end
 end
 return {guard, -1, now, index, left, reset, retry, 0}

@@ -1,4 +1,4 @@
-"""A fleet without processes: several limiters' insides over one store, with one clock that is moved.
+"""A fleet without processes: several limiters' insides over one store, with a clock that is moved.
 
 What a process does is a dialogue, and here each of its steps is taken by hand: its command reaches
 the store when the test says so, and the reply comes back later, or never. So any interleaving of
@@ -14,7 +14,7 @@ from distwindow.core.decision import Decision
 from distwindow.core.errors import StoreTimeout
 from distwindow.flow.admit import decide
 from distwindow.flow.book import Book
-from distwindow.flow.effect import Together
+from distwindow.flow.effect import Sleep, Together, Wait
 from distwindow.flow.near import Near
 from distwindow.flow.sync import work
 from distwindow.store.memory import MemoryStore
@@ -106,6 +106,8 @@ class Way:
     def _on(self, step: Callable[[], Any]) -> None:
         try:
             self.effect, self.reached = step(), False
+            while isinstance(self.effect, (Sleep, Wait)):  # here nobody waits: it goes on too early
+                self.effect = self._dialogue.send(None)
         except StopIteration as end:
             self.done, self.result = True, end.value
         except StoreTimeout as lost:

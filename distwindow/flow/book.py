@@ -39,7 +39,7 @@ class Book:
         Raises `ValueError` for an empty key and for a cost that no window could ever admit,
         `TypeError` for a key that is none.
         """
-        if type(cost) is int:
+        if cost.__class__ is int:
             try:
                 command = self._commands.get(key if cost == 1 else (_DEAR, key, cost))
                 if command is None and self._older:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from .effect import Dialogue, Sleep
+from .effect import Dialogue, Sleep, Wait
 
 T = TypeVar("T")
 
@@ -26,7 +26,10 @@ def run(
             return value
         answer = failure = None
         try:
-            answer = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
+            if isinstance(effect, Wait):
+                effect.gate.wait(effect.seconds)
+            else:
+                answer = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
         except Exception as exc:
             failure = exc
 
@@ -47,7 +50,10 @@ async def arun(
             return value
         answer = failure = None
         try:
-            asked = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
-            answer = await asked
+            if isinstance(effect, Wait):
+                await effect.gate.await_(effect.seconds)
+            else:
+                asked = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
+                answer = await asked
         except Exception as exc:
             failure = exc

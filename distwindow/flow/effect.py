@@ -1,4 +1,5 @@
-"""What a dialogue may ask for: a command's reply, those of many, or time to pass. Nothing else.
+"""What a dialogue may ask for: a command's reply, those of many, time to pass, or a gate to open.
+Nothing else.
 
 The reply to an `Acquire` is the `Decision` it came to, as stores make that on their shortest way.
 
@@ -12,6 +13,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..wire.command import Command
+from .gate import Gate
 
 T = TypeVar("T")
 
@@ -28,5 +30,12 @@ class Together(NamedTuple):
     commands: tuple[Command[Any], ...]
 
 
-Effect: TypeAlias = "Command[Any] | Together | Sleep"
+class Wait(NamedTuple):
+    """Wait for a gate to open, or for `seconds` to pass."""
+
+    gate: Gate
+    seconds: float
+
+
+Effect: TypeAlias = "Command[Any] | Together | Sleep | Wait"
 Dialogue: TypeAlias = Generator[Effect, Any, T]

@@ -29,13 +29,18 @@ from ..wire.command import Charge, Count, Grant, Lease, Refund
 from ..wire.keys import AnyKey
 from .admit import decide
 from .book import Book
-from .effect import Dialogue
+from .effect import Dialogue, Sleep, Wait
+from .gate import Gate
 from .near import MARGIN, Errand, Nearby, costing, grid_of
 
 HORIZON = 0.25
 """Seconds that a lease is to last at most: what a killed process takes with it."""
 AHEAD = 0.02
 """Seconds before a lease is spent that the worker is told to get the next."""
+PATIENCE = 0.1
+"""Seconds that a caller waits at most for a lease that another is fetching."""
+_LAST = 0.005
+"""Seconds before the end of a bucket that may be slept through, in which there can be no lease."""
 _SETTLE = 0.002
 """Seconds after the end of a lease in which the store comes to the next bucket, too."""
 
@@ -57,7 +62,8 @@ class LeasedCell(Cell):
         self.level = 0
         """What was left when the demand was last looked at."""
         self.seen = -1
-        self.filling = False
+        self.filling: Gate | None = None
+        """Closed while a lease is being fetched."""
         self.watched = False
         self.width = min(charge.limit.bucket_ms for charge in charges)
 
@@ -92,41 +98,62 @@ class Leased(Nearby[LeasedCell]):
         return super().peek(key)
 
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
-        now = self._monotonic()
         command = self._book.acquire(key, cost)
-        cell = self._asking(key, now) if self._kept(key) else None
-        more = 0
-        if cell is not None:
-            self._saw(cell, now, cost)
-            # Not in the last moments of the old bucket: the lease would die with it at once.
-            in_next = now * 1000 + cell.offset_ms >= cell.ends_ms
-            if not cell.filling and (now < cell.until or in_next):
-                more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now)))
-        if cell is None or more < 1:
+        cell = self._asking(key) if self._kept(key) else None
+        if cell is None:
             decision: Decision = yield command
-            if cell is not None:
-                cell.offset_ms = decision.now_ms - self._monotonic() * 1000
+            return decision
+        if (gate := cell.filling) is not None:
+            # Others would only ask for the same lease, each over a connection of its own.
+            yield Wait(gate, PATIENCE)
+            if gate.failure is not None:
+                raise _theirs(gate.failure)
+            nearby = self.judge(key, cost)
+            if nearby is not None:
+                return nearby
+        now = self._monotonic()
+        self._saw(cell, now, cost)
+        last = (cell.ends_ms - now * 1000 - cell.offset_ms) / 1000
+        if cell.until <= now and 0 < last < _LAST and cell.demand.needed(now, HORIZON):
+            # The lease has ended, its bucket not quite: another would die at once, and call by call
+            # all threads would connect and ask for these moments.
+            yield Sleep(last)
+            nearby = self.judge(key, cost)
+            if nearby is not None:
+                return nearby
+            now = self._monotonic()
+        more = 0
+        if cell.filling is None:
+            more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now)))
+        if more < 1:
+            decision = yield command
+            cell.offset_ms = decision.now_ms - self._monotonic() * 1000
             return decision if decision.allowed else self.refused(key, decision, now)
-        cell.filling = True
+        gate = cell.filling = Gate()
+        failure: StoreError | None = None
         try:
             grant: Grant = yield Lease(command.charges, more=more)
+            decision = decide(command, grant.verdict, "store")
+            if not decision.allowed:
+                return self.refused(key, decision, now)
+            self._gain(cell, grant, grant.more, now)
+            return decision._replace(charged=command.charges)
+        except StoreError as exc:
+            failure = exc
+            raise
         finally:
-            cell.filling = False
-        decision = decide(command, grant.verdict, "store")
-        if not decision.allowed:
-            return self.refused(key, decision, now)
-        self._gain(cell, grant, grant.more, now)
-        return decision._replace(charged=command.charges)
+            cell.filling = None
+            gate.open(failure)
 
     def _lost(self, cell: LeasedCell) -> None:
         self._surplus(cell)  # it was charged in windows that are no more
 
     # -- leases -----------------------------------------------------------------------------------
 
-    def _asking(self, key: AnyKey, now: float) -> LeasedCell:
+    def _asking(self, key: AnyKey) -> LeasedCell:
         cell = self._get(key)
         if cell is None:
-            charges = self._book.acquire(key).charges
+            charges, now = self._book.acquire(key).charges, self._monotonic()
             offset = self._clock.now_ms() - now * 1000  # until the first reply
             cell = self._cells.add(key, lambda: self._new_cell(key, charges, offset))
         return cell
@@ -254,21 +281,22 @@ class Leased(Nearby[LeasedCell]):
     ) -> None:
         """Have the next lease fetched ahead of need, if there is a need."""
         more = cell.demand.needed(now, min(HORIZON, seconds)) - cell.left
-        if more < 1 or cell.filling or now < cell.denied_until:
+        if more < 1 or cell.filling is not None or now < cell.denied_until:
             return
-        cell.filling = True
+        cell.filling = Gate()
         command = Lease(cell.charges, more=more - 1, quiet=True)
         found.append(Errand(command, lambda reply, sent_at: self._fetched(cell, reply, sent_at)))
 
     def _fetched(self, cell: LeasedCell, reply: Grant | Exception, sent_at: float) -> None:
-        cell.filling = False
-        if not isinstance(reply, Grant):
-            return
-        if reply.verdict.admitted:
-            self._gain(cell, reply, reply.more + 1, sent_at)
-        else:
-            plain = self._book.acquire(cell.key)
-            self.refused(cell.key, decide(plain, reply.verdict, "store"), sent_at)
+        gate, cell.filling = cell.filling, None
+        if isinstance(reply, Grant):
+            if reply.verdict.admitted:
+                self._gain(cell, reply, reply.more + 1, sent_at)
+            else:
+                plain = self._book.acquire(cell.key)
+                self.refused(cell.key, decide(plain, reply.verdict, "store"), sent_at)
+        if gate is not None:
+            gate.open()  # after a failure, too: callers ask for themselves
 
     def _return(self, charges: tuple[Charge, ...], charged_ms: int) -> Errand:
         def settle(reply: Count | Exception, sent_at: float) -> None:
@@ -282,6 +310,11 @@ class Leased(Nearby[LeasedCell]):
                     self._returns.append((charges, charged_ms))
 
         return Errand(Refund(charges, charged_ms=charged_ms), settle)
+
+
+def _theirs(failure: StoreError) -> StoreError:
+    """Another caller's failure, for one who waited for it: nothing was sent on its behalf."""
+    return type(failure)(str(failure), charged=False)
 
 
 def _within(grant: Grant, cell: LeasedCell) -> int:

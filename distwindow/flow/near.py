@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -266,9 +267,13 @@ class Nearby(Generic[C]):
                     self._cells.settled(cell)
                     return None
                 flight = cell.flight = Flight(next(self._seq), buckets)
+        sender = self._sender
+        if isinstance(cell.key, tuple):
+            # Its rings have other cells, too, and each sender's flights have to stay in order.
+            sender += format(zlib.crc32(b" ".join(cell.key)), "x")
         counts = tuple(merged(flight.buckets, c.limit.bucket_ms) for c in cell.charges)
         command = Flush(
-            cell.charges, counts=counts, sender=self._sender, seq=flight.seq, pull=self._pulls()
+            cell.charges, counts=counts, sender=sender, seq=flight.seq, pull=self._pulls()
         )
         return Errand(command, lambda reply, sent_at: self._flushed(cell, flight, reply))
 
@@ -361,7 +366,8 @@ class Near(Protocol):
     next_at: float
     wake: Callable[[], object]
 
-    def judge(self, key: AnyKey, cost: int) -> Decision | None: ...
+    @property
+    def judge(self) -> Callable[[AnyKey, int], Decision | None]: ...
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]: ...
     def peek(self, key: AnyKey) -> Decision | None: ...
     def refused(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision: ...
@@ -382,11 +388,12 @@ class Inside:
 
     def __init__(self, book: Book, attempt: Callable[[Acquire], Decision]) -> None:
         self.wake: Callable[[], object] = lambda: None
-        self._command = book.acquire
-        self._attempt = attempt
+        self._command = command = book.acquire
 
-    def judge(self, key: AnyKey, cost: int) -> Decision | None:
-        return self._attempt(self._command(key, cost))
+        def judge(key: AnyKey, cost: int) -> Decision | None:
+            return attempt(command(key, cost))
+
+        self.judge = judge  # not a method: that would cost two look-ups more
 
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
         decision: Decision = yield self._command(key, cost)

@@ -29,7 +29,8 @@ local function look(ring, now)
   local head = redis.call('HMGET', ring.key, 'start', 'used', 'closed')
   local start = tonumber(head[1])
   if head[1] and not start then
-    ring.noted, start = true, tonumber(string.match(head[1], '^%d+'))
+    -- Neither a start nor a note: no ring of ours, and an error rather than a window without end.
+    ring.noted, start = true, string.match(head[1], '^(%d+) %d+ [%d -]+$') - 0
   end
   ring.start = now - now % width
   local steps = start and (ring.start - start) / width

@@ -529,7 +529,6 @@ def test_a_hash_that_is_no_ring_lends_nothing(server: redis.Redis, state: str) -
     assert strange(server, "lease", state, ("used", "closed")) == []
 
 
-@pytest.mark.xfail(strict=True, reason="a hash whose `start` is no time is taken for an old ring")
 @pytest.mark.parametrize("name", ["lease", "flush", "peek"])
 def test_a_hash_without_a_start_is_not_taken_for_a_ring(server: redis.Redis, name: str) -> None:
     assert strange(server, name, "open", ("start",)) == []

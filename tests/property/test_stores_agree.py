@@ -63,7 +63,9 @@ elapsed = st.one_of(
     st.integers(-20 * W, 20 * W),
 )
 steps = st.tuples(
-    st.sampled_from(["acquire"] * 5 + ["lease"] * 2 + ["flush"] * 3 + ["peek", "refund", "read", "reset"]),
+    st.sampled_from(
+        ["acquire"] * 5 + ["lease"] * 2 + ["flush"] * 3 + ["peek", "refund", "read", "reset"]
+    ),
     elapsed,
     rings,
     st.integers(1, 6),  # cost
@@ -258,6 +260,4 @@ def test_one_call_for_many_says_what_each_would_have_been_told(
 
 def test_stories_use_every_command() -> None:
     """A command that is added has to be added to the stories."""
-    assert set(COMMANDS) == set(
-        "acquire lease peek flush refund read reset".split()
-    )
+    assert set(COMMANDS) == {"acquire", "lease", "peek", "flush", "refund", "read", "reset"}
