@@ -22,7 +22,7 @@ from typing import Any
 
 from .connect import survive_fork
 from .core.clock import SYSTEM, Clock
-from .flow.near import Near
+from .flow.near import Inside, Near
 from .local.cell import FAR
 
 _log = logging.getLogger("distwindow")
@@ -61,7 +61,7 @@ class Thread:
     def serve(self, near: Near, work: Callable[[bool], Any], clock: Clock) -> Agent:
         """From now on `work` is called when `near` says so. Not where time is moved by hand."""
         agent = Agent(near, work)
-        if clock is SYSTEM:
+        if clock is SYSTEM and not isinstance(near, Inside):
             near.wake = lambda: self._wake(agent)
             _heed_sigterm()
         return agent
@@ -141,7 +141,7 @@ class Tasks:
     def serve(self, near: Near, work: Callable[[bool], Any], clock: Clock) -> Agent:
         """From now on `work` is awaited when `near` says so. Not where time is moved by hand."""
         agent = Agent(near, work)
-        if clock is SYSTEM:
+        if clock is SYSTEM and not isinstance(near, Inside):
             near.wake = lambda: self._wake(agent)
             _heed_sigterm()
         return agent
@@ -171,7 +171,10 @@ class Tasks:
         thread.join(_PATIENCE)
 
     def _wake(self, agent: Agent) -> None:
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # not out of a call: the next one wakes it
+            return
         with self._lock:
             for closed in [other for other in self._workers if other.is_closed()]:
                 if self._workers[closed].busy:

@@ -37,8 +37,10 @@ HORIZON = 0.25
 """Seconds that a lease is to last at most: what a killed process takes with it."""
 AHEAD = 0.02
 """Seconds before a lease is spent that the worker is told to get the next."""
-PATIENCE = 0.1
-"""Seconds that a caller waits at most for a lease that another is fetching."""
+PATIENCE = 0.04
+"""Seconds that a caller waits at most for a lease that another is fetching: they come on top of its
+timeout, where the store does not answer.
+"""
 _LAST = 0.005
 """Seconds before the end of a bucket that may be slept through, in which there can be no lease."""
 _SETTLE = 0.002
@@ -231,18 +233,17 @@ class Leased(Nearby[LeasedCell]):
 
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
         found: list[Errand] = []
-        for _ in range(len(self._thirsty)):
-            cell = self._thirsty.popleft()
-            self._saw(cell, now)
-            self._order_more(cell, now, cell.until - now, found)
-        while self._granted:
-            self._look_at(self._granted.popleft(), now)
-        while self._looks and (last or self._looks[0][0] <= now):
-            cell = heapq.heappop(self._looks)[2]
-            self._look(cell, now, found, last)
-        for _ in range(len(self._returns)):
-            charges, charged_ms = self._returns.popleft()
-            found.append(self._return(charges, charged_ms))
+        with self._cells.slow:  # closing a limiter works beside the worker
+            for _ in range(len(self._thirsty)):
+                cell = self._thirsty.popleft()
+                self._saw(cell, now)
+                self._order_more(cell, now, cell.until - now, found)
+            while self._granted:
+                self._look_at(self._granted.popleft(), now)
+            while self._looks and (last or self._looks[0][0] <= now):
+                self._look(heapq.heappop(self._looks)[2], now, found, last)
+            for _ in range(len(self._returns)):
+                found.append(self._return(*self._returns.popleft()))
         return found + super().errands(now, last=last)
 
     def worked(self, now: float) -> None:

@@ -231,7 +231,10 @@ class Nearby(Generic[C]):
         """What the worker has to carry now; with `last`, all that is to be carried ever."""
         found: list[Errand] = []
         for _ in range(len(self._dirty)):
-            cell = self._dirty.popleft()
+            try:
+                cell = self._dirty.popleft()
+            except IndexError:  # closing a limiter works beside the worker
+                break
             cell.dirty = False  # before its counts are taken, so that later ones are noticed
             errand = self._flush(cell)
             if errand is not None:
