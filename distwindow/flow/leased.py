@@ -242,8 +242,8 @@ class Leased(Nearby[LeasedCell]):
                 self._look_at(self._granted.popleft(), now)
             while self._looks and (last or self._looks[0][0] <= now):
                 self._look(heapq.heappop(self._looks)[2], now, found, last)
-            for _ in range(len(self._returns)):
-                found.append(self._return(*self._returns.popleft()))
+            returns = [self._returns.popleft() for _ in range(len(self._returns))]
+            found += [self._return(*given) for given in returns]
         return found + super().errands(now, last=last)
 
     def worked(self, now: float) -> None:

@@ -146,8 +146,10 @@ class RedisStore:
         place = self._place
         assert place is not None
         deadline = self._monotonic() + self._timeout
-        client_clock = self._terms.client_clock
-        sent = [commands[i].at(self.clock.now_ms()) if client_clock else commands[i] for i in batch]
+        sent = [commands[i] for i in batch]
+        if self._terms.client_clock:
+            now = self.clock.now_ms()
+            sent = [c.at(now) if c.now_ms is None else c for c in sent]
         sends = [Send(node, command, deadline) for command in sent]
         try:
             raws = self._link(node).converse(sends, deadline)

@@ -1,0 +1,157 @@
+"""Many commands in one exchange: each gets the reply it would have got alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import fakeredis
+import pytest
+
+from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
+from distwindow.connect import open_async_store, open_store
+from distwindow.core.stats import Bucket
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import (
+    NEWEST,
+    Acquire,
+    Charge,
+    Command,
+    Flush,
+    Lease,
+    Read,
+    Refund,
+    charges_of,
+)
+from distwindow.wire.keys import AnyKey, stem
+from tests.integration.faces import admin
+from tests.servers import Proxy, ResetAfterSend, Standalone
+from tests.unit.stage import T0, fresh
+
+Exchange = Callable[[Sequence[Command[Any]]], list[Any]]
+LIMIT = Limit("100/hour")
+HOUR = T0 // 3_600_000 * 3_600_000
+
+
+def charges(key: AnyKey, prefix: str = "exchange") -> tuple[Charge, ...]:
+    return charges_of(key, stem(prefix, key), [LIMIT], 1)
+
+
+def story(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]]:
+    """A few commands on each key, in an order that matters."""
+    told: list[Command[Any]] = []
+    for key in keys:
+        ring = charges(key, prefix)
+        told += [
+            Acquire(ring, HOUR),
+            Lease(ring, HOUR + 1, more=9),
+            Flush(ring, HOUR + 2, counts=((Bucket(NEWEST, 3, 1),),), sender="a", seq=1, pull=True),
+            Flush(ring, HOUR + 3, counts=((Bucket(NEWEST, 3, 1),),), sender="a", seq=1, pull=True),
+            Refund(ring, HOUR + 4, charged_ms=HOUR),
+            Read(ring, HOUR + 5),
+        ]
+    return told
+
+
+@contextmanager
+def blocking(where: Any, **options: Any) -> Iterator[Exchange]:
+    store = open_store(where, **{"clock": "client", "timeout": 5, **options})
+    yield store.exchange
+    store.close()
+
+
+@contextmanager
+def awaiting(where: Any, **options: Any) -> Iterator[Exchange]:
+    loop = asyncio.new_event_loop()
+    store = open_async_store(where, **{"clock": "client", "timeout": 5, **options})
+    yield lambda commands: loop.run_until_complete(store.exchange(commands))
+    loop.run_until_complete(store.aclose())
+    loop.close()
+
+
+@pytest.fixture(params=[blocking, awaiting])
+def opened(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.mark.parametrize("where", ["redis_url", "cluster_url", "unix_url", "tls_url", "fake_url"])
+def test_together_as_alone(opened: Any, where: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(where)
+    # More than go in one piece, and on a cluster over all its nodes.
+    commands = story([fresh() for _ in range(60)])
+    expected = MemoryStore().exchange(commands)
+    with opened(url) as exchange:
+        assert exchange(commands) == expected
+
+
+def test_together_over_a_client_without_a_socket(opened: Any) -> None:
+    server = fakeredis.FakeServer()
+    kind = fakeredis.FakeRedis if opened is blocking else fakeredis.FakeAsyncRedis
+    commands = story([fresh() for _ in range(5)])
+    with opened(kind(server=server)) as exchange:
+        assert exchange(commands) == MemoryStore().exchange(commands)
+
+
+def test_no_commands_are_no_exchange(opened: Any) -> None:
+    with opened("redis://127.0.0.1:1") as exchange:
+        assert exchange([]) == []
+
+
+def test_one_that_fails_fails_alone(opened: Any, redis_url: str, prefix: str) -> None:
+    keys = [fresh() for _ in range(3)]
+    with admin(redis_url) as server:
+        server.set(charges(keys[1], prefix)[0].ring, "no ring")
+        commands = [Acquire(charges(key, prefix), HOUR) for key in keys]
+        with opened(redis_url) as exchange:
+            first, second, third = exchange(commands)
+    assert first.admitted == third.admitted == 1
+    assert isinstance(second, ConfigurationError)
+
+
+def test_scripts_that_the_server_has_lost_are_sent_again(opened: Any, prefix: str) -> None:
+    with Standalone() as server, opened(server.url) as exchange:
+        assert exchange(story([fresh()], prefix))
+        with server.client() as client:
+            client.script_flush()
+        commands = story([fresh() for _ in range(3)], prefix)
+        assert exchange(commands) == MemoryStore().exchange(commands)
+
+
+def test_a_link_that_breaks_leaves_all_unknown_and_sends_none_again(
+    opened: Any, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    commands = [Acquire(charges(Key(fresh(), "t"), prefix)) for _ in range(20)]
+    with opened(proxy.url, clock="server") as exchange:
+        exchange([Read(charges("warm", prefix))])
+        exchange([Acquire(charges("warm", prefix))])
+        with proxy.spoiled(ResetAfterSend(only=b"EVALSHA", times=1)):
+            answers = exchange(commands)
+    lost = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
+    assert lost
+    assert all(answer.charged is None for answer in lost)
+    with admin(redis_url) as server:
+        for command, answer in zip(commands, answers, strict=True):
+            held = int(server.hget(command.keys[0], "used") or 0)
+            assert held == 1 if answer not in lost else held <= 1
+
+
+def test_a_server_that_is_away_is_not_tried_for_each(opened: Any) -> None:
+    commands = [Acquire(charges(fresh())) for _ in range(2000)]
+    with opened("redis://127.0.0.1:1", clock="server") as exchange:
+        answers = exchange(commands)
+    assert {type(answer) for answer in answers} == {StoreUnavailable}
+    assert {answer.charged for answer in answers} == {False}
+
+
+def test_a_closed_store_answers_each_with_that() -> None:
+    store, awaited = open_store("redis://127.0.0.1:1"), open_async_store("redis://127.0.0.1:1")
+    store.close()
+
+    async def ask() -> list[Any]:
+        await awaited.aclose()
+        return await awaited.exchange([Read(charges("k"))] * 2)
+
+    for answers in (store.exchange([Read(charges("k"))] * 2), asyncio.run(ask())):
+        assert [type(answer) for answer in answers] == [ConfigurationError] * 2

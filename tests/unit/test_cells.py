@@ -1,0 +1,98 @@
+"""The local cache: at most so many keys, and the one used longest ago goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distwindow import Limit
+from distwindow.core.stats import Bucket
+from distwindow.local.cell import Cell, merged
+from distwindow.local.cells import Cells
+
+LIMIT = Limit("10/second")
+
+
+def cell(key: str) -> Cell:
+    return Cell(key, (), LIMIT.bucket_ms, 0.0, LIMIT)
+
+
+def use(cells: Cells[Cell], key: str) -> Cell:
+    found = cells.get(key)
+    if found is None:
+        return cells.add(key, lambda: cell(key))
+    cells.used(key)
+    return found
+
+
+@given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
+def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
+    gone: list[str] = []
+    cells: Cells[Cell] = Cells(most, lambda cell: gone.append(cell.key))
+    model: OrderedDict[str, None] = OrderedDict()
+    left = []
+    for key in keys:
+        use(cells, key)
+        if key not in model and len(model) == most:
+            left.append(model.popitem(last=False)[0])
+        model[key] = None
+        model.move_to_end(key)
+        assert len(cells) == len(model) <= most
+    assert [cell.key for cell in cells.all()] == list(model)
+    assert gone == left
+
+
+def test_a_cell_with_something_to_tell_is_kept_until_it_has_told() -> None:
+    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    talker = use(cells, "a")
+    talker.blocked = 3
+    use(cells, "b")
+    assert cells.leaving() == 1
+    assert cells.get("a") is None
+    talker.blocked = 0
+    cells.settled(talker)
+    assert cells.leaving() == 0
+
+
+def test_a_key_that_comes_back_in_time_gets_its_old_cell() -> None:
+    """What it tells has to stay in order, and a second cell would tell beside the first."""
+    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    talker = use(cells, "a")
+    talker.blocked = 3
+    use(cells, "b")
+    assert use(cells, "a") is talker
+    assert cells.leaving() == 0
+
+
+def test_counts_move_to_wider_buckets_without_loss() -> None:
+    seen = (
+        Bucket(100, 1, 2, 1, 0, 30, 30),
+        Bucket(150, 4, 0, 0, 0, 0, None),
+        Bucket(250, 0, 1, 0, 2, 9, 4),
+    )
+    assert merged(seen, 100) == (Bucket(100, 5, 2, 1, 0, 30, 30), Bucket(200, 0, 1, 0, 2, 9, 4))
+    assert merged(seen, 1000) == (Bucket(0, 5, 3, 1, 2, 39, 4),)
+
+
+def test_a_bucket_that_turns_keeps_what_was_counted_in_it() -> None:
+    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    one = use(cells, "a")
+    one.roll(cells.lock, 10.0)
+    one.blocked = 2
+    assert not one.roll(cells.lock, 10.05)
+    assert one.roll(cells.lock, 10.1)
+    one.blocked = 5
+    assert one.take(cells.lock) == (Bucket(10_000, 0, 2), Bucket(10_100, 0, 5))
+    assert not one.counted()
+
+
+def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:
+    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    one = use(cells, "a")
+    one.roll(cells.lock, 10.0)
+    one.offset_ms = -700.0  # the store's clock was set back
+    one.roll(cells.lock, 10.15)
+    one.blocked = 1
+    assert [seen.start for seen in one.take(cells.lock)] == [10_000]
