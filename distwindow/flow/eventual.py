@@ -21,7 +21,7 @@ from ..wire.command import Charge, Fleet, Flush
 from ..wire.keys import AnyKey
 from .book import Book
 from .effect import Dialogue
-from .near import Errand, Nearby, costing, grid_of
+from .near import Errand, Nearby, costing, limits_of
 
 _new = tuple.__new__
 
@@ -34,7 +34,7 @@ class SharedCell(Cell):
     def __init__(
         self, key: Any, charges: tuple[Charge, ...], offset_ms: float, share: float
     ) -> None:
-        super().__init__(key, charges, grid_of(charges), offset_ms, charges[0].limit)
+        super().__init__(key, charges, limits_of(charges), offset_ms)
         self.shares = tuple(Share(charge.limit, share) for charge in charges)
         self.binding = self.shares[0]
         """The one that has least left."""
@@ -70,7 +70,7 @@ class Eventual(Nearby[SharedCell]):
         except (TypeError, KeyError):
             cell = None
         if cell is None or type(cost) is not int or not 1 <= cost <= self._dearest:
-            cell = self._new(key, cost)
+            cell = self._met_first(key, cost)
         now = self._monotonic()
         if now >= cell.until:
             self._estimate(cell, now)
@@ -97,7 +97,7 @@ class Eventual(Nearby[SharedCell]):
         yield
 
     def peek(self, key: AnyKey) -> Decision | None:
-        cell, now = self._get(key) or self._new(key, 1), self._monotonic()
+        cell, now = self._get(key) or self._met_first(key, 1), self._monotonic()
         with self._cells.slow:
             self._estimate(cell, now)
         if cell.left < 1:
@@ -108,9 +108,12 @@ class Eventual(Nearby[SharedCell]):
         )  # fmt: skip
 
     def forget(self, key: AnyKey) -> None:
-        """A refund is seen with the next sync."""
+        """A refund is seen with the next sync, soon."""
+        cell = self._get(key)
+        if cell is not None and not cell.dirty:
+            self._soil(cell)
 
-    def _new(self, key: AnyKey, cost: int) -> SharedCell:
+    def _met_first(self, key: AnyKey, cost: int) -> SharedCell:
         """The cell of a key that is called for the first time, or not as it should be."""
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
@@ -187,16 +190,13 @@ class Eventual(Nearby[SharedCell]):
         if self._offset_ms is None and self._dirty and not last:
             # The first thing to learn is what time it is there: counts carry their bucket.
             command = Flush(self._dirty[0].charges, pull=True)
-            return [Errand(command, lambda reply, sent_at: self._met(reply))]
+            return [Errand(command, lambda reply, sent_at: self._told_time(reply))]
         return super().errands(now, last=last)
-
-    def worked(self, now: float) -> None:
-        super().worked(now)
 
     def _pulls(self) -> bool:
         return True
 
-    def _met(self, reply: Fleet | Exception) -> None:
+    def _told_time(self, reply: Fleet | Exception) -> None:
         if not isinstance(reply, Fleet):
             return
         now = self._monotonic()

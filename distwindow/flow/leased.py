@@ -31,7 +31,7 @@ from .admit import decide
 from .book import Book
 from .effect import Dialogue, Sleep, Wait
 from .gate import Gate
-from .near import MARGIN, Errand, Nearby, costing, grid_of
+from .near import MARGIN, Errand, Nearby, costing, limits_of
 
 HORIZON = 0.25
 """Seconds that a lease is to last at most: what a killed process takes with it."""
@@ -55,7 +55,7 @@ class LeasedCell(Cell):
     )  # fmt: skip
 
     def __init__(self, key: Any, charges: tuple[Charge, ...], offset_ms: float, now: float) -> None:
-        super().__init__(key, charges, grid_of(charges), offset_ms, charges[0].limit)
+        super().__init__(key, charges, limits_of(charges), offset_ms)
         self.demand = Demand(now)
         self.ends_ms = 0
         """When the bucket of the lease ends, on the store's clock: this names the bucket."""
@@ -303,11 +303,8 @@ class Leased(Nearby[LeasedCell]):
         def settle(reply: Count | Exception, sent_at: float) -> None:
             # Sent again only where it surely was not executed: twice would be permits from nowhere.
             if isinstance(reply, StoreError) and reply.charged is False:
-                longest = max(c.limit.span * c.limit.bucket_ms for c in charges)
-                cell = self._get(charges[0].key)
-                offset = cell.offset_ms if cell is not None else None
-                now = self._monotonic()
-                if offset is not None and now * 1000 + offset - charged_ms < longest:
+                cell, now = self._get(charges[0].key), self._monotonic()
+                if cell and now * 1000 + cell.offset_ms - charged_ms < cell.longest_ms:
                     self._returns.append((charges, charged_ms))
 
         return Errand(Refund(charges, charged_ms=charged_ms), settle)

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
 import zlib
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, StoreError
+from ..core.limit import Limit
 from ..core.stats import Bucket
 from ..local.cell import FAR, Cell, Denial, merged
 from ..local.cells import Cells
@@ -307,9 +307,7 @@ class Nearby(Generic[C]):
         if self._cells.leaving() > self._cells.most or not flight.buckets:
             return False
         newest = max(seen.start for seen in flight.buckets)
-        charges: tuple[Charge, ...] = cell.charges
-        longest = max(charge.limit.span * charge.limit.bucket_ms for charge in charges)
-        return now * 1000 + cell.offset_ms - newest < longest
+        return bool(now * 1000 + cell.offset_ms - newest < cell.longest_ms)
 
     # -- cells ------------------------------------------------------------------------------------
 
@@ -360,7 +358,7 @@ class Direct(Nearby[Cell]):
         return decision if decision.allowed else self.refused(key, decision, sent_at)
 
     def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> Cell:
-        return Cell(key, charges, grid_of(charges), offset_ms, charges[0].limit)
+        return Cell(key, charges, limits_of(charges), offset_ms)
 
 
 class Near(Protocol):
@@ -432,9 +430,9 @@ class Inside:
     def after_fork(self) -> None: ...
 
 
-def grid_of(charges: tuple[Charge, ...]) -> int:
-    """The widest bucket, ms, of which no bucket of a limit cuts one."""
-    return math.gcd(*(charge.limit.bucket_ms for charge in charges))
+def limits_of(charges: tuple[Charge, ...]) -> list[Limit]:
+    """The limits that these are charged under."""
+    return [charge.limit for charge in charges]
 
 
 def costing(charges: Iterable[Charge], cost: int) -> tuple[Charge, ...]:

@@ -17,6 +17,8 @@ anything: only there can a signal handler run, and one that calls the limiter wo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
@@ -32,22 +34,24 @@ class Cell:
 
     __slots__ = (
         "beyond", "blocked", "charges", "denial", "denied", "denied_until", "dirty", "error",
-        "flight", "grid", "key", "left", "limit", "low", "offset_ms", "passed", "pending",
-        "reset_at", "rt_min", "rt_sum", "start", "success", "turns", "until",
+        "flight", "grid", "key", "left", "limit", "longest_ms", "low", "offset_ms", "passed",
+        "pending", "reset_at", "rt_min", "rt_sum", "start", "success", "turns", "until",
     )  # fmt: skip
 
-    def __init__(self, key: Any, charges: Any, grid: int, offset_ms: float, limit: Limit) -> None:
+    def __init__(self, key: Any, charges: Any, limits: Sequence[Limit], offset_ms: float) -> None:
         self.key = key
         self.charges = charges
         """What one permit counts where: for the owner, who speaks to the store."""
-        self.grid = grid
+        self.grid = math.gcd(*(limit.bucket_ms for limit in limits))
         """Width of the buckets that counts are kept by, ms: no bucket of a limit cuts one."""
+        self.longest_ms = max(limit.span * limit.bucket_ms for limit in limits)
+        """After so long nothing counts any more."""
         self.offset_ms = offset_ms
         self.left = 0
         self.until = 0.0
         self.low = -1
         """At so many left, there should soon be more."""
-        self.limit = limit
+        self.limit = limits[0]
         """What binds, as the last reply said; `beyond` permits are left there besides ours."""
         self.beyond = 0
         self.reset_at = 0.0
@@ -79,8 +83,9 @@ class Cell:
         start = now_ms - now_ms % self.grid
         if start <= self.start and now < self.turns:
             return False
-        # Time never goes back, and what the store's clock corrects is not counted anew.
-        start = max(start, self.start)
+        # Time never goes back, unless by a whole window: then the store's clock was set.
+        if self.start - start <= self.longest_ms:
+            start = max(start, self.start)
         turns = max(now + 0.0005, (start + self.grid - self.offset_ms) / 1000)
         self._close(lock, start, turns)
         return True
@@ -122,7 +127,9 @@ class Cell:
         if passed or blocked or success or error:
             least = rt_min if success or error else None
             seen = Bucket(before, passed, blocked, success, error, rt_sum, least)
-            self.pending = (*self.pending, seen)
+            # While the store is away, what is out of the window is not kept for it.
+            oldest = before - self.longest_ms
+            self.pending = (*(b for b in self.pending if b.start > oldest), seen)
 
 
 class Denial(NamedTuple):

@@ -16,7 +16,7 @@ LIMIT = Limit("10/second")
 
 
 def cell(key: str) -> Cell:
-    return Cell(key, (), LIMIT.bucket_ms, 0.0, LIMIT)
+    return Cell(key, (), [LIMIT], 0.0)
 
 
 def use(cells: Cells[Cell], key: str) -> Cell:
@@ -96,3 +96,21 @@ def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:
     one.roll(cells.lock, 10.15)
     one.blocked = 1
     assert [seen.start for seen in one.take(cells.lock)] == [10_000]
+
+
+def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed() -> None:
+    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    one = use(cells, "a")
+    one.roll(cells.lock, 10.0)
+    one.offset_ms = -5000.0
+    assert one.roll(cells.lock, 10.15)
+    assert one.turns < 10.3
+
+
+def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_away() -> None:
+    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    one = use(cells, "a")
+    for turn in range(500):
+        one.roll(cells.lock, 10 + turn / 10)
+        one.blocked = 1
+    assert len(one.take(cells.lock)) <= 11
