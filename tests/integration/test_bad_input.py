@@ -178,7 +178,15 @@ def test_an_option_that_nobody_knows(face: type) -> None:
           for v in ("", "two words", "é", 5, "a\n")),
         *(("prefix", v, "must be a word without")
           for v in ("", "a b", "a{b", "a*", "a\n", None, b"a", 5)),
-        ("consistency", "leased", "this version has"),
+        *(("consistency", v, "is none of direct, leased, eventual")
+          for v in ("strong", "Direct", "", None, 1)),
+        *((option, v, "is not a number of seconds above 0")
+          for option in ("sync_interval", "flush_interval")
+          for v in (0, -1, math.nan, math.inf, True, "x", None)),
+        *(("share", v, "is not a part of the limit, above 0 and at most 1")
+          for v in (0, -0.1, 1.1, math.nan, True, "x")),
+        *(("max_local_keys", v, "is not a whole number of at least 1")
+          for v in (0, -1, 1.5, math.nan, True, "x", None)),
         ("on_store_error", "allow", "this version has"),
     ],
 )  # fmt: skip
@@ -187,6 +195,58 @@ def test_an_option_that_can_never_work(face: type, option: str, value: Any, said
     assert isinstance(exc, ConfigurationError)
     assert repr(value) in str(exc)
     assert said in str(exc)
+
+
+@faces
+@pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"consistency": "direct", "share": 0.5}, "share=0.5 means nothing"),
+        ({"consistency": "leased", "share": 1}, "share=1 means nothing"),
+        ({"consistency": "leased", "clock": "client"}, 'needs clock="server"'),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(
+    face: type, store: str, options: dict[str, Any], said: str
+) -> None:
+    exc = error_of(face, store, **options)
+    assert isinstance(exc, ConfigurationError)
+    assert said in str(exc)
+
+
+@faces
+@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize(
+    ("key", "cost"),
+    [("", 1), (None, 1), (5, 1), (["k"], 1), ("k", 0), ("k", -1), ("k", 1.0), ("k", True),
+     ("k", "1"), ("k", None), ("k", 6)],
+)  # fmt: skip
+def test_a_call_that_can_never_work_says_so_in_every_mode(
+    face: type, redis_url: str, prefix: str, consistency: str, key: Any, cost: Any
+) -> None:
+    """Also where the decision would be made here, and the window is full."""
+
+    async def story() -> None:
+        limiter = face(redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5)
+
+        async def call(key: Any, cost: Any) -> Any:
+            made = limiter.try_acquire(key, cost)
+            return await made if asyncio.iscoroutine(made) else made
+
+        told = set()
+        for _ in range(8):
+            with pytest.raises((ValueError, TypeError)) as caught:
+                await call(key, cost)
+            told.add(str(caught.value))
+            await call("k", 1)
+        assert len(told) == 1
+        closed = limiter.close() if face is Limiter else limiter.aclose()
+        if closed is not None:
+            await closed
+
+    asyncio.run(story())
 
 
 # -- limits ---------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_the_faces_have_the_same_signatures(name: str) -> None:
 def test_what_talks_to_a_store_is_awaited() -> None:
     coroutines = {n for n, f in public(AsyncLimiter).items() if inspect.iscoroutinefunction(f)}
     calls = {"try_acquire", "try_acquire_all", "acquire", "peek", "stats", "refund", "reset"}
-    assert coroutines == calls | {"aclose"}
+    assert coroutines == calls | {"flush", "aclose"}
     assert not any(inspect.iscoroutinefunction(f) for f in public(Limiter).values())
 
 
