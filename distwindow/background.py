@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,9 @@ _log = logging.getLogger("distwindow")
 
 _PATIENCE = 3.0
 """Seconds that an exit waits for what is left to be carried."""
+
+_AGAIN = 0.05
+"""Seconds until it is tried again then."""
 
 _monotonic = SYSTEM.monotonic
 
@@ -115,8 +119,12 @@ class Thread:
                 self._busy = {agent for agent in self._busy if agent.near.next_at < FAR}
 
     def _finish(self) -> None:
+        ends = _monotonic() + _PATIENCE
         for agent in list(self._busy):
             _do(agent, last=True)
+            while agent.near.next_at < FAR and _monotonic() < ends:  # the store was late
+                time.sleep(_AGAIN)
+                _do(agent, last=True)
 
 
 def _do(agent: Agent, *, last: bool) -> None:
@@ -217,12 +225,20 @@ class _Worker:
                 self.busy = {agent for agent in self.busy if agent.near.next_at < FAR}
         except asyncio.CancelledError:
             # The loop is shutting down, and runs on until its tasks have ended.
-            await asyncio.wait_for(_all(self.busy), _PATIENCE)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_all(self.busy), _PATIENCE)
             raise
 
 
 async def _all(agents: set[Agent]) -> None:
-    await asyncio.gather(*(_ado(agent, last=True) for agent in list(agents)))
+    await asyncio.gather(*(_finished(agent) for agent in list(agents)))
+
+
+async def _finished(agent: Agent) -> None:
+    await _ado(agent, last=True)
+    while agent.near.next_at < FAR:  # the store was late; whoever waits for this does not for long
+        await asyncio.sleep(_AGAIN)
+        await _ado(agent, last=True)
 
 
 async def _ado(agent: Agent, *, last: bool) -> None:
@@ -249,8 +265,8 @@ def _carry(agents: set[Agent]) -> None:
     loop = _Loop()
     try:
         loop.run_until_complete(asyncio.wait_for(_all(agents), _PATIENCE))
-    except Exception:
-        _log.exception("what was left could not be carried to the store")
+    except Exception as exc:
+        _log.warning("what was left could not be carried to the store: %r", exc)
     finally:
         loop.close()
 

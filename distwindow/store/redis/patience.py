@@ -43,7 +43,10 @@ class Job(Generic[T]):
         self._wanted = True
         self.done = threading.Event()
         # Not a threading.Thread: a signal handler that raises in its start() leaves it half made.
-        start_new_thread(self.run, ())
+        try:
+            start_new_thread(self.run, ())
+        except RuntimeError:  # Python is exiting, and starts no threads any more
+            self.run()
 
     def run(self) -> None:
         try:
