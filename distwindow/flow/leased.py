@@ -139,7 +139,7 @@ class Leased(Nearby[LeasedCell]):
             if not decision.allowed:
                 return self.refused(key, decision, now)
             self._gain(cell, grant, grant.more, now)
-            return decision._replace(charged=command.charges)
+            return decision
         except StoreError as exc:
             failure = exc
             raise

@@ -205,7 +205,10 @@ class Nearby(Generic[C]):
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None:
         """Count a finished call; a command only where that has to be asked of the store at once."""
         now = self._monotonic()
-        cell = self._cell_of(decision, now)
+        # What the store's clock says now: it said `now_ms` when the call began.
+        offset = decision.now_ms + rt_ms - now * 1000
+        cell = self._cell_of(decision, offset)
+        cell.offset_ms = max(cell.offset_ms, offset)
         if now >= cell.turns:
             self._roll(cell, now)
         with self._lock:
@@ -328,14 +331,14 @@ class Nearby(Generic[C]):
         cell.offset_ms = offset_ms
         return cell
 
-    def _cell_of(self, decision: Decision, now: float) -> C:
+    def _cell_of(self, decision: Decision, offset: float) -> C:
         """The cell that counts the end of an admitted call."""
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
         charges: tuple[Charge, ...] = decision.charged
-        key, offset = charges[0].key, decision.now_ms - now * 1000
+        key = charges[0].key
         cell = self._get(key)
-        if cell is not None and len(cell.charges) == len(charges):
+        if cell is not None and cell.charges[-1].ring == charges[-1].ring:
             return cell
         rings = tuple(charge.ring for charge in charges)
         own = self._book.acquire(key).charges

@@ -1,0 +1,82 @@
+"""The ends of calls are counted in the buckets in which they ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from distwindow import Limit
+from distwindow.core.decision import Decision
+from distwindow.core.stats import window_at
+from distwindow.flow.book import Book
+from distwindow.flow.eventual import Eventual
+from distwindow.flow.leased import Leased
+from distwindow.flow.near import Direct
+from distwindow.wire.command import Read
+from tests.fleet import Process, World
+
+START = 1_700_000_000_000
+LIMIT = Limit("100/second")
+MODES = {
+    "direct": lambda book, clock: Direct(book, clock, 10, 0.25),
+    "leased": lambda book, clock: Leased(book, clock, 10, 0.25),
+    "eventual": lambda book, clock: Eventual(book, clock, 10, 0.1),
+}
+
+
+@pytest.fixture(params=MODES)
+def process(request: pytest.FixtureRequest) -> Process:
+    made = Process(World(START), LIMIT, MODES[request.param], origin=1000.0, skew_ms=-40)
+    made.at_once("first")
+    settle(made)  # the store's clock is known; before that its buckets are guessed by our own
+    return made
+
+
+def settle(process: Process) -> None:
+    while (way := process.work()).effect is not None:
+        while not way.done:
+            way.answer()
+
+
+def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
+    """success, error, rt_sum, rt_min of each bucket that is in the window now, by its age."""
+    charges = Book("fleet", LIMIT).acquire("k").charges
+    (state,), now = process.world.store.execute(Read(charges))
+    window = window_at(state, LIMIT, now)
+    return [
+        ((now - b.start) // LIMIT.bucket_ms, b.success, b.error, b.rt_sum_ms, b.rt_min_ms)
+        for b in window.buckets
+        if b.success or b.error
+    ]
+
+
+def end(process: Process, decision: Decision, ms: int, *, failed: bool = False) -> None:
+    """A call that has taken so long ends."""
+    process.near.record(decision, failed, ms)
+
+
+def test_a_call_that_took_longer_than_the_window_is_counted_when_it_ended(
+    process: Process,
+) -> None:
+    for taken in (7_000, 12_000):
+        decision = process.at_once("k")
+        process.world.ms += taken
+        end(process, decision, taken)
+        settle(process)
+        assert ended(process) == [(0, 1, 0, taken, taken)]
+
+
+def test_ends_of_several_buckets_travel_together_and_stay_apart(process: Process) -> None:
+    decision = process.at_once("k")
+    for taken, failed in ((100, False), (200, True), (300, False), (300, False)):
+        process.world.ms = START + taken
+        end(process, decision, taken, failed=failed)
+    settle(process)
+    assert ended(process) == [(2, 1, 0, 100, 100), (1, 0, 1, 200, 200), (0, 2, 0, 600, 300)]
+
+
+def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) -> None:
+    book = Book("fleet", LIMIT)
+    decision = process.world.execute(book.acquire_all([("k", "100/second"), ("other", "5/hour")]))
+    end(process, decision, 3)
+    settle(process)
+    assert ended(process) == [(0, 1, 0, 3, 3)]
