@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from distwindow import Limit
@@ -10,13 +12,13 @@ from distwindow.core.stats import window_at
 from distwindow.flow.book import Book
 from distwindow.flow.eventual import Eventual
 from distwindow.flow.leased import Leased
-from distwindow.flow.near import Direct
+from distwindow.flow.near import Direct, Near
 from distwindow.wire.command import Read
-from tests.fleet import Process, World
+from tests.fleet import Local, Process, World
 
 START = 1_700_000_000_000
 LIMIT = Limit("100/second")
-MODES = {
+MODES: dict[str, Callable[[Book, Local], Near]] = {
     "direct": lambda book, clock: Direct(book, clock, 10, 0.25),
     "leased": lambda book, clock: Leased(book, clock, 10, 0.25),
     "eventual": lambda book, clock: Eventual(book, clock, 10, 0.1),
