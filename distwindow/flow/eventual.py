@@ -10,6 +10,7 @@ and the ways there and back beyond the limit, and no more than the limit each.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 from ..core.clock import Clock
@@ -43,6 +44,12 @@ class SharedCell(Cell):
         for share in self.shares:
             share.passed(start, passed)
 
+    def rebase(self, lock: Lock, offset_ms: float) -> None:
+        shift = round(offset_ms - self.offset_ms)
+        super().rebase(lock, offset_ms)
+        for share in self.shares:
+            share.shift(shift)
+
 
 class Eventual(Nearby[SharedCell]):
     """`consistency="eventual"`. `share` is the part of each limit that one process may admit."""
@@ -51,14 +58,11 @@ class Eventual(Nearby[SharedCell]):
         self, book: Book, clock: Clock, most: int, interval: float, share: float = 1.0
     ) -> None:
         self._share = share
+        self._offset_ms: float | None = None
+        """Of the store's clock; None before its first reply. A forked child has the same clocks."""
         super().__init__(book, clock, most, interval)
         cap = min(max(1, int(limit.amount * share)) for limit in book.limits)
         self._dearest = min(self._dearest, cap)
-
-    def after_fork(self) -> None:
-        super().after_fork()
-        self._offset_ms: float | None = None
-        """Of the store's clock; None before its first reply."""
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -208,7 +212,6 @@ class Eventual(Nearby[SharedCell]):
         self._due(now)
 
     def _told(self, cell: SharedCell, fleet: Fleet, now: float) -> None:
-        super()._told(cell, fleet, now)
         self._offset_ms = cell.offset_ms
         for share, passed in zip(cell.shares, fleet.passed, strict=True):
             share.told(passed)

@@ -129,7 +129,7 @@ class Leased(Nearby[LeasedCell]):
             more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now)))
         if more < 1:
             decision = yield command
-            cell.offset_ms = decision.now_ms - self._monotonic() * 1000
+            cell.clocked(decision.now_ms, now, self._monotonic())
             return decision if decision.allowed else self.refused(key, decision, now)
         gate = cell.filling = Gate()
         failure: StoreError | None = None
@@ -178,7 +178,7 @@ class Leased(Nearby[LeasedCell]):
         ends_ms = verdict.now_ms + grant.ends_ms
         until = sent_at + grant.ends_ms / 1000 - MARGIN
         with self._cells.slow:
-            cell.offset_ms = verdict.now_ms - now * 1000
+            cell.clocked(verdict.now_ms, sent_at, now)
             cell.limit = cell.charges[verdict.ring].limit
             cell.beyond = max(0, verdict.left)
             cell.reset_at = now + verdict.reset_ms / 1000

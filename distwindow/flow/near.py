@@ -158,6 +158,7 @@ class Nearby(Generic[C]):
         until = sent_at + min(decision.retry_after, width) - MARGIN
         if until > now and self._kept(key):
             cell = self._cell(key, decision.now_ms - now * 1000)
+            cell.clocked(decision.now_ms, sent_at, now)
             denial = Denial(
                 decision.limit,
                 decision.remaining,
@@ -281,20 +282,22 @@ class Nearby(Generic[C]):
         command = Flush(
             cell.charges, counts=counts, sender=sender, seq=flight.seq, pull=self._pulls()
         )
-        return Errand(command, lambda reply, sent_at: self._flushed(cell, flight, reply))
+        return Errand(command, lambda reply, sent_at: self._flushed(cell, flight, reply, sent_at))
 
     def _pulls(self) -> bool:
         return False
 
-    def _flushed(self, cell: C, flight: Flight, reply: Fleet | Exception) -> None:
+    def _flushed(self, cell: C, flight: Flight, reply: Fleet | Exception, sent_at: float) -> None:
         now = self._monotonic()
         with self._cells.slow:
+            if cell.flight is not flight:
+                return  # it was sent twice; what this reply tells of the fleet is older
             if isinstance(reply, StoreError) and self._alive(cell, flight, now):
                 self._soil(cell)  # whatever became of it: sent again, it counts once
                 return
-            if cell.flight is flight:
-                cell.flight = None
+            cell.flight = None
             if isinstance(reply, Fleet):
+                cell.clocked(reply.now_ms, sent_at, now)
                 self._told(cell, reply, now)
             if cell.counted():
                 if not cell.dirty:
@@ -303,7 +306,7 @@ class Nearby(Generic[C]):
                 self._cells.settled(cell)
 
     def _told(self, cell: C, fleet: Fleet, now: float) -> None:
-        cell.offset_ms = fleet.now_ms - now * 1000
+        """What the fleet has passed."""
 
     def _alive(self, cell: C, flight: Flight, now: float) -> bool:
         """Is any of it still in the window, and is there room to keep it?"""
@@ -323,12 +326,11 @@ class Nearby(Generic[C]):
         return not self._closed and max(map(len, parts)) <= LONGEST_KEY
 
     def _cell(self, key: AnyKey, offset_ms: float) -> C:
-        """The cell of `key`, as its newest reply leaves it."""
+        """The cell of `key`."""
         cell = self._get(key)
         if cell is None:
             charges = self._book.acquire(key).charges
             cell = self._cells.add(key, lambda: self._new_cell(key, charges, offset_ms))
-        cell.offset_ms = offset_ms
         return cell
 
     def _cell_of(self, decision: Decision, offset: float) -> C:

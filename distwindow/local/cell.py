@@ -75,6 +75,14 @@ class Cell:
             or self.pending or self.flight is not None
         )  # fmt: skip
 
+    def clocked(self, now_ms: int, sent_at: float, now: float) -> None:
+        """The store's clock said `now_ms` at some moment between `sent_at` and `now`. The best that
+        was known stays, unless that can be true no more: replies are late at times.
+        """
+        least, most = now_ms - now * 1000, now_ms + 1 - sent_at * 1000
+        if not least <= self.offset_ms <= most:
+            self.offset_ms = least
+
     def roll(self, lock: Lock, now: float) -> bool:
         """Make the present bucket that of `now`, and put what was counted before to `pending`; has
         it changed? Under `slow`.
@@ -108,7 +116,8 @@ class Cell:
         self.close(lock)
         shift = round(offset_ms - self.offset_ms)
         self.offset_ms = offset_ms
-        starts = [seen.start + shift for seen in self.pending]
+        # To the nearest bucket: clocks that agree but for a millisecond move nothing.
+        starts = [seen.start + shift + self.grid // 2 for seen in self.pending]
         self.pending = tuple(
             replace(seen, start=start - start % self.grid)
             for seen, start in zip(self.pending, starts, strict=True)

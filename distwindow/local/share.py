@@ -32,6 +32,12 @@ class Share:
             start -= start % self.limit.bucket_ms
             self._own[start] = self._own.get(start, 0) + permits
 
+    def shift(self, ms: int) -> None:
+        """The store's clock is so much ahead of what was thought when `passed` was told."""
+        own, self._own = self._own, {}
+        for start, permits in own.items():
+            self.passed(start + ms + self.limit.bucket_ms // 2, permits)
+
     def told(self, fleet: dict[int, int]) -> None:
         """What all have passed, by bucket."""
         self._fleet = fleet
@@ -59,7 +65,7 @@ class Share:
         """
         return max(
             self._leaves(now_ms, self._sum, cost + spent - self.limit.amount),
-            self._leaves(now_ms, self._own, cost - self.cap),
+            self._leaves(now_ms, self._own, cost + spent - self.cap),
         )
 
     def reset_ms(self, now_ms: int, spent: int) -> int:

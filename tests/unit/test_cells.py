@@ -114,3 +114,15 @@ def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_away() -> None
         one.roll(cells.lock, 10 + turn / 10)
         one.blocked = 1
     assert len(one.take(cells.lock)) <= 11
+
+
+def test_the_best_that_is_known_of_the_stores_clock_stays_while_it_can_be_true() -> None:
+    one = cell("a")
+    one.clocked(1_000, 0.0, 0.010)  # said between 0 and 10 ms: 990 to 1001 ahead
+    assert one.offset_ms == 990
+    one.clocked(1_100, 0.099, 0.1)  # quick, so exact
+    assert one.offset_ms == 1000
+    one.clocked(1_210, 0.2, 0.9)  # late: nothing new
+    assert one.offset_ms == 1000
+    one.clocked(500, 0.3, 0.31)  # the clock was set back
+    assert one.offset_ms == 190
