@@ -230,9 +230,11 @@ class Limiter(_Face):
         A store object that the caller made stays open, as it stays the caller's.
         """
         THREAD.dismiss(self._agent)
+        if not self._kept:
+            self._near.close()  # first, so that nothing is counted any more that nobody would tell
         self._work(True)
         if not self._kept:
-            self._near.close()
+            self._work(True)  # of calls that were just being decided
             self._store.close()
 
     def __enter__(self) -> Self:
@@ -376,9 +378,11 @@ class AsyncLimiter(_Face):
     async def aclose(self) -> None:
         """See `Limiter.close`."""
         await TASKS.dismiss(self._agent)
-        await self._work(True)
         if not self._kept:
             self._near.close()
+        await self._work(True)
+        if not self._kept:
+            await self._work(True)
             await self._store.aclose()
 
     async def __aenter__(self) -> Self:
