@@ -51,7 +51,7 @@ def test_buckets_are_a_recount_of_the_adds_by_age(
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(sizes, widths, origins, st.booleans(), st.lists(st.tuples(gaps, values), max_size=80))
 def test_buckets_are_a_recount_of_the_adds_by_age_at_length(
     size: int, width: int, origin: int, ignore_current: bool, steps: list[tuple[int, float]]

@@ -86,7 +86,7 @@ def test_a_view_is_a_recount_of_the_starts_in_its_range(
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(views(), origins, st.lists(adds, max_size=60))
 def test_a_view_is_a_recount_of_the_starts_in_its_range_at_length(
     shape: tuple[tuple[int, int], tuple[int, int]], origin: int, steps: Log

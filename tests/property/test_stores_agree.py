@@ -181,7 +181,7 @@ def test_long_stories_end_alike(everywhere: dict[str, Execute], story: list[Step
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=300)
+@settings(LENIENT, max_examples=200)
 @given(story=stories)
 def test_every_store_answers_as_the_specification_at_length(
     everywhere: dict[str, Execute], story: list[Step]
@@ -191,7 +191,7 @@ def test_every_store_answers_as_the_specification_at_length(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=3000)
+@settings(LENIENT, max_examples=1500)
 @given(story=stories)
 def test_redis_answers_as_the_specification_at_length(
     everywhere: dict[str, Execute], story: list[Step]
@@ -223,7 +223,7 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=3000)
+@settings(LENIENT, max_examples=1500)
 @given(story=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_at_length(
     everywhere: dict[str, Execute], story: list[Step]
