@@ -178,6 +178,7 @@ class Eventual(Nearby[SharedCell]):
         return self._repeated(cell, denial, key, cost, now, "local")
 
     def _denial(self, cell: SharedCell, cost: int, now: float) -> Denial:
+        self._estimate(cell, now)  # what has been sent since the last time is not in `passed`
         now_ms = int(now * 1000 + cell.offset_ms)
         retry, binding = -1, cell.binding
         for share in cell.shares:

@@ -236,8 +236,9 @@ class Leased(Nearby[LeasedCell]):
         with self._cells.slow:  # closing a limiter works beside the worker
             for _ in range(len(self._thirsty)):
                 cell = self._thirsty.popleft()
-                self._saw(cell, now)
-                self._order_more(cell, now, cell.until - now, found)
+                if not last:
+                    self._saw(cell, now)
+                    self._order_more(cell, now, cell.until - now, found)
             while self._granted:
                 self._look_at(self._granted.popleft(), now)
             while self._looks and (last or self._looks[0][0] <= now):

@@ -116,8 +116,8 @@ class Cell:
         self.close(lock)
         shift = round(offset_ms - self.offset_ms)
         self.offset_ms = offset_ms
-        # To the nearest bucket: clocks that agree but for a millisecond move nothing.
-        starts = [seen.start + shift + self.grid // 2 for seen in self.pending]
+        # Rather late than early: what is ahead of the store's newest bucket counts in that.
+        starts = [seen.start + shift + self.grid - 1 for seen in self.pending]
         self.pending = tuple(
             replace(seen, start=start - start % self.grid)
             for seen, start in zip(self.pending, starts, strict=True)

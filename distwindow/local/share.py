@@ -36,7 +36,7 @@ class Share:
         """The store's clock is so much ahead of what was thought when `passed` was told."""
         own, self._own = self._own, {}
         for start, permits in own.items():
-            self.passed(start + ms + self.limit.bucket_ms // 2, permits)
+            self.passed(start + ms + self.limit.bucket_ms - 1, permits)  # rather late than early
 
     def told(self, fleet: dict[int, int]) -> None:
         """What all have passed, by bucket."""
