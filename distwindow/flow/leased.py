@@ -248,12 +248,15 @@ class Leased(Nearby[LeasedCell]):
         return found + super().errands(now, last=last)
 
     def worked(self, now: float) -> None:
-        at = now + self._interval if self._dirty else float("inf")
+        super().worked(now)
+        at = self.next_at
         if self._looks:
             at = min(at, self._looks[0][0])
+        if self._returns:
+            at = min(at, now + self._interval)
         if self._thirsty or self._granted:
-            at = now
-        self.next_at = min(at, now + self._interval) if self._returns else at
+            at = min(at, now)
+        self.next_at = min(at, self.next_at)
 
     def _look_at(self, cell: LeasedCell, now: float) -> None:
         """Look at a lease once it has ended, and every now and then before."""

@@ -247,7 +247,9 @@ class Nearby(Generic[C]):
 
     def worked(self, now: float) -> None:
         """The worker has been: when is it to come again?"""
-        self.next_at = now + self._interval if self._dirty else FAR
+        self.next_at = FAR  # before looking: what comes up meanwhile sets it itself
+        if self._dirty:
+            self.next_at = min(self.next_at, now + self._interval)
 
     def close(self) -> None:
         """Nothing is decided here any more."""
