@@ -323,6 +323,7 @@ def steps(
     keys: tuple[str, ...],
     *,
     also: Iterable[st.SearchStrategy[Step]] = (),
+    without: tuple[str, ...] = (),
     dearest: int = 3,
     most: int = 60,
 ) -> st.SearchStrategy[list[Step]]:
@@ -342,7 +343,8 @@ def steps(
         st.tuples(st.just("turns"), st.sampled_from([-5.0, -1.5, -0.5, 0.0, 0.5, 3.0])),
         *also,
     )
-    return st.lists(one, min_size=1, max_size=most)
+    scripts = st.lists(one, min_size=1, max_size=most)
+    return scripts.map(lambda script: [step for step in script if step[0] not in without])
 
 
 # -- windows --------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def check_all_told(crowd: Crowd, share: float = 1.0) -> None:
     limits=st.sampled_from(LONG),
     starts=wrong,
     share=st.sampled_from([1.0, 0.5]),
-    script=steps(KEYS, also=(forks,), dearest=1, most=12),
+    script=steps(KEYS, also=(forks,), without=("turns",), dearest=1, most=12),
 )
 def test_a_wall_clock_that_is_wrong_costs_nothing(
     limits: Any, starts: list[tuple[float, int]], share: float, script: list[Step]
