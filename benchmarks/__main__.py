@@ -19,6 +19,7 @@ SECTIONS = {
     "threads": "threads",
     "asyncio": "aio",
     "inprocess": "inprocess",
+    "stranded": "fleet_simulation",
 }
 
 

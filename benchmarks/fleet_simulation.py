@@ -1,0 +1,131 @@
+"""Simulated fleets: what leases leave unused near the limit, and what periodic sync lets pass
+beyond it. No server and no clock, so that N may be 64 and every run finds the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from benchmarks.measure import say
+from benchmarks.report import Section, Target
+from distwindow.core.limit import Limit
+from distwindow.flow.book import Book
+from distwindow.flow.eventual import Eventual
+from distwindow.flow.leased import Leased
+from distwindow.flow.near import Direct
+from tests.crowd import Mode, buckets_of, busiest, most_in_run, simulated
+from tests.fleet import Local
+
+EVEN = Target(0.98, at_least=True)
+"""Admitted, of what `direct` admits of the same calls."""
+ONE_SIDED = Target(0.95, at_least=True)
+BOUND = Target(1)
+ONE_WAY_MS = 0.25
+FLUSH, MOST_KEYS = 0.25, 1000
+
+
+def direct(book: Book, clock: Local) -> Direct:
+    return Direct(book, clock, MOST_KEYS, FLUSH)
+
+
+def leased(book: Book, clock: Local) -> Leased:
+    return Leased(book, clock, MOST_KEYS, FLUSH)
+
+
+class Load(NamedTuple):
+    """Demand on one limit, in parts of it, by process."""
+
+    name: str
+    limit: Limit
+    parts: list[float]
+    target: Target | None
+
+
+def _even(processes: int, load: float, limit: str) -> Load:
+    name = f"{processes} processes, {limit}, load {load:g}"
+    target = EVEN if processes == 4 else None
+    return Load(name, Limit(limit), [load / processes] * processes, target)
+
+
+def _one_sided(load: float, limit: str) -> Load:
+    name = f"4 processes, {limit}, load {load:g}, all on one"
+    return Load(name, Limit(limit), [load, 0, 0, 0], ONE_SIDED)
+
+
+def _loads(quick: bool) -> Iterable[Load]:
+    for limit in ("100/second", "1000/second", "1000/second strict", "10000/second"):
+        for processes in (4, 16, 64):
+            for load in (1.0,) if quick else (0.95, 1.0, 1.5):
+                yield _even(processes, load, limit)
+        for load in (1.0,) if quick else (1.0, 1.5):
+            yield _one_sided(load, limit)
+    yield _even(4, 1.0, "5/second")
+
+
+class _Run(NamedTuple):
+    admitted: int
+    asked: int
+
+
+def _run(mode: Mode, load: Load, seconds: float, seed: int) -> _Run:
+    rates = [part * load.limit.amount / load.limit.per for part in load.parts]
+    found = simulated(mode, load.limit, rates, seconds, seed=seed)
+    return _Run(len(found.admitted), found.world.asked)
+
+
+def _stranded(section: Section, quick: bool) -> None:
+    """The same calls to both modes; small limits for longer, as their windows differ more."""
+    for load in _loads(quick):
+        seconds = 3.0 if load.limit.amount > 100 else 30.0
+        ratios, cost, base = [], [], []
+        for seed in (1,) if quick else (1, 2, 3):
+            mine, other = _run(leased, load, seconds, seed), _run(direct, load, seconds, seed)
+            ratios.append(mine.admitted / other.admitted)
+            cost.append(1000 * mine.asked / mine.admitted)
+            base.append(1000 * other.asked / other.admitted)
+        used = statistics.median(ratios)
+        section.add(
+            f"leased, of direct: {load.name}",
+            used,
+            target=load.target,
+            detail=f"{100 * (1 - used):+.2f} % unused; {statistics.median(cost):,.0f} commands "
+            f"per 1,000 admissions, direct {statistics.median(base):,.0f}",
+        )
+        say(f"stranded: {section.rows[-1].what}: {used:.4f}")
+
+
+def _beyond(section: Section, quick: bool) -> None:
+    """The fullest window, over the limit, against what the docs promise."""
+    limit, load = Limit("1000/second"), 3.0
+    for processes in (2, 4, 16) if quick else (2, 4, 16, 64):
+        for sync in (0.02, 0.1, 0.5):
+
+            def mode(book: Book, clock: Local, sync: float = sync) -> Eventual:
+                return Eventual(book, clock, MOST_KEYS, sync)
+
+            rates = [load * limit.amount / limit.per / processes] * processes
+            found = simulated(mode, limit, rates, 3.0, seed=1, warm=4 * sync + 0.1)
+            counts = buckets_of(
+                [one._replace(at=one.counted_in) for one in found.admitted], limit.bucket_ms
+            )
+            over = max(0, most_in_run(counts, limit.span) - limit.amount)
+            news_ms = 2000 * sync + 4 * ONE_WAY_MS
+            bound = min((processes - 1) * limit.amount, busiest(found.arrivals, news_ms))
+            section.add(
+                f"eventual, beyond {limit}, of the bound: {processes} processes, sync {sync:g} s",
+                over / bound,
+                target=BOUND,
+                detail=f"{over:,} of {bound:,}; "
+                f"{1000 * found.world.asked / len(found.admitted):,.0f} commands "
+                "per 1,000 admissions",
+            )
+            say(f"stranded: {section.rows[-1].what}: {over} of {bound}")
+
+
+def run(quick: bool) -> Section:
+    section = Section("stranded", "simulated fleets: left unused by leases, let pass by sync")
+    _stranded(section, quick)
+    _beyond(section, quick)
+    return section
