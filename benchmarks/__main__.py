@@ -19,6 +19,7 @@ SECTIONS = {
     "threads": "threads",
     "asyncio": "aio",
     "inprocess": "inprocess",
+    "near": "near",
     "stranded": "fleet_simulation",
 }
 

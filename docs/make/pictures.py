@@ -6,9 +6,13 @@ Time is moved by hand, so the same pictures come out each time; a test compares.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 from distwindow import Limit, Limiter
+from distwindow.flow.admit import decide
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import Lease, Refund
 
 PICTURES = Path(__file__).resolve().parent.parent / "pictures"
 
@@ -172,9 +176,260 @@ def ring() -> str:
     return svg(720, 390, "A ring of six buckets", parts)
 
 
+class Shared(MemoryStore):
+    """A store that limiters take for one outside of their process. It notes what it was asked."""
+
+    source = "store"
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.log = []
+
+    def execute(self, command):
+        reply = super().execute(command)
+        self.log.append((self.clock.now_ms() - EPOCH, command, reply))
+        return reply
+
+    def attempt(self, command):
+        return decide(command, self.execute(command), self.source)
+
+
+EPOCH = 1_700_000_000_000
+
+
+def box(x1: float, y1: float, x2: float, y2: float, fill: str, stroke: str = "none") -> str:
+    return (
+        f"<rect x='{x1:.1f}' y='{y1:.1f}' width='{x2 - x1:.1f}' height='{y2 - y1:.1f}' "
+        f"fill='{fill}' stroke='{stroke}'/>"
+    )
+
+
+def path(points: list[tuple[float, float]], stroke: str, width: float = 1.5, fill: str = "none"):
+    way = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return f"<path d='M{way}' fill='{fill}' stroke='{stroke}' stroke-width='{width}'/>"
+
+
+def steps(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A value holds until the next."""
+    found = values[:1]
+    for (_, before), (x, y) in pairwise(values):
+        found += [(x, before), (x, y)] if y != before else [(x, y)]
+    return found
+
+
+LEASES, CALLS, PAUSE, RUN = Limit(300, per=1.0, buckets=5), 4, (460, 700), 1000
+
+
+def leased():
+    """A call every 4 ms but for a pause. By ms: what was left here and who decided; and the log."""
+    clock = Clock(EPOCH)
+    store = Shared(clock)
+    limiter = Limiter(store, LEASES, consistency="leased", time=clock)
+    left, held, calls = [], 0, []
+    for ms in range(RUN):
+        clock.ms, known = EPOCH + ms, len(store.log)
+        limiter.flush()  # the worker's round
+        if ms % CALLS == 0 and not PAUSE[0] <= ms < PAUSE[1]:
+            decision = limiter.try_acquire("user:42")
+            calls.append((ms, decision.source))
+            held -= decision.source == "lease"
+        for _, command, reply in store.log[known:]:
+            if isinstance(command, Lease):
+                held += reply.more + command.quiet
+            elif isinstance(command, Refund):
+                held -= reply.done
+        left.append(held)
+    return left, calls, store.log
+
+
+def leases() -> str:
+    held, calls, log = leased()
+    x0, scale, low, tall, stock = 100, 0.7, 250, 2.4, 310
+    width = LEASES.bucket_ms
+
+    def x(ms: float) -> float:
+        return x0 + ms * scale
+
+    granted = [
+        (ms, reply.more + command.quiet, command.quiet)
+        for ms, command, reply in log
+        if isinstance(command, Lease) and reply.more + command.quiet
+    ]
+    returned = [(ms, reply.done) for ms, command, reply in log if isinstance(command, Refund)]
+    asked = sum(source == "store" for _, source in calls)
+    parts = [
+        text(
+            16,
+            26,
+            f"{LEASES.amount} per second, buckets of {width} ms. One process calls",
+            size=14,
+        ),
+        text(
+            16,
+            46,
+            f"every {CALLS} ms, but not from {PAUSE[0] / 1000:.2f} s to {PAUSE[1] / 1000:.2f} s: "
+            f"{len(calls)} calls, {len(log)} commands.",
+            size=14,
+        ),
+        text(16, low - 96, "permits", size=13),
+        text(16, low - 80, "held here", size=13),
+    ]
+    for start in range(0, RUN + 1, width):
+        parts.append(line(x(start), 74, x(start), stock + 66))
+        parts.append(text(x(start), stock + 84, f"{start / 1000:.1f} s", anchor="middle"))
+    parts.append(line(x(0), low, x(RUN), low, INK, 1.5))
+    outline = steps([(x(ms), low - left * tall) for ms, left in enumerate(held)])
+    parts.append(path([(x(0), low), *outline, (x(RUN), low)], FILL, 1.5, "#dbeafe"))
+    for ms, permits, quiet in granted:
+        y = low - (held[ms] + (9 if permits == 1 else 0)) * tall - 6  # side by side they overlap
+        words = f"+{permits}"
+        parts.append(text(x(ms) + 2, y, words, fill=FILL if quiet else INK, size=12))
+    for ms, permits in returned:
+        y = low - (held[ms - 1] if held[ms - 1] else permits) * tall - 6
+        parts.append(text(x(ms) - 4, y, f"−{permits}", fill=WARM, anchor="end"))
+    for ms, source in calls:
+        y = low + (13 if source == "lease" else 27)
+        colour = FILL if source == "lease" else INK
+        parts.append(line(x(ms), y - 5, x(ms), y + 5, colour, 1.6))
+    parts += [
+        text(16, low + 17, "spent here", size=12, fill=FILL),
+        text(16, low + 32, "asked", size=12),
+        text(16, stock + 12, "bucket", size=13),
+        text(16, stock + 28, "in the store", size=13),
+    ]
+    for start in range(0, RUN, width):
+        own = [ms for ms, _ in calls if start <= ms < start + width]
+        back = sum(
+            reply.done
+            for _, command, reply in log
+            if isinstance(command, Refund) and start <= command.charged_ms - EPOCH < start + width
+        )
+        left, y = x(start) + 6, stock
+        whole = left + (len(own) + back) * 1.5
+        parts.append(box(left, y, left + len(own) * 1.5, y + 30, FILL))
+        if back:
+            parts.append(box(left + len(own) * 1.5, y, whole, y + 30, "#fed7aa", WARM))
+        parts.append(text(left, y + 48, f"{len(own)} admitted", size=12))
+        if back:
+            parts.append(text(left, y + 62, f"{back} given back", size=12, fill=WARM))
+    parts += [
+        text(
+            16,
+            stock + 116,
+            "+ granted: black with a caller's own call, blue ahead of need.",
+            size=12,
+        ),
+        text(
+            430,
+            stock + 116,
+            f"− given back, once the bucket has ended. {asked} of {len(calls)} calls asked.",
+            size=12,
+        ),
+    ]
+    return svg(840, stock + 132, "Leases of one process, bucket by bucket", parts)
+
+
+SYNCS, EVERY, TURN, SPAN = Limit(40, per=1.0, buckets=10), 20, 200, 1500
+
+
+def synced():
+    """Two processes that call every 20 ms. By ms: what each believes to be in the window, and what
+    is; the moments of the syncs.
+    """
+    clock = Clock(EPOCH)
+    store = Shared(clock)
+    names = ("A", "B")
+    fleet = [Limiter(store, SYNCS, consistency="eventual", time=clock) for _ in names]
+    passed: list[int] = []
+    believed: dict[str, list[int]] = {name: [] for name in names}
+    own: dict[str, list[int]] = {name: [] for name in names}
+    truth, moments = [], []
+    for ms in range(SPAN):
+        clock.ms = EPOCH + ms
+        for number, (name, limiter) in enumerate(zip(names, fleet, strict=True)):
+            first = 100 + number * TURN // 2
+            if ms >= first and (ms - first) % TURN == 0:
+                limiter.flush()
+                if ms == first:  # that only told what time it is in the store
+                    limiter.flush()
+                moments.append((ms, name))
+            if ms % EVERY == 10 * number and limiter.try_acquire("user:42"):
+                passed.append(ms)
+                own[name].append(ms)
+            believed[name].append(SYNCS.amount - limiter.peek("user:42").remaining)
+        oldest = (ms // SYNCS.bucket_ms - SYNCS.buckets + 1) * SYNCS.bucket_ms
+        truth.append(sum(stamp >= oldest for stamp in passed))
+    return believed, own, truth, moments
+
+
+def syncs() -> str:
+    believed, own, truth, moments = synced()
+    x0, scale, tall = 100, 0.47, 1.7
+
+    def x(ms: float) -> float:
+        return x0 + ms * scale
+
+    most = max(truth)
+    parts = [
+        text(
+            16,
+            26,
+            f"{SYNCS}. Two processes call every {EVERY} ms each, and sync every {TURN} ms.",
+            size=14,
+        ),
+    ]
+    bottom = 0.0
+    for row, name in enumerate(("A", "B", "both")):
+        low = 150 + row * 125
+        bottom = low
+        limit = low - SYNCS.amount * tall
+        parts.append(line(x(0), low, x(SPAN), low, INK, 1.5))
+        parts.append(line(x(0), limit, x(SPAN), limit, FAINT))
+        parts.append(text(x(SPAN) + 4, limit + 4, f"limit {SYNCS.amount}", fill=FAINT, size=11))
+        values = believed.get(name, truth)
+        if name == "both":
+            over = [max(SYNCS.amount, value) for value in values]
+            outline = steps([(x(ms), low - value * tall) for ms, value in enumerate(over)])
+            parts.append(path([(x(0), limit), *outline, (x(SPAN), limit)], "none", 0, "#fed7aa"))
+        outline = steps([(x(ms), low - value * tall) for ms, value in enumerate(values)])
+        parts.append(path(outline, WARM if name == "both" else FILL, 2))
+        if name == "both":
+            parts.append(text(16, low - 40, "both: what", size=13))
+            parts.append(text(16, low - 24, "there is", size=13))
+            at = truth.index(most)
+            words = f"{most}: {most - SYNCS.amount} too many, passed before the syncs could tell"
+            parts.append(text(x(at) + 6, low - most * tall - 8, words, fill=WARM))
+            continue
+        parts.append(text(16, low - 46, name, size=16))
+        parts.append(text(16, low - 28, "believes", size=13))
+        parts += [line(x(ms), low + 3, x(ms), low + 11, FILL, 1.5) for ms in own[name]]
+        for ms, who in moments:
+            if who == name:
+                parts.append(line(x(ms), low + 16, x(ms), low - 84, INK, 1))
+                parts.append(f"<circle cx='{x(ms):.1f}' cy='{low - 84:.1f}' r='3' fill='{INK}'/>")
+    parts += [
+        text(x(ms), bottom + 20, f"{ms / 1000:.1f} s", anchor="middle")
+        for ms in range(0, SPAN + 1, 500)
+    ]
+    parts.append(
+        text(
+            16,
+            bottom + 46,
+            "Dots: a sync, which tells and is told. Ticks: calls that passed. Lines: permits in "
+            "the window of the last second.",
+        )
+    )
+    return svg(880, int(bottom) + 62, "Two processes that sync, and what they believe", parts)
+
+
 def pictures() -> dict[str, str]:
     """Every picture by its file name."""
-    return {"leap-and-strict.svg": leap_and_strict(), "ring.svg": ring()}
+    return {
+        "leap-and-strict.svg": leap_and_strict(),
+        "leases.svg": leases(),
+        "ring.svg": ring(),
+        "syncs.svg": syncs(),
+    }
 
 
 def main() -> None:
