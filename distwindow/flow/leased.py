@@ -182,11 +182,13 @@ class Leased(Nearby[LeasedCell]):
             cell.limit = cell.charges[verdict.ring].limit
             cell.beyond = max(0, verdict.left)
             cell.reset_at = now + verdict.reset_ms / 1000
-            if ends_ms < cell.ends_ms or self._gone(cell):
-                # A reply that came after that of a later bucket, or for a cell that was evicted.
+            late = ends_ms < cell.ends_ms and not cell.until <= now < until
+            if late or self._gone(cell):
+                # A reply that came after that of a later bucket (where that bucket's lease has
+                # ended first, the store's clock was set back), or for a cell that was evicted.
                 self._give_back(cell, permits, _within(grant, cell))
                 return
-            if ends_ms > cell.ends_ms:
+            if ends_ms != cell.ends_ms:
                 self._give_back(cell, self._surplus(cell), cell.charged_ms)
                 cell.until, cell.ends_ms = 0.0, ends_ms
                 cell.charged_ms = _within(grant, cell)

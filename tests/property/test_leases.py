@@ -191,6 +191,25 @@ def test_who_closes_gives_everything_back_at_once(scene: Scene) -> None:
     check_charges(crowd)
 
 
+def test_a_store_whose_clock_was_set_back_is_followed() -> None:
+    """Once the lease of the future has ended, leases are what they were."""
+    crowd = Crowd(Limit("1000/second"), leasing(), [(5.0, 0)], start_ms=T0)
+
+    def second() -> Counter[str]:
+        known = len(crowd.world.log)
+        for _ in range(100):
+            crowd.play([("calls", 0, "a", 1, 5), ("rests", 10.0)])
+        return Counter(type(command).__name__ for command, _ in crowd.world.log[known:])
+
+    before = second()
+    behind = Local(crowd.world, skew_ms=-60_000)
+    crowd.world.store.clock, crowd.world.store._now_ms = behind, behind.now_ms
+    second()
+    after = second()
+    check_windows(crowd)
+    assert after.total() <= before.total() * 1.5
+
+
 # -- the laws above can fail ----------------------------------------------------------------------
 
 
