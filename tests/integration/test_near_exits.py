@@ -17,7 +17,7 @@ import pytest
 from distwindow import Limiter, Stats
 from tests.integration.faces import admin, used
 from tests.interrupt import reachable
-from tests.servers import Blackhole, Fault, Proxy, Refuse, Silent, until
+from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone, until
 
 ROOT = Path(__file__).parents[2]
 MODES = ["direct", "leased", "eventual"]
@@ -120,6 +120,7 @@ else:
     work()
 """
 
+SAID = "the store did not take what was still to be told, and it is lost\n"
 CODES = {"sys.exit": 3, "exception": 1, "keyboard": -signal.SIGINT, "sigterm": -signal.SIGTERM}
 
 
@@ -282,7 +283,7 @@ class Spinning:
 @pytest.mark.parametrize("mode", MODES)
 def test_sigterm_amid_calls(redis_url: str, prefix: str, mode: str, tmp_path: Path) -> None:
     """The handler interrupts whatever the main thread does, also where that holds a lock."""
-    for turn in range(5):
+    for turn in range(3):
         name = f"{prefix}-{turn}"
         spinning = Spinning(redis_url, name, tmp_path / name, mode, 3600, 0)
         until(lambda one=spinning: one.done() > 1000)  # type: ignore[misc]
@@ -314,16 +315,21 @@ def test_sigkill_loses_what_an_interval_counted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Refuse(), Silent(), Blackhole()], ids=lambda f: type(f).__name__)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_exit_does_not_hang_where_the_store_is_away(
-    proxy: Proxy, prefix: str, kind: str, fault: Fault
+    standalone: Standalone, prefix: str, kind: str
 ) -> None:
     """It says that it could not tell everything, once, and goes."""
-    with Program(proxy.url, prefix, kind, "eventual", "pause") as program:
-        program.await_done()
-        proxy.fault = fault
-        program.go_on()
-        code, complaints = program.ended()
-    assert code == 0
-    assert complaints == "the store did not take what was still to be told, and it is lost\n"
+    faults = [Refuse(), Silent(), Blackhole()]
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(standalone.port)) for _ in faults]
+        made = [Program(proxy.url, prefix, kind, "eventual", "pause") for proxy in proxies]
+        programs = stack.enter_context(all_of(made))
+        for program, proxy, fault in zip(programs, proxies, faults, strict=True):
+            program.await_done()
+            proxy.fault = fault
+            program.go_on()
+        for program in programs:
+            code, complaints = program.ended()
+            assert code == 0
+            assert complaints == SAID

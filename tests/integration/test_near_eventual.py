@@ -1,0 +1,244 @@
+"""Decided here, settled with a real server: callers wait for nothing, every hit arrives once, and
+the fleet passes no more beyond the limit than is promised.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from distwindow import Limit
+from tests.integration.faces import PLENTY, Call, Face, admin, in_time, tally, used
+from tests.integration.test_near_leases import PROCESSES, crowd, most_aligned, most_anywhere
+from tests.servers import (
+    Blackhole,
+    Delay,
+    DropReply,
+    Fault,
+    Proxy,
+    Refuse,
+    ResetAfterSend,
+    ResetBeforeSend,
+    Standalone,
+    free_port,
+    until,
+)
+from tests.unit.stage import ManualClock
+
+
+def eventual(prefix: str, **options: Any) -> dict[str, Any]:
+    return {"prefix": prefix, "consistency": "eventual", "timeout": 5, **options}
+
+
+def admitted(calls: list[Call]) -> int:
+    return sum(call.admitted for call in calls)
+
+
+# -- a fleet --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> None:
+    """What all pass within two syncs and the ways there and back. On a busy machine those take
+    their time, too.
+    """
+    limit, sync, way = Limit("400/second 5 buckets"), 0.05, 0.1
+    options = eventual(prefix, limits=str(limit), sync_interval=sync)
+    spans, sources = crowd(redis_url, "k", options, 2.5, pause=0.01)
+    assert set(sources) == {"local True", "local False"}
+    beyond = most_anywhere(spans, Limit(1, per=2 * sync + 2 * way, buckets=1))
+    most = most_aligned(spans, limit)
+    assert most <= 400 + min((PROCESSES - 1) * 400, beyond)
+    assert len(spans) > 400  # and it is not a matter of calls that never came
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "most"), [(None, PROCESSES), (0.25, 1)])
+def test_each_process_passes_no_more_than_its_own_share(
+    redis_url: str, prefix: str, share: float | None, most: int
+) -> None:
+    """Even where nobody hears of the others."""
+    limit = Limit("400/second 5 buckets")
+    options = eventual(prefix, limits=str(limit), sync_interval=3600, share=share)
+    spans, _ = crowd(redis_url, "k", options, 1.6, pause=0.002)
+    # Without a sync each has its own idea of when a bucket ends, though only by a moment.
+    assert 400 * most * 0.7 < most_aligned(spans, limit) <= 400 * most * 1.02
+
+
+@pytest.mark.slow
+def test_every_hit_of_every_process_arrives_once(redis_url: str, prefix: str) -> None:
+    options = eventual(prefix, limits="1000000/50s 500 buckets", sync_interval=0.02)
+    spans, _ = crowd(redis_url, "k", options, 1, pause=0.0005)
+    with admin(redis_url) as server:
+        assert used(server, prefix) == len(spans) > 500
+
+
+# -- one process, or two --------------------------------------------------------------------------
+
+
+def test_others_hits_are_seen_after_a_sync(face: Face, redis_url: str, prefix: str) -> None:
+    options = eventual(prefix, sync_interval=0.03)
+    one, other = (face.limiter(redis_url, "10/hour", **options) for _ in range(2))
+    assert all(one.each(["k"] * 9))
+    with admin(redis_url) as server:
+        until(lambda: used(server, prefix) == 9, timeout=2)
+    assert other.try_acquire("k")
+    until(lambda: other.peek("k").remaining == 0, timeout=2)
+    refused = other.try_acquire("k")
+    assert (refused.allowed, refused.source) == (False, "local")
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 10
+
+
+def test_it_is_exact_where_one_calls(face: Face, redis_url: str, prefix: str) -> None:
+    limiter = face.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
+    calls = limiter.burst(["k"] * 500, at_once=8)
+    assert tally(calls) == {"ok": 300, "refused": 200}
+    stats = limiter.stats("k")
+    assert [(w.passed, w.blocked) for w in stats.windows] == [(300, 200)] * 2
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["stalled", *(pytest.param(w, marks=pytest.mark.slow) for w in ("dead", "refusing", "muted"))],
+)
+def test_callers_never_wait(face: Face, proxy: Proxy, prefix: str, what: str) -> None:
+    with Standalone() as own, Proxy(own.port) as link:
+        url = f"redis://127.0.0.1:{free_port()}" if what == "dead" else link.url
+        limiter = face.limiter(url, PLENTY, **eventual(prefix, sync_interval=0.02, timeout=0.3))
+        limiter.each(["k"] * 10)
+        if what == "stalled":
+            limiter.flush()
+            own.pause()
+        elif what != "dead":
+            limiter.flush()
+            link.fault = Refuse() if what == "refusing" else Blackhole()
+        try:
+            calls: list[Call] = []
+            ends = time.monotonic() + 0.3
+            while time.monotonic() < ends:
+                calls += limiter.burst(["k", "new"] * 20, at_once=1)
+        finally:
+            own.resume()
+        assert set(tally(calls)) == {"ok"}
+        in_time(calls, 0.0)
+        assert {call.outcome.source for call in calls} == {"local"}  # type: ignore[union-attr]
+        if what != "dead":
+            link.fault = Delay()
+            until(lambda: limiter.flush() or _arrived(own, prefix) == 10 + len(calls))
+
+
+def _arrived(server: Standalone, prefix: str) -> int:
+    with server.client(decode_responses=True) as client:
+        return used(client, prefix)
+
+
+FAULTS = [
+    DropReply(only=b"EVAL"),
+    DropReply(only=b"EVAL", close=True),
+    ResetAfterSend(only=b"EVAL"),
+    ResetBeforeSend(only=b"EVAL"),
+    Blackhole(only=b"EVAL"),
+    Delay(replies=0.08),
+    Delay(requests=0.08),
+    Refuse(),
+]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [FAULTS[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS[1:])],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_hits_are_neither_lost_nor_doubled(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Fault
+) -> None:
+    """Over many buckets, some of which end between a hit and its arrival."""
+    options = eventual(prefix, timeout=0.05, sync_interval=0.01)
+    limiter = face.limiter(proxy.url, "1000000/25s 500 buckets", **options)
+    keys = ["a", "b", "c"]
+    limiter.each(keys)
+    count = 3
+    for faulty in (True, False) * 2:
+        with proxy.spoiled(fault if faulty else Delay()):
+            ends = time.monotonic() + 0.12
+            while time.monotonic() < ends:
+                count += sum(map(bool, limiter.each(keys)))
+                time.sleep(0.001)
+    with admin(redis_url) as server:
+        until(lambda: used(server, prefix) >= count, timeout=5)
+        limiter.flush()
+        limiter.close()
+        assert used(server, prefix) == count
+
+
+@pytest.mark.slow
+def test_neither_lost_nor_doubled_at_length(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    options = eventual(prefix, timeout=0.05, sync_interval=0.01)
+    limiter = face.limiter(proxy.url, "10000000/50s 500 buckets", **options)
+    load = limiter.load([f"k{n}" for n in range(20)], threading.Event(), at_once=2)
+    for turn in range(16):
+        with proxy.spoiled(FAULTS[turn % len(FAULTS)]):
+            time.sleep(0.06)
+        time.sleep(0.02)
+    count = admitted(load.result())
+    with admin(redis_url) as server:
+        until(lambda: limiter.flush() or used(server, prefix) >= count)
+        limiter.close()
+        assert used(server, prefix) == count
+
+
+def test_after_a_long_partition_old_hits_do_not_land(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    clock = ManualClock()
+    options = eventual(prefix, clock="client", time=clock)
+    limiter = face.limiter(proxy.url, "100/10s 10 buckets", **options)
+    for _ in range(3):
+        limiter.try_acquire("k")
+        limiter.flush()
+    limiter.flush()
+    with proxy.spoiled(Refuse()):
+        for _ in range(30):
+            assert limiter.try_acquire("k")
+            limiter.flush()
+            clock.move(1000)
+        assert all(limiter.each(["k"] * 7))
+        limiter.flush()
+    clock.move(300)
+    for _ in range(3):
+        limiter.flush()
+    # Of the partition's hits, one a second, nine are still in the window.
+    assert limiter.stats("k").passed == 9 + 7
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 9 + 7
+    other = face.limiter(redis_url, "100/10s 10 buckets", prefix=prefix, clock="client", time=clock)
+    assert other.peek("k").remaining == 100 - 16
+
+
+def test_a_wrong_clock_here_is_no_matter(face: Face, redis_url: str, prefix: str) -> None:
+    """Buckets are told by the server's clock, from the first sync on."""
+
+    class Wrong:
+        """An hour ahead. No worker comes by itself where time is not the system's."""
+
+        sleep = staticmethod(time.sleep)
+        monotonic = staticmethod(time.monotonic)
+
+        def now_ms(self) -> int:
+            return time.time_ns() // 1_000_000 + 3_600_000
+
+    limiter = face.limiter(redis_url, "100/10s 10 buckets", **eventual(prefix, time=Wrong()))
+    assert all(limiter.each(["k"] * 20))
+    for _ in range(3):
+        limiter.flush()
+    other = face.limiter(redis_url, "100/10s 10 buckets", prefix=prefix)
+    assert other.stats("k").passed == 20
+    assert all(limiter.each(["k"] * 20))
+    limiter.flush()
+    assert other.stats("k").passed == 40

@@ -1,0 +1,357 @@
+"""Leases on a real server: what all processes together spend is never more than the limit, and the
+store is asked seldom.
+
+The decisions' own times are estimates, so windows are told by the machine's clock, which the server
+has too. A call is counted in a window only where all of it lies inside: so nothing is counted that
+may have been outside, and an excess is one.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import Limit, Limiter, StoreError
+from tests.integration.faces import PLENTY, Face, admin, tally, used
+from tests.servers import (
+    Blackhole,
+    Delay,
+    DropReply,
+    Proxy,
+    Refuse,
+    ResetAfterSend,
+    Standalone,
+    until,
+)
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 4
+
+Span = tuple[float, float]
+"""When an admitted call began and ended, ms."""
+
+
+class Spender:
+    """A process that spends what it can get of one key, with two threads."""
+
+    def __init__(self, url: str, key: str, options: dict[str, Any], pause: float) -> None:
+        args = [url, key, json.dumps(options), f"{pause:g}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.test_near_leases", *args],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def await_ready(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def result(self, *, stop: bool = True) -> tuple[list[Span], Counter[str]]:
+        """The admitted calls, and how many decisions came from where."""
+        said, _ = self._process.communicate("\n" if stop else None, timeout=30)
+        spans: list[Span] = []
+        sources: Counter[str] = Counter()
+        for line in said.splitlines(keepends=True):
+            if line.endswith("\n"):  # a killed one may have been in the midst of a line
+                told, counts = json.loads(line)
+                spans += [(began, ended) for began, ended in told]
+                sources.update(counts)
+        return spans, sources
+
+
+def spend(url: str, key: str, options: dict[str, Any], pause: float) -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    stop = threading.Event()
+    limiter = Limiter(url, **options)
+    told: list[list[Any]] = []
+
+    def work() -> None:
+        spans: list[Span] = []
+        sources: Counter[str] = Counter()
+        since = time.monotonic()
+        while not stop.is_set():
+            began = time.time()
+            decision = limiter.try_acquire(key)
+            ended = time.time()
+            sources[f"{decision.source} {decision.allowed}"] += 1
+            if decision.allowed:
+                spans.append((began * 1000, ended * 1000))
+            if time.monotonic() - since > 0.05:
+                since = time.monotonic()
+                told.append([spans, dict(sources)])
+                spans, sources = [], Counter()
+            time.sleep(pause)
+        told.append([spans, dict(sources)])
+
+    def tell() -> None:
+        while told:
+            print(json.dumps(told.pop(0)), flush=True)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+
+    def heed() -> None:
+        sys.stdin.readline()
+        stop.set()
+
+    threading.Thread(target=heed).start()
+    while not stop.wait(0.02):
+        tell()
+    for thread in threads:
+        thread.join()
+    limiter.close()
+    tell()
+
+
+def crowd(
+    url: str,
+    key: str,
+    options: dict[str, Any],
+    seconds: float,
+    kill: int = 0,
+    pause: float = 0.0003,
+) -> tuple[list[Span], Counter[str]]:
+    """What four processes are admitted in so many seconds, some of them killed in between."""
+    spenders = [Spender(url, key, options, pause) for _ in range(PROCESSES)]
+    for spender in spenders:
+        spender.await_ready()
+    for spender in spenders:
+        spender.go()
+    time.sleep(seconds / 2)
+    for spender in spenders[:kill]:
+        spender.kill()
+    time.sleep(seconds / 2)
+    spans: list[Span] = []
+    sources: Counter[str] = Counter()
+    for number, spender in enumerate(spenders):
+        some, counts = spender.result(stop=number >= kill)
+        spans += some
+        sources.update(counts)
+    return spans, sources
+
+
+def most_aligned(spans: list[Span], limit: Limit) -> int:
+    """The most that were surely admitted in one window of whole buckets."""
+    width = limit.bucket_ms
+    passed: Counter[int] = Counter()
+    for began, ended in spans:
+        if began // width == (ended + 1) // width:  # the server's clock shows whole ms
+            passed[int(began // width)] += 1
+    first, last = min(passed), max(passed)
+    window = [sum(passed[n - i] for i in range(limit.buckets)) for n in range(first, last + 1)]
+    return max(window)
+
+
+def most_anywhere(spans: list[Span], limit: Limit) -> int:
+    """The most that were surely admitted within one interval, wherever it begins."""
+    starts = sorted(began for began, _ in spans)
+    ends = sorted(ended for _, ended in spans)
+    return max(
+        bisect_left(ends, began + limit.interval_ms - 1) - bisect_left(starts, began)
+        for began in starts
+    )
+
+
+def leased(limit: Any, prefix: str, **options: Any) -> dict[str, Any]:
+    given = {"limits": str(limit), "prefix": prefix, "consistency": "leased", "timeout": 5}
+    return {**given, **options}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bound", "amount"), [("leap", 1500), ("strict", 1500), ("strict", 40)])
+def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amount: int) -> None:
+    limit = Limit(f"{amount}/500ms {bound} 5 buckets")
+    spans, sources = crowd(redis_url, "k", leased(limit, prefix), 1.8, kill=1)
+    assert sources["lease True"] > 0 or amount == 40
+    assert most_aligned(spans, limit) <= amount
+    if bound == "strict":
+        assert most_anywhere(spans, limit) <= amount
+    # What leases keep from others is not much: more than half of all is spent.
+    assert len(spans) > 0.5 * amount * 1.8 / 0.6
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_takes_with_it(redis_url: str, prefix: str) -> None:
+    """No more than a lease: all others' surplus is given back."""
+    spans, _ = crowd(redis_url, "k", leased(PLENTY, prefix), 1, kill=1)
+    with admin(redis_url) as server:
+        total = used(server, prefix)
+    assert len(spans) <= total
+    # A lease is a quarter of a second's, at a rate of a fourth of all; told late are 50 ms more.
+    assert total - len(spans) < 0.4 * len(spans) / 1
+
+
+@pytest.mark.slow
+def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: str) -> None:
+    spans, sources = crowd(redis_url, "k", leased("2000/day", prefix), 0.8)
+    assert sources["deny_cache False"] > 0
+    with admin(redis_url) as server:
+        assert used(server, prefix) == len(spans) <= 2000
+    with Limiter(redis_url, "2000/day", prefix=prefix) as other:
+        stats = other.stats("k")
+    assert stats.blocked == sources["deny_cache False"] + sources["store False"]
+
+
+@pytest.mark.slow
+def test_it_is_refilled_ahead_of_need(redis_url: str, prefix: str) -> None:
+    """Under a steady load callers hardly ever wait for the store."""
+    spans, sources = crowd(
+        redis_url, "k", leased("1000000/10s 10 buckets", prefix), 1.5, pause=0.001
+    )
+    calls = sum(sources.values())
+    assert len(spans) == calls > 1500
+    # At the start call by call; and each second a bucket ends.
+    assert sources["store True"] < 0.04 * calls
+
+
+# -- one process ----------------------------------------------------------------------------------
+
+
+def test_the_store_is_asked_seldom(face: Face, proxy: Proxy, redis_url: str, prefix: str) -> None:
+    limiter = face.limiter(proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5)
+    decisions = limiter.each(["k"] * 3000)
+    assert all(decisions)
+    assert proxy.requests < 200
+    left = [(999_999 - n, d.remaining) for n, d in enumerate(decisions) if d.source == "lease"]
+    assert len(left) > 2800
+    assert all(there_is == said for there_is, said in left)
+    limiter.close()
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 3000
+
+
+def test_exactly_the_limit_where_one_calls(face: Face, redis_url: str, prefix: str) -> None:
+    limiter = face.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
+    calls = limiter.burst(["k"] * 1000, at_once=8)
+    assert tally(calls) == {"ok": 777, "refused": 223}
+    # Not at once where the worker is just telling it: then with its next round.
+    until(lambda: limiter.stats("k").blocked == 223, timeout=2)
+    assert limiter.stats("k").passed == 777
+
+
+def test_surplus_is_returned(face: Face, redis_url: str, prefix: str) -> None:
+    """To others, soon after the calls end, without a close."""
+    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = face.limiter(redis_url, PLENTY, flush_interval=0.05, **terms)
+    limiter.each(["k"] * 1000)
+    assert limiter.limiter._near._get("k").left > 0
+    with admin(redis_url) as server:
+        assert used(server, prefix) > 1000
+        until(lambda: used(server, prefix) == 1000, timeout=2)
+        assert limiter.limiter._near._get("k").left == 0
+        assert all(limiter.each(["k"] * 500))
+        until(lambda: used(server, prefix) == 1500, timeout=2)
+
+
+def test_own_refund_and_reset(face: Face, redis_url: str, prefix: str) -> None:
+    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = face.limiter(redis_url, PLENTY, **terms)
+    decisions = limiter.each(["k"] * 400)
+    by_lease = [d for d in decisions if d.source == "lease"]
+    assert len(by_lease) > 300
+    assert [limiter.refund(d) for d in by_lease[:10]] == [1] * 10
+    limiter.reset("k")
+    assert limiter.stats("k").passed == 0
+    assert all(limiter.each(["k"] * 50))
+    limiter.close()
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 50
+
+
+def test_several_limits_are_leased_together(face: Face, redis_url: str, prefix: str) -> None:
+    limits = ["5000/hour", "300/day"]
+    limiter = face.limiter(redis_url, limits, prefix=prefix, consistency="leased", timeout=5)
+    decisions = limiter.each(["k"] * 400)
+    assert sum(map(bool, decisions)) == 300
+    assert "lease" in {d.source for d in decisions}
+    assert str(decisions[-1].limit) == "300/day"
+    limiter.close()
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 600
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        DropReply(),
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in (Refuse(), ResetAfterSend(), Blackhole(), Delay(replies=0.08))
+        ),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_never_more_whatever_is_lost_on_the_way(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Any
+) -> None:
+    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "flush_interval": 0.02}
+    limiters = [face.limiter(url, "3000/day", **terms, timeout=0.1) for url in [proxy.url] * 2]
+    admitted = 0
+
+    def some(calls: int) -> None:
+        nonlocal admitted
+        for limiter in limiters:
+            for _ in range(calls):
+                with suppress(StoreError):
+                    admitted += bool(limiter.try_acquire("k"))
+
+    some(300)
+    with proxy.spoiled(fault):
+        ends = time.monotonic() + 0.2
+        while time.monotonic() < ends:
+            some(1)
+    some(2000)
+    with admin(redis_url) as server:
+        assert admitted <= 3000
+        for limiter in limiters:
+            limiter.close()
+        assert admitted <= used(server, prefix) <= 3000
+
+
+def test_a_server_that_stands_still_ends_the_lease_in_time(face: Face, prefix: str) -> None:
+    """What was leased may be spent until the bucket ends; then callers learn of it."""
+    with Standalone() as own:
+        terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
+        limiter = face.limiter(own.url, "1000000/2s 10 buckets", **terms)
+        limiter.each(["k"] * 500)
+        own.pause()
+        try:
+            began, failed = time.monotonic(), False
+            while not failed:
+                try:
+                    assert limiter.try_acquire("k")
+                except StoreError:
+                    failed = True
+            assert time.monotonic() - began < 0.2 + 0.1 + 0.5  # the machine's
+        finally:
+            own.resume()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    url, key, options, pause = sys.argv[1:]
+    spend(url, key, json.loads(options), float(pause))
