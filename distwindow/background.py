@@ -85,6 +85,11 @@ class Thread:
         """It is being closed: leave it alone, once what is under way has been done."""
         with self._changed:
             self._busy.discard(agent)
+        self.wait_for(agent)
+
+    def wait_for(self, agent: Agent) -> None:
+        """Until what is under way has been done."""
+        with self._changed:
             at_work = agent.at_work
         if at_work is not None and threading.current_thread() is not self._thread:
             at_work.wait(_PATIENCE)
@@ -180,6 +185,10 @@ class Tasks:
         with self._lock:
             for worker in self._workers.values():
                 worker.busy.discard(agent)
+        await self.wait_for(agent)
+
+    async def wait_for(self, agent: Agent) -> None:
+        """Until what is under way in this loop has been done."""
         at_work: asyncio.Future[None] | None = agent.at_work
         if at_work is not None and at_work.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([at_work], timeout=_PATIENCE)

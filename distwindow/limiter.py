@@ -221,6 +221,7 @@ class Limiter(_Face):
         """Tell the store now what was counted in this process; else that waits for `flush_interval`
         (or `sync_interval`) at the most.
         """
+        THREAD.wait_for(self._agent)
         self._work(False)
 
     def close(self) -> None:
@@ -373,6 +374,7 @@ class AsyncLimiter(_Face):
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
+        await TASKS.wait_for(self._agent)
         await self._work(False)
 
     async def aclose(self) -> None:

@@ -64,6 +64,7 @@ def record(near: Near, decision: Decision, *, failed: bool, rt_ms: int) -> Dialo
 
 def _told(near: Near, key: AnyKey, clock: Clock) -> Dialogue[None]:
     """The store knows what was counted here of `key`."""
+    yield from carry(near.greeting(), clock.monotonic)
     errand = near.tell(key)
     if errand is not None:
         yield from carry([errand], clock.monotonic)

@@ -24,13 +24,18 @@ from .book import Book
 from .effect import Dialogue
 from .near import Errand, Nearby, costing, limits_of
 
+_FOLLOWED = 60.0
+"""Seconds for which a key that nobody calls is still synced, within its window. What a process
+passes on a view that is older than that is one call, with which the next sync begins.
+"""
+
 _new = tuple.__new__
 
 
 class SharedCell(Cell):
     """A key's windows, as this process sees them."""
 
-    __slots__ = ("binding", "shares")
+    __slots__ = ("asked_at", "binding", "shares")
 
     def __init__(
         self, key: Any, charges: tuple[Charge, ...], offset_ms: float, share: float
@@ -39,6 +44,8 @@ class SharedCell(Cell):
         self.shares = tuple(Share(charge.limit, share) for charge in charges)
         self.binding = self.shares[0]
         """The one that has least left."""
+        self.asked_at = 0.0
+        """When somebody last called, as of the last sync."""
 
     def closed(self, start: int, passed: int) -> None:
         for share in self.shares:
@@ -60,6 +67,7 @@ class Eventual(Nearby[SharedCell]):
         self._share = share
         self._offset_ms: float | None = None
         """Of the store's clock; None before its first reply. A forked child has the same clocks."""
+        self._going_on = True
         super().__init__(book, clock, most, interval)
         cap = min(max(1, int(limit.amount * share)) for limit in book.limits)
         self._dearest = min(self._dearest, cap)
@@ -102,7 +110,7 @@ class Eventual(Nearby[SharedCell]):
 
     def peek(self, key: AnyKey) -> Decision | None:
         cell, now = self._get(key) or self._met_first(key, 1), self._monotonic()
-        with self._cells.slow:
+        if now >= cell.until:
             self._estimate(cell, now)
         if cell.left < 1:
             return self._refuse(cell, key, 1, now, counted=False)
@@ -191,15 +199,32 @@ class Eventual(Nearby[SharedCell]):
 
     # -- errands ----------------------------------------------------------------------------------
 
+    def greeting(self) -> list[Errand]:
+        """The first thing to learn is what time it is there: counts carry their bucket."""
+        if self._offset_ms is not None or not self._dirty:
+            return []
+        command = Flush(self._dirty[0].charges, pull=True)
+        return [Errand(command, lambda reply, sent_at: self._told_time(reply))]
+
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
-        if self._offset_ms is None and self._dirty and not last:
-            # The first thing to learn is what time it is there: counts carry their bucket.
-            command = Flush(self._dirty[0].charges, pull=True)
-            return [Errand(command, lambda reply, sent_at: self._told_time(reply))]
+        self._going_on = not last
+        if self._offset_ms is None and not last:
+            return []
         return super().errands(now, last=last)
+
+    def _flush(self, cell: SharedCell) -> Errand | None:
+        if cell.counted():
+            cell.asked_at = self._monotonic()
+        return super()._flush(cell)
 
     def _pulls(self) -> bool:
         return True
+
+    def _follows(self, cell: SharedCell) -> bool:
+        """A key that is called now and then has to know what the others pass meanwhile."""
+        idle = self._monotonic() - cell.asked_at
+        wanted = idle < min(_FOLLOWED, cell.longest_ms / 1000)
+        return wanted and self._going_on and self._get(cell.key) is cell
 
     def _told_time(self, reply: Fleet | Exception) -> None:
         if not isinstance(reply, Fleet):
@@ -210,7 +235,6 @@ class Eventual(Nearby[SharedCell]):
             with self._cells.slow:
                 cell.rebase(self._lock, self._offset_ms)
                 self._estimate(cell, now)
-        self._due(now)
 
     def _told(self, cell: SharedCell, fleet: Fleet, now: float) -> None:
         self._offset_ms = cell.offset_ms

@@ -231,6 +231,10 @@ class Nearby(Generic[C]):
 
     # -- errands ----------------------------------------------------------------------------------
 
+    def greeting(self) -> list[Errand]:
+        """What has to be known before anything is told."""
+        return []
+
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
         """What the worker has to carry now; with `last`, all that is to be carried ever."""
         found: list[Errand] = []
@@ -272,7 +276,7 @@ class Nearby(Generic[C]):
             flight: Flight | None = cell.flight
             if flight is None:
                 buckets = cell.take(self._lock)
-                if not buckets and not self._pulls():
+                if not buckets and not self._follows(cell):
                     self._cells.settled(cell)
                     return None
                 flight = cell.flight = Flight(next(self._seq), buckets)
@@ -289,6 +293,10 @@ class Nearby(Generic[C]):
     def _pulls(self) -> bool:
         return False
 
+    def _follows(self, cell: C) -> bool:
+        """Is there something to ask, though there is nothing to tell?"""
+        return False
+
     def _flushed(self, cell: C, flight: Flight, reply: Fleet | Exception, sent_at: float) -> None:
         now = self._monotonic()
         with self._cells.slow:
@@ -301,11 +309,10 @@ class Nearby(Generic[C]):
             if isinstance(reply, Fleet):
                 cell.clocked(reply.now_ms, sent_at, now)
                 self._told(cell, reply, now)
-            if cell.counted():
-                if not cell.dirty:
-                    self._soil(cell)
-            else:
+            if not (cell.counted() or self._follows(cell)):
                 self._cells.settled(cell)
+            elif not cell.dirty:
+                self._soil(cell)
 
     def _told(self, cell: C, fleet: Fleet, now: float) -> None:
         """What the fleet has passed."""
@@ -383,6 +390,7 @@ class Near(Protocol):
     def reset(self, key: AnyKey) -> None: ...
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None: ...
     def tell(self, key: AnyKey) -> Errand | None: ...
+    def greeting(self) -> list[Errand]: ...
     def errands(self, now: float, *, last: bool = False) -> list[Errand]: ...
     def worked(self, now: float) -> None: ...
     def close(self) -> None: ...
@@ -426,6 +434,9 @@ class Inside:
 
     def tell(self, key: AnyKey) -> Errand | None:
         return None
+
+    def greeting(self) -> list[Errand]:
+        return []
 
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
         return []

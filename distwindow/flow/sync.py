@@ -14,6 +14,7 @@ from .near import Errand, Near
 
 def work(near: Near, monotonic: Callable[[], float], *, last: bool = False) -> Dialogue[None]:
     """Carry what is due; with `last`, everything."""
+    yield from carry(near.greeting(), monotonic)
     yield from carry(near.errands(monotonic(), last=last), monotonic)
     near.worked(monotonic())
 
