@@ -10,6 +10,7 @@ import multiprocessing
 import threading
 import time
 import warnings
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -73,24 +74,25 @@ async def test_one_task_a_loop_that_ends_when_there_is_nothing(
 ) -> None:
     # What others pass of a key is followed for as long as its window.
     limits = "2/50ms 1 bucket" if mode == "eventual" else "2/hour"
-    limiters = [
-        AsyncLimiter(redis_url, limits, prefix=f"{prefix}-{n}", consistency=mode, **SOON)
-        for n in range(5)
-    ]
-    assert worker_tasks() == []
-    tasks = len(asyncio.all_tasks())
-    for limiter in limiters:
-        for _ in range(5):
-            await limiter.try_acquire("k")
-    assert len(worker_tasks()) == 1
-    assert len(asyncio.all_tasks()) - tasks <= 1 + len(limiters)  # a connection's reader each
-    await asyncio.wait(worker_tasks(), timeout=0.5)
-    assert worker_tasks() == []
-    for _ in range(3):
-        await limiters[0].try_acquire("k")
-    assert len(worker_tasks()) == 1
-    for limiter in limiters:
-        await limiter.aclose()
+    async with AsyncExitStack() as stack:
+        limiters = [
+            AsyncLimiter(redis_url, limits, prefix=f"{prefix}-{n}", consistency=mode, **SOON)
+            for n in range(5)
+        ]
+        for limiter in limiters:
+            await stack.enter_async_context(limiter)
+        assert worker_tasks() == []
+        tasks = len(asyncio.all_tasks())
+        for limiter in limiters:
+            for _ in range(5):
+                await limiter.try_acquire("k")
+        assert len(worker_tasks()) == 1
+        assert len(asyncio.all_tasks()) - tasks <= 1 + len(limiters)  # a connection's reader each
+        await asyncio.wait(worker_tasks(), timeout=0.5)
+        assert worker_tasks() == []
+        for _ in range(3):
+            await limiters[0].try_acquire("k")
+        assert len(worker_tasks()) == 1
 
 
 def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
