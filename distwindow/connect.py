@@ -48,6 +48,7 @@ class Mode:
     share: float | None
     flush_interval: float
     max_local_keys: int
+    timeout: float
 
     def __post_init__(self) -> None:
         if self.consistency not in get_args(Consistency):
@@ -98,7 +99,7 @@ def open_near(
     if store.source == "local" and attempt is not None:
         near = Inside(book, attempt)
     elif mode.consistency == "leased":
-        near = Leased(book, clock, most, mode.flush_interval)
+        near = Leased(book, clock, most, mode.flush_interval, mode.timeout)
     elif mode.consistency == "eventual":
         near = Eventual(book, clock, most, mode.sync_interval, mode.share or 1.0)
     else:

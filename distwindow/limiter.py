@@ -119,7 +119,9 @@ class Limiter(_Face):
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time)
-        mode = Mode(consistency, clock, sync_interval, share, flush_interval, max_local_keys)
+        mode = Mode(
+            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
+        )
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._kept = self._store is store
         self._near = open_near(mode, self._book, self._store, self._store.attempt)
@@ -300,7 +302,9 @@ class AsyncLimiter(_Face):
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time)
-        mode = Mode(consistency, clock, sync_interval, share, flush_interval, max_local_keys)
+        mode = Mode(
+            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
+        )
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._kept = self._store is store or isinstance(store, MemoryStore)
         self._near = open_near(mode, self._book, self._store, inside(self._store))

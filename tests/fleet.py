@@ -81,7 +81,8 @@ class Way:
             return
         self.reached = True
         if isinstance(self.effect, Together):
-            self._reply = [self._world.execute(command) for command in self.effect.commands]
+            self._reply = [self._world.store.execute(command) for command in self.effect.commands]
+            self._world.asked += len(self._reply)
         else:
             self._reply = self._world.execute(self.effect)
 
@@ -106,7 +107,8 @@ class Way:
     def _on(self, step: Callable[[], Any]) -> None:
         try:
             self.effect, self.reached = step(), False
-            while isinstance(self.effect, (Sleep, Wait)):  # here nobody waits: it goes on too early
+            while isinstance(self.effect, (Sleep, Wait)):
+                # Here nobody waits: it goes on too early.
                 self.effect = self._dialogue.send(None)
         except StopIteration as end:
             self.done, self.result = True, end.value

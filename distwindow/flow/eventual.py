@@ -10,13 +10,15 @@ and the ways there and back beyond the limit, and no more than the limit each.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from threading import Lock
 from typing import Any
 
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
-from ..local.cell import Cell, Denial
+from ..local.cell import FAR, Cell, Denial
 from ..local.share import Share
 from ..wire.command import Charge, Fleet, Flush
 from ..wire.keys import AnyKey
@@ -25,9 +27,11 @@ from .effect import Dialogue
 from .near import Errand, Nearby, costing, limits_of
 
 _FOLLOWED = 60.0
-"""Seconds for which a key that nobody calls is still synced, within its window. What a process
-passes on a view that is older than that is one call, with which the next sync begins.
-"""
+"""Seconds for which a key that nobody calls is still synced, within its window."""
+_SLOWER = 8
+"""What is known then is never older than this part of the time for which nobody has called."""
+_AT_ONCE = 1000
+"""Such keys in one sync."""
 
 _new = tuple.__new__
 
@@ -35,7 +39,7 @@ _new = tuple.__new__
 class SharedCell(Cell):
     """A key's windows, as this process sees them."""
 
-    __slots__ = ("asked_at", "binding", "shares")
+    __slots__ = ("again", "asked_at", "binding", "followed", "shares")
 
     def __init__(
         self, key: Any, charges: tuple[Charge, ...], offset_ms: float, share: float
@@ -44,8 +48,11 @@ class SharedCell(Cell):
         self.shares = tuple(Share(charge.limit, share) for charge in charges)
         self.binding = self.shares[0]
         """The one that has least left."""
-        self.asked_at = 0.0
+        self.asked_at = -FAR
         """When somebody last called, as of the last sync."""
+        self.again = False
+        """It was called before within its window."""
+        self.followed = False
 
     def closed(self, start: int, passed: int) -> None:
         for share in self.shares:
@@ -68,9 +75,14 @@ class Eventual(Nearby[SharedCell]):
         self._offset_ms: float | None = None
         """Of the store's clock; None before its first reply. A forked child has the same clocks."""
         self._going_on = True
+        self._order = itertools.count()
         super().__init__(book, clock, most, interval)
         cap = min(max(1, int(limit.amount * share)) for limit in book.limits)
         self._dearest = min(self._dearest, cap)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._followed: list[tuple[float, int, SharedCell]] = []
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -122,8 +134,10 @@ class Eventual(Nearby[SharedCell]):
     def forget(self, key: AnyKey) -> None:
         """A refund is seen with the next sync, soon."""
         cell = self._get(key)
-        if cell is not None and not cell.dirty:
-            self._soil(cell)
+        if cell is not None:
+            cell.again, cell.asked_at = True, self._monotonic()
+            if not cell.dirty:
+                self._soil(cell)
 
     def _met_first(self, key: AnyKey, cost: int) -> SharedCell:
         """The cell of a key that is called for the first time, or not as it should be."""
@@ -210,21 +224,49 @@ class Eventual(Nearby[SharedCell]):
         self._going_on = not last
         if self._offset_ms is None and not last:
             return []
-        return super().errands(now, last=last)
+        asked: list[Errand] = []
+        with self._cells.slow:
+            while self._followed and self._followed[0][0] <= now and len(asked) < _AT_ONCE:
+                cell = heapq.heappop(self._followed)[2]
+                cell.followed = False
+                # What is told now anyway is asked about with that.
+                if not cell.dirty and cell.flight is None and (errand := self._flush(cell)):
+                    asked.append(errand)
+        return asked + super().errands(now, last=last)
+
+    def worked(self, now: float) -> None:
+        super().worked(now)
+        if self._followed:
+            self.next_at = min(self.next_at, max(self._followed[0][0], now + self._interval))
 
     def _flush(self, cell: SharedCell) -> Errand | None:
         if cell.counted():
-            cell.asked_at = self._monotonic()
+            now = self._monotonic()
+            cell.again = now - cell.asked_at < cell.longest_ms / 1000
+            cell.asked_at = now
         return super()._flush(cell)
 
     def _pulls(self) -> bool:
         return True
 
     def _follows(self, cell: SharedCell) -> bool:
-        """A key that is called now and then has to know what the others pass meanwhile."""
+        """A key that is called now and then has to know what the others pass meanwhile. One that
+        was called once is none of these: there may be a flood of them.
+        """
         idle = self._monotonic() - cell.asked_at
-        wanted = idle < min(_FOLLOWED, cell.longest_ms / 1000)
+        wanted = cell.again and idle < min(_FOLLOWED, cell.longest_ms / 1000)
         return wanted and self._going_on and self._get(cell.key) is cell
+
+    def _follow(self, cell: SharedCell, now: float) -> bool:
+        """Ask again, the later the longer nobody calls."""
+        if not self._follows(cell):
+            return False
+        if not cell.followed:
+            cell.followed = True
+            at = now + max(self._interval, (now - cell.asked_at) / _SLOWER)
+            heapq.heappush(self._followed, (at, next(self._order), cell))
+            self._due(at)
+        return True
 
     def _told_time(self, reply: Fleet | Exception) -> None:
         if not isinstance(reply, Fleet):

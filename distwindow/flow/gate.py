@@ -19,6 +19,11 @@ class Gate:
         self._opened = threading.Event()
         self._waiters: list[Callable[[], object]] = []
 
+    @property
+    def opened(self) -> bool:
+        """Is it open?"""
+        return self._opened.is_set()
+
     def open(self, failure: StoreError | None = None) -> None:
         """Let everybody through."""
         self.failure = failure

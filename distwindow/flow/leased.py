@@ -22,14 +22,14 @@ from typing import Any
 
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.errors import StoreError
+from ..core.errors import DistwindowError, StoreError
 from ..local.cell import Cell
 from ..local.demand import Demand
-from ..wire.command import Charge, Count, Grant, Lease, Refund
+from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund
 from ..wire.keys import AnyKey
 from .admit import decide
 from .book import Book
-from .effect import Dialogue, Sleep, Wait
+from .effect import Dialogue, Sleep, Together, Wait
 from .gate import Gate
 from .near import MARGIN, Errand, Nearby, costing, limits_of
 
@@ -37,10 +37,6 @@ HORIZON = 0.25
 """Seconds that a lease is to last at most: what a killed process takes with it."""
 AHEAD = 0.02
 """Seconds before a lease is spent that the worker is told to get the next."""
-PATIENCE = 0.04
-"""Seconds that a caller waits at most for a lease that another is fetching: they come on top of its
-timeout, where the store does not answer.
-"""
 _LAST = 0.005
 """Seconds before the end of a bucket that may be slept through, in which there can be no lease."""
 _SETTLE = 0.002
@@ -77,7 +73,11 @@ class LeasedCell(Cell):
 class Leased(Nearby[LeasedCell]):
     """`consistency="leased"`."""
 
-    def __init__(self, book: Book, clock: Clock, most: int, interval: float) -> None:
+    def __init__(
+        self, book: Book, clock: Clock, most: int, interval: float, patience: float = 0.25
+    ) -> None:
+        """`patience`: seconds that a caller waits for a lease that another is fetching."""
+        self._patience = patience
         self._order = itertools.count()
         super().__init__(book, clock, most, interval)
 
@@ -105,9 +105,12 @@ class Leased(Nearby[LeasedCell]):
         if cell is None:
             decision: Decision = yield command
             return decision
-        if (gate := cell.filling) is not None:
+        came = self._monotonic()
+        while (gate := cell.filling) is not None:
             # Others would only ask for the same lease, each over a connection of its own.
-            yield Wait(gate, PATIENCE)
+            yield Wait(gate, came + self._patience - self._monotonic())
+            if not gate.opened:
+                break
             if gate.failure is not None:
                 raise _theirs(gate.failure)
             nearby = self.judge(key, cost)
@@ -127,6 +130,9 @@ class Leased(Nearby[LeasedCell]):
         more = 0
         if cell.filling is None:
             more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now)))
+        if 0 < cell.left < cost:
+            decision = yield from self._without_lease(cell, command)
+            return decision if decision.allowed else self.refused(key, decision, now)
         if more < 1:
             decision = yield command
             cell.clocked(decision.now_ms, now, self._monotonic())
@@ -135,7 +141,8 @@ class Leased(Nearby[LeasedCell]):
         failure: StoreError | None = None
         try:
             grant: Grant = yield Lease(command.charges, more=more)
-            decision = decide(command, grant.verdict, "store")
+            verdict = grant.verdict._replace(left=grant.verdict.left + grant.more)
+            decision = decide(command, verdict, "store")
             if not decision.allowed:
                 return self.refused(key, decision, now)
             self._gain(cell, grant, grant.more, now)
@@ -146,6 +153,20 @@ class Leased(Nearby[LeasedCell]):
         finally:
             cell.filling = None
             gate.open(failure)
+
+    def _without_lease(self, cell: LeasedCell, command: Acquire) -> Dialogue[Decision]:
+        """Ask for a call that costs more than the lease has left, which is given back before: it
+        might be refused for want of these permits.
+        """
+        surplus = self._surplus(cell)
+        if surplus == 0:  # spent meanwhile
+            decision: Decision = yield command
+            return decision
+        back = Refund(costing(cell.charges, surplus), charged_ms=cell.charged_ms)
+        _, verdict = yield Together((back, command))
+        if isinstance(verdict, DistwindowError):
+            raise verdict
+        return decide(command, verdict, "store")
 
     def _lost(self, cell: LeasedCell) -> None:
         self._surplus(cell)  # it was charged in windows that are no more
@@ -276,7 +297,8 @@ class Leased(Nearby[LeasedCell]):
             surplus = self._surplus(cell)
             if surplus:
                 found.append(self._return(costing(cell.charges, surplus), cell.charged_ms))
-        if last or self._gone(cell) or ended:
+        spent = idle and not cell.left  # and nobody wants more
+        if last or self._gone(cell) or ended or spent:
             cell.watched = False
         else:
             self._look_at(cell, now)

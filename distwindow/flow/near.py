@@ -297,6 +297,10 @@ class Nearby(Generic[C]):
         """Is there something to ask, though there is nothing to tell?"""
         return False
 
+    def _follow(self, cell: C, now: float) -> bool:
+        """See to it that it is asked, then."""
+        return False
+
     def _flushed(self, cell: C, flight: Flight, reply: Fleet | Exception, sent_at: float) -> None:
         now = self._monotonic()
         with self._cells.slow:
@@ -309,10 +313,11 @@ class Nearby(Generic[C]):
             if isinstance(reply, Fleet):
                 cell.clocked(reply.now_ms, sent_at, now)
                 self._told(cell, reply, now)
-            if not (cell.counted() or self._follows(cell)):
+            if cell.counted():
+                if not cell.dirty:
+                    self._soil(cell)
+            elif not self._follow(cell, now):
                 self._cells.settled(cell)
-            elif not cell.dirty:
-                self._soil(cell)
 
     def _told(self, cell: C, fleet: Fleet, now: float) -> None:
         """What the fleet has passed."""

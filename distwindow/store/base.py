@@ -32,7 +32,8 @@ class Store(Protocol):
 
     def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
         """The replies to many commands, sent together; in the place of a reply the
-        `DistwindowError` that a command came to.
+        `DistwindowError` that a command came to. In order, but for those that a server has to be
+        sent again because it has lost its scripts.
         """
         ...
 

@@ -15,12 +15,6 @@ from tests.servers import Proxy, until
 from tests.unit.stage import ManualClock, fresh
 
 MODES = ["direct", "leased", "eventual"]
-OWN_LEASE = pytest.param(
-    "leased",
-    marks=pytest.mark.xfail(
-        strict=True, reason="a call is refused for want of what its own process has leased"
-    ),
-)
 NEVER = {"flush_interval": 3600.0, "sync_interval": 3600.0}
 """The worker does not come by itself."""
 
@@ -58,7 +52,7 @@ def test_no_round_trip(
     assert retries == sorted(retries, reverse=True)
 
 
-@pytest.mark.parametrize("mode", ["direct", OWN_LEASE, "eventual"])
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 def test_only_for_costs_that_are_refused(face: Face, proxy: Proxy, prefix: str, mode: str) -> None:
     limiter = face.limiter(proxy.url, "10/hour", prefix=prefix, consistency=mode, **NEVER)
     assert limiter.try_acquire("k", 6)
