@@ -172,6 +172,9 @@ class Pipe(asyncio.Protocol):
             # Each step has its timeout, and callers give up on their own; but a link of many round
             # trips could never be opened if all steps together had to be done in one.
             now_ms = await asyncio.wait_for(self._connect(), _STEPS * timeout)
+        except asyncio.CancelledError:
+            self._drop()
+            raise
         except asyncio.TimeoutError:
             node.failed("connecting takes longer than the timeout", slow=True)
             # redis-py would have come to the next sentinel, had it not been stopped here.
@@ -183,6 +186,9 @@ class Pipe(asyncio.Protocol):
             if error is None:
                 node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             self.end(error or exc)
+            return
+        if self._ended:  # just now, and a cancellation that comes with the result is swallowed
+            self._drop()
             return
         node.reached()
         if now_ms is not None:
@@ -207,6 +213,12 @@ class Pipe(asyncio.Protocol):
         self.flush()
         if self._plain is not None:
             await self._serve_plainly(self._plain)
+
+    def _drop(self) -> None:
+        """Close a connection that nobody will use."""
+        writer = getattr(self._connection, "_writer", None)
+        if writer is not None:
+            writer.close()
 
     async def _connect(self) -> int | None:
         connection = self._connection = self.node.new_connection()
