@@ -28,6 +28,8 @@ from tests.servers import (
 )
 from tests.unit.stage import ManualClock
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 
 def eventual(prefix: str, **options: Any) -> dict[str, Any]:
     return {"prefix": prefix, "consistency": "eventual", "timeout": 5, **options}

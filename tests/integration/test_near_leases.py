@@ -35,6 +35,8 @@ from tests.servers import (
     until,
 )
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 ROOT = Path(__file__).parents[2]
 PROCESSES = 4
 

@@ -21,6 +21,8 @@ from tests.integration.faces import PLENTY, Face, admin, tally, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 MODES: Any = ["direct", "leased", "eventual"]
 NEVER: Any = {"flush_interval": 3600.0, "sync_interval": 3600.0}
 SOON: Any = {"flush_interval": 0.05, "sync_interval": 0.05}

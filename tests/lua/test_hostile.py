@@ -320,6 +320,7 @@ def count_of(*words: str) -> str:
 GOOD = ("1", "2", "3", "4", "5", "6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", ["0", "1"])
 @pytest.mark.parametrize("state", STATES)
 def test_malformed_counts_count_nothing(server: redis.Redis, state: str, pull: str) -> None:

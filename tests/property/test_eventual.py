@@ -89,7 +89,7 @@ def check_each(crowd: Crowd, share: float) -> None:
                 assert most_in_run(buckets_of(mine, limit.bucket_ms), limit.span) <= cap
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),
     starts=starts,
@@ -117,7 +117,7 @@ def check_store(crowd: Crowd) -> None:
             assert held == {number: passed[number] for number in held}
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS), starts=starts, script=steps(KEYS, also=(asks, forks))
 )  # fmt: skip
@@ -134,7 +134,7 @@ def test_every_pass_reaches_the_store_once_and_in_its_bucket(
 # -- when there is room again ---------------------------------------------------------------------
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),
     share=st.sampled_from([1.0, 0.5, 0.26]),
@@ -184,7 +184,7 @@ def check_all_told(crowd: Crowd, share: float = 1.0) -> None:
             assert max(Counter(one.who for one in mine).values(), default=0) <= cap
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LONG),
     starts=wrong,

@@ -95,7 +95,7 @@ def check_windows(crowd: Crowd) -> None:
                 assert most_in_any(admitted, limit.interval_ms) <= limit.amount
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(scene=scenes)
 def test_nothing_is_admitted_beyond_the_limit(scene: Scene) -> None:
     crowd = scene.open()
@@ -149,7 +149,7 @@ def check_charges(crowd: Crowd) -> None:
             assert held == {number: spent[number] for number in held}
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(scene=scenes)
 def test_every_permit_is_somewhere(scene: Scene) -> None:
     crowd = scene.open()

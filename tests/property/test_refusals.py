@@ -76,7 +76,7 @@ def check_against_the_store(crowd: Crowd) -> None:
     crowd.nearby = compare
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),
     starts=clocks,
@@ -115,7 +115,7 @@ def test_a_refusal_remembered_beyond_its_moment_would_be_wrong(
 # -- for how long ---------------------------------------------------------------------------------
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limit=st.sampled_from([limit for limit in LIMITS if isinstance(limit, Limit)]),
     mode=st.sampled_from([direct(), leasing()]),
@@ -164,7 +164,7 @@ def test_a_smaller_cost_is_asked_about(cost: int, less: int) -> None:
     assert crowd.world.asked > asked
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),
     mode=st.sampled_from([direct, leasing]),
@@ -226,7 +226,7 @@ def check_blocks(crowd: Crowd) -> None:
             assert sum(crowd.held(key, limit, blocked=True).values()) == blocked[key]
 
 
-@settings(LENIENT, max_examples=150)
+@settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LONG),
     mode=st.sampled_from([direct, leasing, syncing]),
