@@ -4,9 +4,11 @@ what they do is in `flow/`, where it is kept is in `store/`.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -24,7 +26,7 @@ from .connect import (
 )
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
-from .core.errors import ConfigurationError, RateLimitExceeded
+from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
 from .core.limit import Limit, LimitSpec
 from .core.stats import Stats
 from .entry import AsyncEntry, Entry
@@ -128,6 +130,7 @@ class Limiter(_Face):
         self._judge = self._near.judge
         self._ask = self._ask_store if mode.direct else self._ask_near
         self._agent = THREAD.serve(self._near, self._work, self._store.clock)
+        self._closing = threading.RLock()
 
     @property
     def unknown_total(self) -> int:
@@ -151,7 +154,9 @@ class Limiter(_Face):
         One round trip; the decision names the key and the limit that refused. On a cluster the
         keys need a common tag (`Key(resource, tag=...)`); `ConfigurationError` says so.
         """
-        return self._store.attempt(self._book.acquire_all(items))
+        command = self._book.acquire_all(items)
+        self._run(admin.ahead(self._near, command.charges, self._store.clock))
+        return self._store.attempt(command)
 
     def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """`try_acquire` that waits for its turn: in line behind the earlier waiters of this
@@ -221,10 +226,10 @@ class Limiter(_Face):
 
     def flush(self) -> None:
         """Tell the store now what was counted in this process; else that waits for `flush_interval`
-        (or `sync_interval`) at the most.
+        (or `sync_interval`) at the most. Raises where the store does not take it; it is kept then.
         """
         THREAD.wait_for(self._agent)
-        self._work(False)
+        _demand_told(self._work(False))
 
     def close(self) -> None:
         """Give back and tell what is kept here, and close the connections. Later calls raise
@@ -232,13 +237,16 @@ class Limiter(_Face):
 
         A store object that the caller made stays open, as it stays the caller's.
         """
-        THREAD.dismiss(self._agent)
-        if not self._kept:
-            self._near.close()  # first, so that nothing is counted any more that nobody would tell
-        self._work(True)
-        if not self._kept:
-            self._work(True)  # of calls that were just being decided
-            self._store.close()
+        with self._closing:  # who closes it, too, waits until everything is told
+            THREAD.dismiss(self._agent)
+            if not self._kept:
+                self._near.close()  # first: what is counted after that, nobody would tell
+            failure = self._work(True)
+            if not self._kept:
+                failure = self._work(True) or failure  # of calls that were just being decided
+                self._store.close()
+            if failure is not None:
+                self._agent.went(failure)
 
     def __enter__(self) -> Self:
         return self
@@ -263,8 +271,8 @@ class Limiter(_Face):
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
 
-    def _work(self, last: bool) -> None:
-        self._run(work(self._near, self._store.clock.monotonic, last=last))
+    def _work(self, last: bool) -> DistwindowError | None:
+        return self._run(work(self._near, self._store.clock.monotonic, last=last))
 
     def _run(self, dialogue: Dialogue[T]) -> T:
         return run(dialogue, self._answer, self._store.clock.sleep)
@@ -310,6 +318,8 @@ class AsyncLimiter(_Face):
         self._near = open_near(mode, self._book, self._store, inside(self._store))
         self._judge = self._near.judge
         self._agent = TASKS.serve(self._near, self._work, self._store.clock)
+        self._streak = 0
+        """Calls in a row that did not have to wait for anything."""
 
     @property
     def unknown_total(self) -> int:
@@ -319,11 +329,20 @@ class AsyncLimiter(_Face):
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""
         decision = self._judge(key, cost)
-        return await self._run(self._near.ask(key, cost)) if decision is None else decision
+        if decision is None:
+            self._streak = 0
+            return await self._run(self._near.ask(key, cost))
+        self._streak += 1
+        if self._streak >= _STREAK:  # a loop around calls like this would stop all other tasks
+            self._streak = 0
+            await asyncio.sleep(0)
+        return decision
 
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """See `Limiter.try_acquire_all`."""
-        return await self._store.attempt(self._book.acquire_all(items))
+        command = self._book.acquire_all(items)
+        await self._run(admin.ahead(self._near, command.charges, self._store.clock))
+        return await self._store.attempt(command)
 
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""
@@ -379,17 +398,19 @@ class AsyncLimiter(_Face):
     async def flush(self) -> None:
         """See `Limiter.flush`."""
         await TASKS.wait_for(self._agent)
-        await self._work(False)
+        _demand_told(await self._work(False))
 
     async def aclose(self) -> None:
         """See `Limiter.close`."""
         await TASKS.dismiss(self._agent)
         if not self._kept:
             self._near.close()
-        await self._work(True)
+        failure = await self._work(True)
         if not self._kept:
-            await self._work(True)
+            failure = await self._work(True) or failure
             await self._store.aclose()
+        if failure is not None:
+            self._agent.went(failure)
 
     async def __aenter__(self) -> Self:
         return self
@@ -405,8 +426,8 @@ class AsyncLimiter(_Face):
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         await self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
 
-    async def _work(self, last: bool) -> None:
-        await self._run(work(self._near, self._store.clock.monotonic, last=last))
+    async def _work(self, last: bool) -> DistwindowError | None:
+        return await self._run(work(self._near, self._store.clock.monotonic, last=last))
 
     def _run(self, dialogue: Dialogue[T]) -> Awaitable[T]:
         return arun(dialogue, self._answer, self._store.sleep)
@@ -426,6 +447,14 @@ def _named(function: Callable[..., Any]) -> str:
 def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A decorator's key or cost for this call."""
     return value(*args, **kwargs) if callable(value) else value
+
+
+_STREAK = 64
+
+
+def _demand_told(failure: DistwindowError | None) -> None:
+    if failure is not None:
+        raise failure
 
 
 def _demand(decision: Decision) -> None:

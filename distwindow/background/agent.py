@@ -23,15 +23,24 @@ monotonic = SYSTEM.monotonic
 class Agent:
     """One limiter's business: `work(last)` carries what is due, or with `last` everything."""
 
-    __slots__ = ("at_work", "near", "tried", "work")
+    __slots__ = ("at_work", "failing", "near", "tried", "work")
 
     def __init__(self, near: Near, work: Callable[[bool], Any]) -> None:
         self.near = near
         self.work = work
+        self.failing = False
         self.at_work: Any = None
         """What is there to wait on until the worker has done with it."""
         self.tried = False
         """An end has been waited for, and not everything was carried in time."""
+
+    def went(self, failure: Exception | None) -> None:
+        """Say when the store begins not to take what is told, and when it takes it again."""
+        if failure is not None and not self.failing:
+            LOG.warning("the store does not take what is counted here: %s", failure)
+        elif failure is None and self.failing:
+            LOG.warning("the store takes what is counted here again")
+        self.failing = failure is not None
 
 
 def own_up(agents: Iterable[Agent], *, again: bool = False) -> None:

@@ -186,8 +186,8 @@ def _ado(agent: Agent, *, last: bool) -> Awaitable[None]:
 
 async def _working(agent: Agent, last: bool, done: asyncio.Future[None]) -> None:
     try:
-        work: Awaitable[None] = agent.work(last)
-        await work
+        work: Awaitable[Exception | None] = agent.work(last)
+        agent.went(await work)
     except Exception:
         agent.near.worked(monotonic())
         LOG.exception("distwindow's worker failed; it goes on")

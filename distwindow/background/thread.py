@@ -113,7 +113,7 @@ class Thread:
 
 def _do(agent: Agent, *, last: bool) -> None:
     try:
-        agent.work(last)
+        agent.went(agent.work(last))
     except Exception:
         agent.near.worked(monotonic())
         LOG.exception("distwindow's worker failed; it goes on")

@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -41,16 +42,23 @@ def guarded(command: F) -> F:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read has enough. What is buffered must not fail once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _say_no_more()  # whoever read has enough
             raise typer.Exit(PIPE_CLOSED) from None
         except Exception as exc:
             if os.environ.get("DISTWINDOW_DEBUG"):
                 traceback.print_exc()
             complain(explained(exc, kwargs.get("url") or ""), kwargs.get("url") or "")
+            if isinstance(exc, OSError):
+                _say_no_more()
             raise typer.Exit(2) from None
 
     return run  # type: ignore[return-value]  # it has the signature of what it wraps
+
+
+def _say_no_more() -> None:
+    """What is buffered for stdout must not fail once more at exit."""
+    with suppress(OSError, ValueError):  # it is no file, in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str, url: str) -> None:

@@ -44,12 +44,12 @@ def refund(near: Near, decision: Decision, clock: Clock) -> Dialogue[int]:
     yield from _told(near, decision.key, clock)
     count, _ = yield Refund(charges, charged_ms=_charged_at(decision))
     near.forget(decision.key)
+    yield from _told(near, decision.key, clock)  # and what it knows of the key is what is so now
     return int(count)
 
 
 def reset(near: Near, key: AnyKey, charges: tuple[Charge, ...]) -> Dialogue[None]:
     """Forget the windows."""
-    near.reset(key)
     yield Reset(charges)
     near.reset(key)
 
@@ -60,6 +60,13 @@ def record(near: Near, decision: Decision, *, failed: bool, rt_ms: int) -> Dialo
     command = near.record(decision, failed, rt_ms)
     if command is not None:
         yield command
+
+
+def ahead(near: Near, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[None]:
+    """Before the store is asked about several keys: it knows what this process has passed of them,
+    and has back what it has leased.
+    """
+    yield from carry(near.ahead([charge.key for charge in charges]), clock.monotonic)
 
 
 def _told(near: Near, key: AnyKey, clock: Clock) -> Dialogue[None]:

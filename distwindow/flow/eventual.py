@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
 from threading import Lock
 from typing import Any
 
@@ -130,6 +131,10 @@ class Eventual(Nearby[SharedCell]):
             True, key, 1, cell.binding.limit, cell.left, 0.0, cell.reset_at - now, 0.0, "ok",
             "local", int(now * 1000 + cell.offset_ms),
         )  # fmt: skip
+
+    def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]:
+        cells = {key: cell for key in keys if (cell := self._get(key)) is not None}
+        return [errand for cell in cells.values() if (errand := self._flush(cell)) is not None]
 
     def forget(self, key: AnyKey) -> None:
         """A refund is seen with the next sync, soon."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from ..core.clock import Clock
@@ -167,6 +168,14 @@ class Leased(Nearby[LeasedCell]):
         if isinstance(verdict, DistwindowError):
             raise verdict
         return decide(command, verdict, "store")
+
+    def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]:
+        cells = {key: cell for key in keys if (cell := self._get(key)) is not None and cell.left}
+        return [
+            self._return(costing(cell.charges, surplus), cell.charged_ms)
+            for cell in cells.values()
+            if (surplus := self._surplus(cell))
+        ]
 
     def _lost(self, cell: LeasedCell) -> None:
         self._surplus(cell)  # it was charged in windows that are no more

@@ -229,6 +229,10 @@ class Nearby(Generic[C]):
         cell = self._get(key)
         return None if cell is None else self._flush(cell)
 
+    def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]:
+        """What the store has to know or have before it is asked about several keys at once."""
+        return []
+
     # -- errands ----------------------------------------------------------------------------------
 
     def greeting(self) -> list[Errand]:
@@ -395,6 +399,7 @@ class Near(Protocol):
     def reset(self, key: AnyKey) -> None: ...
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None: ...
     def tell(self, key: AnyKey) -> Errand | None: ...
+    def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]: ...
     def greeting(self) -> list[Errand]: ...
     def errands(self, now: float, *, last: bool = False) -> list[Errand]: ...
     def worked(self, now: float) -> None: ...
@@ -439,6 +444,9 @@ class Inside:
 
     def tell(self, key: AnyKey) -> Errand | None:
         return None
+
+    def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]:
+        return []
 
     def greeting(self) -> list[Errand]:
         return []

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..core.errors import StoreTimeout
+from ..core.errors import DistwindowError, StoreTimeout
 from .effect import Dialogue, Together
 from .near import Errand, Near
 
 
-def work(near: Near, monotonic: Callable[[], float], *, last: bool = False) -> Dialogue[None]:
-    """Carry what is due; with `last`, everything."""
-    yield from carry(near.greeting(), monotonic)
-    yield from carry(near.errands(monotonic(), last=last), monotonic)
+def work(
+    near: Near, monotonic: Callable[[], float], *, last: bool = False
+) -> Dialogue[DistwindowError | None]:
+    """Carry what is due; with `last`, everything. The first failure there was."""
+    failure = yield from carry(near.greeting(), monotonic)
+    later = yield from carry(near.errands(monotonic(), last=last), monotonic)
     near.worked(monotonic())
+    return failure or later
 
 
-def carry(errands: Sequence[Errand], monotonic: Callable[[], float]) -> Dialogue[None]:
-    """Carry these."""
+def carry(
+    errands: Sequence[Errand], monotonic: Callable[[], float]
+) -> Dialogue[DistwindowError | None]:
+    """Carry these. The first failure there was."""
     if not errands:
-        return
+        return None
     sent_at = monotonic()
     try:
         replies = yield Together(tuple(errand.command for errand in errands))
@@ -33,3 +38,5 @@ def carry(errands: Sequence[Errand], monotonic: Callable[[], float]) -> Dialogue
         raise
     for errand, reply in zip(errands, replies, strict=True):
         errand.settle(reply, sent_at)
+    failures = (reply for reply in replies if isinstance(reply, DistwindowError))
+    return next(failures, None)

@@ -18,7 +18,7 @@ from distwindow.flow.book import Book
 from distwindow.flow.eventual import Eventual
 from distwindow.flow.leased import Leased
 from distwindow.flow.near import Direct
-from distwindow.wire.command import Acquire, Command, Lease, Peek
+from distwindow.wire.command import Acquire, Command, Grant, Lease, Peek
 from tests.crowd import Crowd, Mode, Step, steps
 from tests.unit.stage import T0
 
@@ -195,13 +195,13 @@ def test_what_was_given_back_is_found_within_a_bucket(
 
 
 def refused_by(command: Command[Any], reply: Any) -> bool:
-    if isinstance(command, Acquire):
-        return not reply.allowed
+    if isinstance(command, Acquire):  # together with others it is answered plainly
+        return not (reply.allowed if isinstance(reply, Decision) else reply.admitted)
     return isinstance(command, Lease) and not reply.verdict.admitted
 
 
 def moment_of(reply: Any) -> int:
-    return int(reply.now_ms if isinstance(reply, Decision) else reply.verdict.now_ms)
+    return int(reply.verdict.now_ms if isinstance(reply, Grant) else reply.now_ms)
 
 
 # -- counted --------------------------------------------------------------------------------------
