@@ -1,0 +1,150 @@
+"""What is decided in the process, beside what the store decides: several keys, resets, flushes,
+closes, and loops that never have to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter, StoreError
+from tests.integration.faces import Caller, Face, admin, used
+from tests.servers import Delay, Proxy, Refuse, until
+from tests.servers.wait import free_port
+
+NEVER = 3600.0
+
+
+def test_several_keys_know_what_this_process_has_passed(
+    face: Face, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(
+        redis_url, "100/hour", prefix=prefix, consistency="eventual", sync_interval=NEVER
+    )
+    assert all(limiter.each(["k"] * 60))
+    assert not limiter.try_acquire_all([("k", "100/hour", 41)])
+    assert limiter.try_acquire_all([("k", "100/hour", 40), ("other", "5/hour", 1)])
+
+
+def test_several_keys_are_not_refused_for_want_of_a_lease(
+    face: Face, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(
+        redis_url, "2000/hour", prefix=prefix, consistency="leased", flush_interval=NEVER
+    )
+    assert all(limiter.each(["k"] * 300))
+    with admin(redis_url) as server:
+        assert used(server, prefix) > 300
+    assert limiter.try_acquire_all([("k", "2000/hour", 1700)])
+
+
+def test_a_reset_that_fails_forgets_nothing(face: Face, prefix: str) -> None:
+    limiter = face.limiter(
+        f"redis://127.0.0.1:{free_port()}", "20/hour",
+        prefix=prefix, consistency="eventual", sync_interval=NEVER,
+    )  # fmt: skip
+    assert all(limiter.each(["k"] * 15))
+    with pytest.raises(StoreError):
+        limiter.reset("k")
+    assert [bool(decision) for decision in limiter.each(["k"] * 6)] == [True] * 5 + [False]
+
+
+def test_after_an_own_refund_a_call_is_admitted_at_once(
+    face: Face, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(
+        redis_url, "3/hour", prefix=prefix, consistency="eventual", sync_interval=NEVER
+    )
+    decision, *_ = limiter.each(["k"] * 4)
+    assert limiter.refund(decision) == 1
+    assert limiter.try_acquire("k")
+
+
+def test_a_flush_that_fails_says_so_and_keeps_what_it_had(
+    face: Face, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = face.limiter(
+        proxy.url, "100/hour", prefix=prefix, consistency="eventual", sync_interval=NEVER
+    )
+    limiter.try_acquire("k")
+    limiter.flush()
+    assert all(limiter.each(["k"] * 7))
+    with proxy.spoiled(Refuse()), pytest.raises(StoreError):
+        limiter.flush()
+    until(lambda: _flushed(limiter))
+    with admin(redis_url) as server:
+        assert used(server, prefix) == 8
+
+
+def _flushed(limiter: Caller) -> bool:
+    try:
+        limiter.flush()
+    except StoreError:
+        return False
+    return True
+
+
+def test_syncs_that_begin_to_fail_are_logged_once_and_their_mending_too(
+    face: Face, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "distwindow")
+    limiter = face.limiter(
+        proxy.url, "1000/hour", prefix=prefix, consistency="eventual", sync_interval=0.01
+    )
+    limiter.try_acquire("k")
+    limiter.flush()
+    with proxy.spoiled(Refuse()):
+        limiter.try_acquire("k")
+        until(lambda: caplog.messages)
+        time.sleep(0.1)
+    until(lambda: len(caplog.messages) > 1)
+    began, mended = caplog.messages
+    assert began.startswith("the store does not take what is counted here: ")
+    assert mended == "the store takes what is counted here again"
+
+
+def test_who_closes_it_too_waits_until_everything_is_told(
+    proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    for turn in range(10):
+        own = f"{prefix}-{turn}"
+        limiter = Limiter(
+            proxy.url, "1000/hour", prefix=own, consistency="eventual", sync_interval=NEVER
+        )
+        for _ in range(20):
+            limiter.try_acquire("k")
+        with proxy.spoiled(Delay(replies=0.005)):
+            threads = [threading.Thread(target=limiter.close) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        with admin(redis_url) as server:
+            assert used(server, own) == 20
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+async def test_a_loop_of_calls_that_never_wait_leaves_the_others_their_turn(
+    redis_url: str, prefix: str, mode: str
+) -> None:
+    async with AsyncLimiter(redis_url, "5/hour", prefix=prefix, consistency=mode) as limiter:  # type: ignore[arg-type]
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(20):
+            await limiter.try_acquire("k")
+        turns = 0
+        for _ in range(1000):
+            await limiter.try_acquire("k")
+        assert turns > 10
+        task.cancel()
