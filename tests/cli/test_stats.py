@@ -20,6 +20,8 @@ from distwindow import Key, Limiter, Stats
 from tests.cli.conftest import Cli, fill
 from tests.interrupt import reachable
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 
 @pytest.fixture
 def client(redis_url: str) -> Any:

@@ -30,6 +30,8 @@ from tests.integration.faces import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone
 from tests.unit.stage import T0, fresh
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 Exchange = Callable[[Sequence[Command[Any]]], list[Any]]
 LIMIT = Limit("100/hour")
 HOUR = T0 // 3_600_000 * 3_600_000

@@ -24,6 +24,8 @@ import pytest
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
 from tests.unit.stage import fresh
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 PROCESSES, THREADS, TASKS = 2, 8, 30
 ROOT = Path(__file__).parents[2]
 

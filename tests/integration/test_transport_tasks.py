@@ -17,6 +17,8 @@ from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
 from tests.integration.faces import PLENTY, admin, used
 from tests.servers import Delay, DropReply, Proxy, Silent, until
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 SCRIPT = b"EVALSHA"
 
 

@@ -28,6 +28,8 @@ from tests.integration.faces import (
 )
 from tests.servers import Cluster, Delay, DropReply, Proxy, Silent, Standalone, until
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 SCRIPT = b"EVALSHA"
 
 

@@ -22,6 +22,8 @@ from distwindow.wire.keys import stem
 from distwindow.wire.script import load, names
 from tests.unit.stage import T0, fresh
 
+pytestmark = pytest.mark.slow  # the quick tier stays under a minute
+
 W = 60_000
 NOW = T0 // W * W
 FAR = "9999999999999.000001"
