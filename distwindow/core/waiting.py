@@ -1,0 +1,73 @@
+"""Events that stay right when a signal handler raises: Ctrl-C, Celery's soft time limit.
+
+CPython runs signal handlers in the main thread, and only at three places: when a Python function
+begins, when a loop goes back, and after a call has returned. So
+
+    with LOCK:              is safe where LOCK is a C lock (threading.Lock, RLock): whoever is
+        ...                 interrupted inside leaves it unlocked
+    a = b; c.d = e          is never interrupted in between
+    queue.put(None)         is done, and only then interrupted
+    function_in_python()    may be interrupted before its first line
+
+threading.Event, Condition and Semaphore are written in Python: an exception between their lines
+leaves their inner lock held for ever. What waits or wakes here does so by one call of
+`queue.SimpleQueue`, which is written in C and takes no lock that could stay behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+
+
+class OneShotEvent:
+    """Set once, waited for by any number of threads.
+
+    The queue holds a token once the event is set. A waiter takes it and puts it back, so that the
+    next waiter finds it; in a `finally`, so that an interrupted waiter does so, too.
+    """
+
+    __slots__ = ("_tokens", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Wake all waiters, now and later. Harmless when repeated."""
+        self.is_set = True
+        self._tokens.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Until it is set, or `seconds` have passed; is it set?"""
+        if not self.is_set:
+            try:
+                self._tokens.get(True, max(0.0, seconds))
+            except Empty:
+                pass
+            finally:
+                if self.is_set:
+                    self._tokens.put(None)
+        return self.is_set
+
+
+class WakeUp:
+    """What one thread sleeps on, and others wake it by. A wake-up that comes early is kept."""
+
+    __slots__ = ("_tokens", "wake")
+
+    def __init__(self) -> None:
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self.wake: Callable[[], None] = partial(self._tokens.put, None)
+        """Wake the sleeper, or end its next sleep at once. One call of C, as above."""
+
+    def sleep(self, seconds: float | None) -> bool:
+        """Until woken, or `seconds` (None: endless) have passed; was it woken?"""
+        try:
+            self._tokens.get(True, seconds)
+        except Empty:
+            return False
+        while not self._tokens.empty():  # several may have called at once
+            self._tokens.get()
+        return True
