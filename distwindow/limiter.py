@@ -34,7 +34,7 @@ from .flow import admin
 from .flow.admit import wait
 from .flow.book import Book
 from .flow.drive import arun, run
-from .flow.effect import Dialogue, Together
+from .flow.effect import Dialogue, Fetch, Together
 from .flow.line import Lines
 from .flow.sync import work
 from .store.memory import MemoryStore
@@ -126,6 +126,7 @@ class Limiter(_Face):
         )
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._kept = self._store is store
+        self._timeout = mode.timeout
         self._near = open_near(mode, self._book, self._store, self._store.attempt)
         self._judge = self._near.judge
         self._ask = self._ask_store if mode.direct else self._ask_near
@@ -155,8 +156,9 @@ class Limiter(_Face):
         keys need a common tag (`Key(resource, tag=...)`); `ConfigurationError` says so.
         """
         command = self._book.acquire_all(items)
-        self._run(admin.ahead(self._near, command.charges, self._store.clock))
-        return self._store.attempt(command)
+        deadline = self._store.clock.monotonic() + self._timeout
+        self._run(admin.ahead(self._near, command.charges, self._store.clock), deadline)
+        return self._store.attempt(command, deadline)
 
     def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """`try_acquire` that waits for its turn: in line behind the earlier waiters of this
@@ -173,12 +175,12 @@ class Limiter(_Face):
     def peek(self, key: AnyKey) -> Decision:
         """The decision a cost of 1 would get now; counts nothing, so `remaining` is before it."""
         charges = self._book.acquire(key).charges
-        return self._run(admin.peek(self._near, key, charges, self._store.source))
+        return self._run(admin.peek(self._near, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:
         """What the live windows of `key` have recorded."""
         charges = self._book.acquire(key).charges
-        return self._run(admin.stats(self._near, key, charges, self._store.clock))
+        return self._run(admin.stats(self._near, charges, self._store.clock))
 
     def refund(self, decision: Decision) -> int:
         """Give an admitted cost back, in its own bucket; how many permits were still there.
@@ -190,7 +192,7 @@ class Limiter(_Face):
 
     def reset(self, key: AnyKey) -> None:
         """Forget the windows of `key`: everything is free again."""
-        self._run(admin.reset(self._near, key, self._book.acquire(key).charges))
+        self._run(admin.reset(self._near, self._book.acquire(key).charges))
 
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
@@ -241,6 +243,9 @@ class Limiter(_Face):
             THREAD.dismiss(self._agent)
             if not self._kept:
                 self._near.close()  # first: what is counted after that, nobody would tell
+                ends = self._store.clock.monotonic() + self._timeout
+                for fetch in self._near.fetches():  # what they bring has to be given back
+                    fetch.gate.wait(ends - self._store.clock.monotonic())
             failure = self._work(True)
             if not self._kept:
                 failure = self._work(True) or failure  # of calls that were just being decided
@@ -263,7 +268,7 @@ class Limiter(_Face):
         """`near.ask` in the mode where a call is one attempt, without the detour."""
         sent_at = self._store.clock.monotonic()
         decision = self._store.attempt(self._book.acquire(key, cost))
-        return decision if decision[0] else self._near.refused(key, decision, sent_at)
+        return decision if decision[0] else self._near.refused(decision[1], decision, sent_at)
 
     def _ask_near(self, key: AnyKey, cost: int) -> Decision:
         return self._run(self._near.ask(key, cost))
@@ -272,17 +277,26 @@ class Limiter(_Face):
         self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
 
     def _work(self, last: bool) -> DistwindowError | None:
-        return self._run(work(self._near, self._store.clock.monotonic, last=last))
+        """However many exchanges that takes, each has a deadline of its own."""
+        dialogue = work(self._near, self._store.clock.monotonic, last=last)
+        execute = functools.partial(self._answer, None)
+        return run(dialogue, execute, self._store.clock.sleep)
 
-    def _run(self, dialogue: Dialogue[T]) -> T:
-        return run(dialogue, self._answer, self._store.clock.sleep)
+    def _run(self, dialogue: Dialogue[T], deadline: float | None = None) -> T:
+        """The dialogue of one call, with one deadline for all that it asks for."""
+        if deadline is None:
+            deadline = self._store.clock.monotonic() + self._timeout
+        execute = functools.partial(self._answer, deadline)
+        return run(dialogue, execute, self._store.clock.sleep)
 
-    def _answer(self, effect: Any) -> Any:
+    def _answer(self, deadline: float | None, effect: Any) -> Any:
         if type(effect) is Acquire:
-            return self._store.attempt(effect)
+            return self._store.attempt(effect, deadline)
         if type(effect) is Together:
-            return self._store.exchange(effect.commands)
-        return self._store.execute(effect)
+            return self._store.exchange(effect.commands, deadline)
+        if type(effect) is Fetch:  # no reply comes late: its connection is closed
+            return self._store.execute(effect.command, deadline)
+        return self._store.execute(effect, deadline)
 
 
 class AsyncLimiter(_Face):
@@ -315,6 +329,7 @@ class AsyncLimiter(_Face):
         )
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._kept = self._store is store or isinstance(store, MemoryStore)
+        self._timeout = mode.timeout
         self._near = open_near(mode, self._book, self._store, inside(self._store))
         self._judge = self._near.judge
         self._agent = TASKS.serve(self._near, self._work, self._store.clock)
@@ -341,8 +356,9 @@ class AsyncLimiter(_Face):
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """See `Limiter.try_acquire_all`."""
         command = self._book.acquire_all(items)
-        await self._run(admin.ahead(self._near, command.charges, self._store.clock))
-        return await self._store.attempt(command)
+        deadline = self._store.clock.monotonic() + self._timeout
+        await self._run(admin.ahead(self._near, command.charges, self._store.clock), deadline)
+        return await self._store.attempt(command, deadline)
 
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""
@@ -354,12 +370,12 @@ class AsyncLimiter(_Face):
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
         charges = self._book.acquire(key).charges
-        return await self._run(admin.peek(self._near, key, charges, self._store.source))
+        return await self._run(admin.peek(self._near, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
         charges = self._book.acquire(key).charges
-        return await self._run(admin.stats(self._near, key, charges, self._store.clock))
+        return await self._run(admin.stats(self._near, charges, self._store.clock))
 
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
@@ -367,7 +383,7 @@ class AsyncLimiter(_Face):
 
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
-        await self._run(admin.reset(self._near, key, self._book.acquire(key).charges))
+        await self._run(admin.reset(self._near, self._book.acquire(key).charges))
 
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
@@ -405,6 +421,8 @@ class AsyncLimiter(_Face):
         await TASKS.dismiss(self._agent)
         if not self._kept:
             self._near.close()
+            if self._near.leases:
+                await self._store.drain()  # a lease on its way has to be given back
         failure = await self._work(True)
         if not self._kept:
             failure = await self._work(True) or failure
@@ -427,17 +445,24 @@ class AsyncLimiter(_Face):
         await self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
 
     async def _work(self, last: bool) -> DistwindowError | None:
-        return await self._run(work(self._near, self._store.clock.monotonic, last=last))
+        """See `Limiter._work`."""
+        dialogue = work(self._near, self._store.clock.monotonic, last=last)
+        return await arun(dialogue, functools.partial(self._answer, None), self._store.sleep)
 
-    def _run(self, dialogue: Dialogue[T]) -> Awaitable[T]:
-        return arun(dialogue, self._answer, self._store.sleep)
+    def _run(self, dialogue: Dialogue[T], deadline: float | None = None) -> Awaitable[T]:
+        """See `Limiter._run`."""
+        if deadline is None:
+            deadline = self._store.clock.monotonic() + self._timeout
+        return arun(dialogue, functools.partial(self._answer, deadline), self._store.sleep)
 
-    def _answer(self, effect: Any) -> Awaitable[Any]:
+    def _answer(self, deadline: float | None, effect: Any) -> Awaitable[Any]:
         if type(effect) is Acquire:
-            return self._store.attempt(effect)
+            return self._store.attempt(effect, deadline)
         if type(effect) is Together:
-            return self._store.exchange(effect.commands)
-        return self._store.execute(effect)
+            return self._store.exchange(effect.commands, deadline)
+        if type(effect) is Fetch:
+            return self._store.execute(effect.command, deadline, effect.unclaimed)
+        return self._store.execute(effect, deadline)
 
 
 def _named(function: Callable[..., Any]) -> str:

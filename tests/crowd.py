@@ -163,7 +163,7 @@ class Crowd:
         name = self._name(who)
         process = self.alive[name]
         charges = Book("fleet", self._limits).acquire(key).charges
-        dialogue = stats(process.near, key, charges, process.clock)
+        dialogue = stats(process.near, charges, process.clock)
         self._under_way(Trip(name, Way(self.world, dialogue), None, 0))
 
     def _refunds(self, which: int) -> None:
@@ -299,6 +299,7 @@ def forked(process: Process, world: World) -> Process:
         id(near._book): near._book,
         id(cells.lock): threading.Lock(),
         id(cells.slow): threading.RLock(),
+        id(near._collecting): threading.RLock(),
         id(near._seq): itertools.count(1000),
     }
     child = copy.copy(process)
@@ -306,6 +307,7 @@ def forked(process: Process, world: World) -> Process:
     memo[id(process.clock)] = child.clock
     known = [*cells.all(), *near._dirty]
     if isinstance(near, Leased):
+        memo.update((id(gate), Gate()) for gate in near._fetches)
         known += [*near._thirsty, *near._granted, *(look[2] for look in near._looks)]
         memo[id(near._order)] = itertools.count(1_000_000)
     for cell in known:

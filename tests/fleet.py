@@ -14,7 +14,7 @@ from distwindow.core.decision import Decision
 from distwindow.core.errors import StoreTimeout
 from distwindow.flow.admit import decide
 from distwindow.flow.book import Book
-from distwindow.flow.effect import Sleep, Together, Wait
+from distwindow.flow.effect import Fetch, Sleep, Together, Wait
 from distwindow.flow.near import Near
 from distwindow.flow.sync import work
 from distwindow.store.memory import MemoryStore
@@ -110,6 +110,8 @@ class Way:
             while isinstance(self.effect, (Sleep, Wait)):
                 # Here nobody waits: it goes on too early.
                 self.effect = self._dialogue.send(None)
+            if isinstance(self.effect, Fetch):
+                self.effect = self.effect.command
         except StopIteration as end:
             self.done, self.result = True, end.value
         except StoreTimeout as lost:

@@ -13,11 +13,9 @@ from .near import Near
 from .sync import carry
 
 
-def peek(
-    near: Near, key: AnyKey, charges: tuple[Charge, ...], source: Source
-) -> Dialogue[Decision]:
-    """The decision these charges would get now."""
-    decision = near.peek(key)
+def peek(near: Near, charges: tuple[Charge, ...], source: Source) -> Dialogue[Decision]:
+    """The decision these charges of one key would get now."""
+    decision = near.peek(charges[0].key)
     if decision is None:
         command = Peek(charges)
         verdict = yield command
@@ -25,8 +23,9 @@ def peek(
     return decision
 
 
-def stats(near: Near, key: AnyKey, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[Stats]:
-    """What is recorded of `key` in the windows of its limits, this process's part included."""
+def stats(near: Near, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[Stats]:
+    """What is recorded of a key in the windows of its limits, this process's part included."""
+    key = charges[0].key
     yield from _told(near, key, clock)
     states, now_ms = yield Read(charges)
     windows = tuple(
@@ -48,10 +47,10 @@ def refund(near: Near, decision: Decision, clock: Clock) -> Dialogue[int]:
     return int(count)
 
 
-def reset(near: Near, key: AnyKey, charges: tuple[Charge, ...]) -> Dialogue[None]:
-    """Forget the windows."""
+def reset(near: Near, charges: tuple[Charge, ...]) -> Dialogue[None]:
+    """Forget the windows of a key."""
     yield Reset(charges)
-    near.reset(key)
+    near.reset(charges[0].key)
 
 
 def record(near: Near, decision: Decision, *, failed: bool, rt_ms: int) -> Dialogue[None]:
@@ -66,7 +65,9 @@ def ahead(near: Near, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[Non
     """Before the store is asked about several keys: it knows what this process has passed of them,
     and has back what it has leased.
     """
-    yield from carry(near.ahead([charge.key for charge in charges]), clock.monotonic)
+    keys = [charge.key for charge in charges]
+    yield from near.fetches(keys)
+    yield from carry(near.ahead(keys), clock.monotonic)
 
 
 def _told(near: Near, key: AnyKey, clock: Clock) -> Dialogue[None]:

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import brief
 from ..core.limit import LimitSpec, limits_of
 from ..wire.command import Acquire, Charge, charges_of
-from ..wire.keys import AnyKey, Key, check_prefix, stem
+from ..wire.keys import AnyKey, Key, check_prefix, plain_key, stem
 
 _REMEMBERED = 16_384
 _LONGEST_REMEMBERED = 256
@@ -49,6 +49,13 @@ class Book:
             if command is not None:
                 return command
         _check_cost(cost, self._largest_cost)
+        plain = plain_key(key)
+        if plain is not key:
+            # The same command for both forms, so that their calls can be shared.
+            command = self.acquire(plain, cost)
+            if command is self._commands.get(_name(plain, cost)):
+                self._remember(_name(key, cost), command)
+            return command
         charges = charges_of(key, stem(self.prefix, key), self.limits, cost)
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
         command = Acquire(charges)
@@ -85,7 +92,7 @@ class Book:
         for item in items:
             if isinstance(item, (str, bytes, Key)) or not 2 <= len(item) <= 3:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
-            key, limits = item[0], limits_of(item[1])
+            key, limits = plain_key(item[0]), limits_of(item[1])
             cost = item[2] if len(item) == 3 else 1
             _check_cost(cost, min(limit.amount for limit in limits))
             charges += charges_of(key, stem(self.prefix, key), limits, cost)

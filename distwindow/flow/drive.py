@@ -15,23 +15,34 @@ def run(
     execute: Callable[[Any], Any],
     sleep: Callable[[float], object],
 ) -> T:
-    """Drive `dialogue` to its end, blocking. `execute` takes commands, alone and `Together`."""
+    """Drive `dialogue` to its end, blocking. `execute` takes commands: plain ones, `Fetch`, and
+    `Together`.
+
+    However it ends, the dialogue is closed before this raises: somebody may keep the exception, and
+    with it the dialogue and whatever that still had to settle.
+    """
     answer: Any = None
     failure: Exception | None = None
-    while True:
-        try:
-            effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        answer = failure = None
-        try:
-            if isinstance(effect, Wait):
-                effect.gate.wait(effect.seconds)
-            else:
-                answer = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
-        except Exception as exc:
-            failure = exc
+    try:
+        while True:
+            try:
+                effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            answer = failure = None
+            try:
+                if isinstance(effect, Wait):
+                    effect.gate.wait(effect.seconds)
+                elif isinstance(effect, Sleep):
+                    sleep(effect.seconds)
+                else:
+                    answer = execute(effect)
+            except Exception as exc:
+                failure = exc
+    except BaseException:
+        dialogue.close()
+        raise
 
 
 async def arun(
@@ -39,21 +50,26 @@ async def arun(
     execute: Callable[[Any], Awaitable[Any]],
     sleep: Callable[[float], Awaitable[object]],
 ) -> T:
-    """Drive `dialogue` to its end, awaiting."""
+    """Drive `dialogue` to its end, awaiting; else as `run`."""
     answer: Any = None
     failure: Exception | None = None
-    while True:
-        try:
-            effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        answer = failure = None
-        try:
-            if isinstance(effect, Wait):
-                await effect.gate.await_(effect.seconds)
-            else:
-                asked = sleep(effect.seconds) if isinstance(effect, Sleep) else execute(effect)
-                answer = await asked
-        except Exception as exc:
-            failure = exc
+    try:
+        while True:
+            try:
+                effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            answer = failure = None
+            try:
+                if isinstance(effect, Wait):
+                    await effect.gate.await_(effect.seconds)
+                elif isinstance(effect, Sleep):
+                    await sleep(effect.seconds)
+                else:
+                    answer = await execute(effect)
+            except Exception as exc:
+                failure = exc
+    except BaseException:
+        dialogue.close()
+        raise

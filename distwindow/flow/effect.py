@@ -9,7 +9,7 @@ a clock, holds no lock across a yield, and never yields inside `finally`.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..wire.command import Command
@@ -30,6 +30,15 @@ class Together(NamedTuple):
     commands: tuple[Command[Any], ...]
 
 
+class Fetch(NamedTuple):
+    """The reply to a command that brings something to keep. Where it comes after its caller was
+    cancelled or has given up, `unclaimed` is told of it.
+    """
+
+    command: Command[Any]
+    unclaimed: Callable[[Any], object]
+
+
 class Wait(NamedTuple):
     """Wait for a gate to open, or for `seconds` to pass."""
 
@@ -37,5 +46,5 @@ class Wait(NamedTuple):
     seconds: float
 
 
-Effect: TypeAlias = "Command[Any] | Together | Sleep | Wait"
+Effect: TypeAlias = "Command[Any] | Fetch | Together | Sleep | Wait"
 Dialogue: TypeAlias = Generator[Effect, Any, T]

@@ -22,7 +22,7 @@ from ..core.errors import ConfigurationError
 from ..local.cell import FAR, Cell, Denial
 from ..local.share import Share
 from ..wire.command import Charge, Fleet, Flush
-from ..wire.keys import AnyKey
+from ..wire.keys import AnyKey, plain_key
 from .book import Book
 from .effect import Dialogue
 from .near import Errand, Nearby, costing, limits_of
@@ -59,9 +59,9 @@ class SharedCell(Cell):
         for share in self.shares:
             share.passed(start, passed)
 
-    def rebase(self, lock: Lock, offset_ms: float) -> None:
+    def rebase(self, lock: Lock, offset_ms: float, now: float) -> None:
         shift = round(offset_ms - self.offset_ms)
-        super().rebase(lock, offset_ms)
+        super().rebase(lock, offset_ms, now)
         for share in self.shares:
             share.shift(shift)
 
@@ -90,6 +90,9 @@ class Eventual(Nearby[SharedCell]):
     def judge(self, key: AnyKey, cost: int) -> Decision | None:
         try:
             cell = self._get(key)
+            if cell is None and key.__class__ is not str:
+                key = plain_key(key)
+                cell = self._get(key)
             if cell is not None:
                 self._used(key)
         except (TypeError, KeyError):
@@ -99,6 +102,8 @@ class Eventual(Nearby[SharedCell]):
         now = self._monotonic()
         if now >= cell.until:
             self._estimate(cell, now)
+        if not cell.dirty:  # before it is counted: a signal handler may raise in between
+            self._soil(cell)
         with self._lock:
             left = cell.left - cost
             if left >= 0:
@@ -106,7 +111,7 @@ class Eventual(Nearby[SharedCell]):
                 cell.passed += cost
         if left < 0:
             return self._refuse(cell, key, cost, now)
-        if not cell.dirty:
+        if not cell.dirty:  # flushed just now
             self._soil(cell)
         charges = cell.charges if cost == 1 else costing(cell.charges, cost)
         return _new(
@@ -198,6 +203,8 @@ class Eventual(Nearby[SharedCell]):
                 denial = cell.denial = self._denial(cell, cost, now)
                 cell.denied, cell.denied_until = cost, cell.until
         if counted:
+            if not cell.dirty:
+                self._soil(cell)
             with self._lock:
                 cell.blocked += cost
             if not cell.dirty:
@@ -220,9 +227,13 @@ class Eventual(Nearby[SharedCell]):
 
     def greeting(self) -> list[Errand]:
         """The first thing to learn is what time it is there: counts carry their bucket."""
-        if self._offset_ms is not None or not self._dirty:
+        if self._offset_ms is not None:
             return []
-        command = Flush(self._dirty[0].charges, pull=True)
+        try:
+            cell = self._dirty[0]
+        except IndexError:
+            return []
+        command = Flush(cell.charges, pull=True)
         return [Errand(command, lambda reply, sent_at: self._told_time(reply))]
 
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
@@ -280,12 +291,14 @@ class Eventual(Nearby[SharedCell]):
         self._offset_ms = reply.now_ms - now * 1000
         for cell in self._cells.all():
             with self._cells.slow:
-                cell.rebase(self._lock, self._offset_ms)
+                cell.rebase(self._lock, self._offset_ms, now)
                 self._estimate(cell, now)
 
-    def _told(self, cell: SharedCell, fleet: Fleet, now: float) -> None:
+    def _told(self, cell: SharedCell, fleet: Fleet) -> None:
         self._offset_ms = cell.offset_ms
         for share, passed in zip(cell.shares, fleet.passed, strict=True):
             share.told(passed)
+
+    def _changed(self, cell: SharedCell, now: float) -> None:
         cell.denied_until = 0.0
         self._estimate(cell, now)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 
 from ..core.errors import StoreError
+from ..core.waiting import OneShotEvent
 
 
 class Gate:
@@ -16,16 +16,16 @@ class Gate:
 
     def __init__(self) -> None:
         self.failure: StoreError | None = None
-        self._opened = threading.Event()
+        self._opened = OneShotEvent()
         self._waiters: list[Callable[[], object]] = []
 
     @property
     def opened(self) -> bool:
         """Is it open?"""
-        return self._opened.is_set()
+        return self._opened.is_set
 
     def open(self, failure: StoreError | None = None) -> None:
-        """Let everybody through."""
+        """Let everybody through. Harmless when repeated."""
         self.failure = failure
         self._opened.set()
         while self._waiters:
@@ -45,7 +45,7 @@ class Gate:
                 loop.call_soon_threadsafe(passed.set)
 
         self._waiters.append(opened)
-        if self._opened.is_set():  # just now, and may not have seen us
+        if self._opened.is_set:  # just now, and may not have seen us
             return
         try:
             await asyncio.wait_for(passed.wait(), seconds)

@@ -8,6 +8,14 @@ A lease is charged when it is granted, in the bucket of that moment, and may be 
 bucket ends on the store's clock: so what is spent counts in the bucket in which it happens, and no
 window ever holds more than the limit. What is left at the end is given back.
 
+The end is known as "so long after the moment the store was asked", and our clock may run slower
+than the store's: chrony slews a clock by up to 8.3 %. So a lease ends `_MAX_DRIFT` of that time
+before the bucket does, and goes on with the next reply from the same bucket:
+
+    store's bucket   |-----------------------------------------|
+    first reply      t1 ---------------------------------> ends t1 + 0.91 of what was left
+    a later one                     t2 -----------------------> ends t2 + 0.91 of what was left then
+
 How large: what is needed (`local/demand.py`) until the bucket ends or a quarter of a second
 has passed, and never more than half of what the limit has left. So a key with little demand, or
 near its limit, is asked about call by call, as in `direct`.
@@ -30,7 +38,7 @@ from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund
 from ..wire.keys import AnyKey
 from .admit import decide
 from .book import Book
-from .effect import Dialogue, Sleep, Together, Wait
+from .effect import Dialogue, Fetch, Sleep, Together, Wait
 from .gate import Gate
 from .near import MARGIN, Errand, Nearby, costing, limits_of
 
@@ -42,13 +50,19 @@ _LAST = 0.005
 """Seconds before the end of a bucket that may be slept through, in which there can be no lease."""
 _SETTLE = 0.002
 """Seconds after the end of a lease in which the store comes to the next bucket, too."""
+_MAX_DRIFT = 0.1
+"""How much faster than ours the store's clock may run before more than the limit can be admitted:
+a part of 1. Beyond that, and where our machine was suspended so that its clock stood still, a
+process may spend what its lease still holds after the bucket has ended.
+"""
 
 
 class LeasedCell(Cell):
     """A key's lease, and the demand that sizes the next."""
 
     __slots__ = (
-        "charged_ms", "demand", "ends_ms", "filling", "level", "seen", "watched", "width",
+        "charged_ms", "demand", "ends_ms", "estimated_at", "filling", "lease_again_at", "level",
+        "seen", "watched", "width",
     )  # fmt: skip
 
     def __init__(self, key: Any, charges: tuple[Charge, ...], offset_ms: float, now: float) -> None:
@@ -58,6 +72,10 @@ class LeasedCell(Cell):
         """When the bucket of the lease ends, on the store's clock: this names the bucket."""
         self.charged_ms = 0
         """A moment in it."""
+        self.estimated_at = 0.0
+        """When the store was asked whose reply `until` is reckoned from, monotonic seconds."""
+        self.lease_again_at = 0.0
+        """No lease before then: the fate of one is unknown, and so it may be charged in vain."""
         self.level = 0
         """What was left when the demand was last looked at."""
         self.seen = -1
@@ -66,6 +84,15 @@ class LeasedCell(Cell):
         self.watched = False
         self.width = min(charge.limit.bucket_ms for charge in charges)
 
+    def estimate_end(self, now_ms: int, sent_at: float) -> None:
+        """The store's clock said `now_ms` after `sent_at`: until when the lease may be spent, as
+        its bucket goes on. The newest estimate counts: clocks have had least time to drift apart.
+        """
+        left_ms = self.ends_ms - now_ms
+        if sent_at >= self.estimated_at and 0 < left_ms <= self.width:
+            self.estimated_at = sent_at
+            self.until = sent_at + left_ms / 1000 / (1 + _MAX_DRIFT) - MARGIN
+
     def until_turn(self, now: float) -> float:
         """Seconds until the present bucket ends."""
         return (self.width - (now * 1000 + self.offset_ms) % self.width) / 1000
@@ -73,6 +100,8 @@ class LeasedCell(Cell):
 
 class Leased(Nearby[LeasedCell]):
     """`consistency="leased"`."""
+
+    leases = True
 
     def __init__(
         self, book: Book, clock: Clock, most: int, interval: float, patience: float = 0.25
@@ -84,6 +113,8 @@ class Leased(Nearby[LeasedCell]):
 
     def after_fork(self) -> None:
         super().after_fork()
+        self._fetches: set[Gate] = set()
+        """Of leases that calls are fetching."""
         self._thirsty: deque[LeasedCell] = deque()
         self._granted: deque[LeasedCell] = deque()
         self._looks: list[tuple[float, int, LeasedCell]] = []
@@ -102,6 +133,7 @@ class Leased(Nearby[LeasedCell]):
 
     def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
         command = self._book.acquire(key, cost)
+        key = command.charges[0].key
         cell = self._asking(key) if self._kept(key) else None
         if cell is None:
             decision: Decision = yield command
@@ -128,32 +160,65 @@ class Leased(Nearby[LeasedCell]):
             if nearby is not None:
                 return nearby
             now = self._monotonic()
-        more = 0
-        if cell.filling is None:
-            more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now)))
         if 0 < cell.left < cost:
             decision = yield from self._without_lease(cell, command)
             return decision if decision.allowed else self.refused(key, decision, now)
+        more = 0
+        if cell.filling is None and now >= cell.lease_again_at:
+            # Permits whose lease has ended before its bucket can be spent again with any reply.
+            kept = cell.left if now * 1000 + cell.offset_ms < cell.ends_ms else 0
+            more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now))) - kept
         if more < 1:
             decision = yield command
-            cell.clocked(decision.now_ms, now, self._monotonic())
+            with self._cells.slow:
+                cell.clocked(decision.now_ms, now, self._monotonic())
+                cell.estimate_end(decision.now_ms, now)
             return decision if decision.allowed else self.refused(key, decision, now)
+        return (yield from self._with_lease(cell, command, more, now))
+
+    def _with_lease(
+        self, cell: LeasedCell, command: Acquire, more: int, now: float
+    ) -> Dialogue[Decision]:
+        """Ask for a call, and for `more` permits to keep."""
         gate = cell.filling = Gate()
         failure: StoreError | None = None
         try:
-            grant: Grant = yield Lease(command.charges, more=more)
+            self._fetches.add(gate)
+            if self._closed:  # `close` may not have seen the gate
+                decision: Decision = yield command
+                return decision
+            lease = Lease(command.charges, more=more)
+            grant: Grant = yield Fetch(lease, lambda late: self._unclaimed(cell, late, now))
             verdict = grant.verdict._replace(left=grant.verdict.left + grant.more)
             decision = decide(command, verdict, "store")
             if not decision.allowed:
-                return self.refused(key, decision, now)
+                return self.refused(cell.key, decision, now)
             self._gain(cell, grant, grant.more, now)
             return decision
-        except StoreError as exc:
-            failure = exc
+        except Exception as exc:  # a signal handler's, too
+            if isinstance(exc, StoreError):
+                failure = exc
+            if failure is None or failure.charged is None:
+                self._may_be_lost(cell)
             raise
         finally:
-            cell.filling = None
-            gate.open(failure)
+            if cell.filling is gate:
+                cell.filling = None
+            try:
+                gate.open(failure)
+            finally:
+                gate.open(failure)  # a signal handler may have raised before the first
+                self._fetches.discard(gate)
+
+    def _unclaimed(self, cell: LeasedCell, grant: Grant, sent_at: float) -> None:
+        """The permits to keep have come, though nobody waits for the call that they came with."""
+        if grant.verdict.admitted:
+            self._gain(cell, grant, grant.more, sent_at)
+
+    def _may_be_lost(self, cell: LeasedCell) -> None:
+        """A lease may have been charged that nobody has: at most one in a bucket."""
+        now = self._monotonic()
+        cell.lease_again_at = now + cell.until_turn(now)
 
     def _without_lease(self, cell: LeasedCell, command: Acquire) -> Dialogue[Decision]:
         """Ask for a call that costs more than the lease has left, which is given back before: it
@@ -176,6 +241,14 @@ class Leased(Nearby[LeasedCell]):
             for cell in cells.values()
             if (surplus := self._surplus(cell))
         ]
+
+    def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]:
+        if keys is None:
+            gates = list(self._fetches)
+        else:
+            cells = [cell for key in keys if (cell := self._get(key)) is not None]
+            gates = [gate for cell in cells if (gate := cell.filling) is not None]
+        return [Wait(gate, self._patience) for gate in gates]
 
     def _lost(self, cell: LeasedCell) -> None:
         self._surplus(cell)  # it was charged in windows that are no more
@@ -206,7 +279,7 @@ class Leased(Nearby[LeasedCell]):
         now = self._monotonic()
         verdict = grant.verdict
         ends_ms = verdict.now_ms + grant.ends_ms
-        until = sent_at + grant.ends_ms / 1000 - MARGIN
+        until = sent_at + grant.ends_ms / 1000 / (1 + _MAX_DRIFT) - MARGIN
         with self._cells.slow:
             cell.clocked(verdict.now_ms, sent_at, now)
             cell.limit = cell.charges[verdict.ring].limit
@@ -220,8 +293,8 @@ class Leased(Nearby[LeasedCell]):
                 return
             if ends_ms != cell.ends_ms:
                 self._give_back(cell, self._surplus(cell), cell.charged_ms)
-                cell.until, cell.ends_ms = 0.0, ends_ms
-                cell.charged_ms = _within(grant, cell)
+                cell.until = cell.estimated_at = 0.0
+                cell.charged_ms, cell.ends_ms = _within(grant, cell), ends_ms
             rate = cell.demand.rate(now)
             left = cell.left + permits  # never more than there is: only others' hits lower it
             low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
@@ -229,8 +302,8 @@ class Leased(Nearby[LeasedCell]):
                 cell.left += permits
                 cell.level += permits
                 cell.low = low
-                if until > cell.until:
-                    cell.until = until
+                if sent_at >= cell.estimated_at:  # see `estimate_end`
+                    cell.until, cell.estimated_at = until, sent_at
             if not cell.watched:
                 cell.watched = True
                 self._granted.append(cell)
@@ -275,8 +348,15 @@ class Leased(Nearby[LeasedCell]):
                 self._look_at(self._granted.popleft(), now)
             while self._looks and (last or self._looks[0][0] <= now):
                 self._look(heapq.heappop(self._looks)[2], now, found, last)
-            returns = [self._returns.popleft() for _ in range(len(self._returns))]
-            found += [self._return(*given) for given in returns]
+            if last:  # those, too, that a signal handler's exception has taken out of `_looks`
+                for cell in [*self._cells.all(), *self._left_behind]:
+                    self._give_back(cell, self._surplus(cell), cell.charged_ms)
+            returns, self._returns = self._returns, deque()
+            try:
+                found += [self._return(*given) for given in returns]
+            except BaseException:
+                self._returns.extend(returns)
+                raise
         return found + super().errands(now, last=last)
 
     def worked(self, now: float) -> None:
@@ -292,7 +372,10 @@ class Leased(Nearby[LeasedCell]):
 
     def _look_at(self, cell: LeasedCell, now: float) -> None:
         """Look at a lease once it has ended, and every now and then before."""
-        at = min(cell.until + _SETTLE, now + self._interval)
+        at = cell.until + _SETTLE
+        if at <= now:  # its lease has ended, its bucket not yet
+            at = now + max(_SETTLE, cell.until_turn(now))
+        at = min(at, now + self._interval)
         heapq.heappush(self._looks, (at, next(self._order), cell))
 
     def _look(self, cell: LeasedCell, now: float, found: list[Errand], last: bool) -> None:
@@ -302,12 +385,13 @@ class Leased(Nearby[LeasedCell]):
         idle = cell.level == before and cell.seen == before
         cell.seen = cell.level
         ended = now >= cell.until
-        if last or idle or ended:
+        over = ended and now * 1000 + cell.offset_ms >= cell.ends_ms - 1
+        if last or idle or over:
             surplus = self._surplus(cell)
             if surplus:
                 found.append(self._return(costing(cell.charges, surplus), cell.charged_ms))
         spent = idle and not cell.left  # and nobody wants more
-        if last or self._gone(cell) or ended or spent:
+        if last or self._gone(cell) or over or spent:
             cell.watched = False
         else:
             self._look_at(cell, now)
@@ -319,27 +403,43 @@ class Leased(Nearby[LeasedCell]):
     ) -> None:
         """Have the next lease fetched ahead of need, if there is a need."""
         more = cell.demand.needed(now, min(HORIZON, seconds)) - cell.left
-        if more < 1 or cell.filling is not None or now < cell.denied_until:
+        if (
+            more < 1
+            or cell.filling is not None
+            or now < max(cell.denied_until, cell.lease_again_at)
+        ):
             return
-        cell.filling = Gate()
+        gate = cell.filling = Gate()
         command = Lease(cell.charges, more=more - 1, quiet=True)
-        found.append(Errand(command, lambda reply, sent_at: self._fetched(cell, reply, sent_at)))
+        found.append(Errand(command, lambda reply, at: self._fetched(cell, gate, reply, at)))
 
-    def _fetched(self, cell: LeasedCell, reply: Grant | Exception, sent_at: float) -> None:
-        gate, cell.filling = cell.filling, None
-        if isinstance(reply, Grant):
-            if reply.verdict.admitted:
-                self._gain(cell, reply, reply.more + 1, sent_at)
-            else:
-                plain = self._book.acquire(cell.key)
-                self.refused(cell.key, decide(plain, reply.verdict, "store"), sent_at)
-        if gate is not None:
+    def _fetched(
+        self, cell: LeasedCell, gate: Gate, reply: Grant | Exception, sent_at: float
+    ) -> None:
+        if gate.opened:  # a second time
+            return
+        if cell.filling is gate:
+            cell.filling = None
+        try:
+            if isinstance(reply, Grant):
+                if reply.verdict.admitted:
+                    self._gain(cell, reply, reply.more + 1, sent_at)
+                else:
+                    plain = self._book.acquire(cell.key)
+                    self.refused(cell.key, decide(plain, reply.verdict, "store"), sent_at)
+            elif isinstance(reply, StoreError) and reply.charged is None:
+                self._may_be_lost(cell)
+        finally:
             gate.open()  # after a failure, too: callers ask for themselves
 
     def _return(self, charges: tuple[Charge, ...], charged_ms: int) -> Errand:
+        settled = False
+
         def settle(reply: Count | Exception, sent_at: float) -> None:
+            nonlocal settled
+            again, settled = settled, True
             # Sent again only where it surely was not executed: twice would be permits from nowhere.
-            if isinstance(reply, StoreError) and reply.charged is False:
+            if not again and isinstance(reply, StoreError) and reply.charged is False:
                 cell, now = self._get(charges[0].key), self._monotonic()
                 if cell and now * 1000 + cell.offset_ms - charged_ms < cell.longest_ms:
                     self._returns.append((charges, charged_ms))

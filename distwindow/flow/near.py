@@ -17,6 +17,7 @@ import secrets
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from threading import RLock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..core.clock import Clock
@@ -27,9 +28,9 @@ from ..core.stats import Bucket
 from ..local.cell import FAR, Cell, Denial, merged
 from ..local.cells import Cells
 from ..wire.command import NEWEST, Acquire, Charge, Command, Fleet, Flush
-from ..wire.keys import AnyKey, Key
+from ..wire.keys import AnyKey, Key, plain_key
 from .book import Book
-from .effect import Dialogue
+from .effect import Dialogue, Wait
 
 C = TypeVar("C", bound=Cell)
 
@@ -38,6 +39,12 @@ LONGEST_KEY = 256
 
 MARGIN = 0.001
 """The store counts whole ms, so what it says of a moment may be one too late."""
+
+_KEPT_S = 5.0
+"""Seconds for which counts that the store does not take are kept in any case. Where it fails for
+longer, and more than `max_local_keys` keys are waiting that are not in use any more, those are
+dropped: their number has no other bound.
+"""
 
 _new = tuple.__new__
 
@@ -49,6 +56,7 @@ class Errand(NamedTuple):
 
     command: Command[Any]
     settle: Callable[[Any, float], None]
+    """May be called twice with the same; the second time does nothing."""
 
 
 class Flight(NamedTuple):
@@ -56,10 +64,15 @@ class Flight(NamedTuple):
 
     seq: int
     buckets: tuple[Bucket, ...]
+    since: float
+    """When it was made, monotonic seconds."""
 
 
 class Nearby(Generic[C]):
     """What all modes have: cells, remembered refusals, and counts on their way to the store."""
+
+    leases = False
+    """Does it hold permits that have to be given back?"""
 
     def __init__(self, book: Book, clock: Clock, most: int, interval: float) -> None:
         self.next_at = FAR
@@ -81,6 +94,10 @@ class Nearby(Generic[C]):
         # Bound once, for the hot path.
         self._get, self._used, self._lock = self._cells.get, self._cells.used, self._cells.lock
         self._sender = secrets.token_hex(5)
+        # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
+        self._collecting = RLock()
+        self._left_behind: list[C] = []
+        """The cells there were when this was closed."""
         self._seq = itertools.count(1)
         self._dirty: deque[C] = deque()
         self.next_at = FAR
@@ -94,7 +111,12 @@ class Nearby(Generic[C]):
         try:
             cell = self._get(key)
             if cell is None:
-                return None
+                if key.__class__ is str:
+                    return None
+                key = plain_key(key)
+                cell = self._get(key)
+                if cell is None:
+                    return None
             self._used(key)
         except (TypeError, KeyError):  # no key at all, or evicted just now
             return None
@@ -123,9 +145,11 @@ class Nearby(Generic[C]):
             if denial is not None:  # not forgotten just now
                 if now >= cell.turns:
                     self._roll(cell, now)
+                if not cell.dirty:  # before it is counted: a signal handler may raise in between
+                    self._soil(cell)
                 with self._lock:
                     cell.blocked += cost
-                if not cell.dirty:
+                if not cell.dirty:  # flushed just now
                     self._soil(cell)
                 limit, remaining, retry_at, reset_at = denial
                 return _new(
@@ -182,8 +206,8 @@ class Nearby(Generic[C]):
         cell = self._cells.drop(key)
         if cell is not None:
             with self._cells.slow:
-                cell.take(self._lock)
-                cell.flight = None
+                cell.close(self._lock)
+                cell.pending, cell.flight = (), None
                 self._lost(cell)
 
     def _lost(self, cell: C) -> None:
@@ -212,6 +236,8 @@ class Nearby(Generic[C]):
         cell.offset_ms = max(cell.offset_ms, offset)
         if now >= cell.turns:
             self._roll(cell, now)
+        if not cell.dirty:
+            self._soil(cell)
         with self._lock:
             if cell.success + cell.error == 0 or rt_ms < cell.rt_min:
                 cell.rt_min = rt_ms
@@ -242,16 +268,39 @@ class Nearby(Generic[C]):
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
         """What the worker has to carry now; with `last`, all that is to be carried ever."""
         found: list[Errand] = []
-        for _ in range(len(self._dirty)):
+        seen: list[C] = []
+        with self._collecting:
             try:
-                cell = self._dirty.popleft()
-            except IndexError:  # closing a limiter works beside the worker
-                break
-            cell.dirty = False  # before its counts are taken, so that later ones are noticed
-            errand = self._flush(cell)
-            if errand is not None:
-                found.append(errand)
+                for _ in range(len(self._dirty)):
+                    cell = self._dirty[0]
+                    seen.append(cell)
+                    cell.dirty = False  # before its counts are taken: later ones are noticed
+                    errand = self._flush(cell)
+                    if errand is not None:
+                        found.append(errand)
+                    # Only now, so that a signal handler that raises leaves it there.
+                    if self._dirty and self._dirty[0] is cell:
+                        self._dirty.popleft()
+                if last:
+                    found += self._overlooked(seen)
+            except BaseException:
+                self._dirty.extend(seen)  # nothing of `found` will be sent
+                raise
         return found
+
+    def _overlooked(self, seen: Iterable[C]) -> list[Errand]:
+        """What is counted in cells that are not marked: where a signal handler has raised just
+        before they were, or when the reply to their flush had come.
+        """
+        done = {id(cell) for cell in seen}
+        errands = []
+        for cell in [*self._cells.all(), *self._left_behind]:
+            if id(cell) not in done and cell.counted():
+                done.add(id(cell))
+                errand = self._flush(cell)
+                if errand is not None:
+                    errands.append(errand)
+        return errands
 
     def worked(self, now: float) -> None:
         """The worker has been: when is it to come again?"""
@@ -259,15 +308,24 @@ class Nearby(Generic[C]):
         if self._dirty:
             self.next_at = min(self.next_at, now + self._interval)
 
+    def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]:
+        """How to wait for what is being fetched from the store to be kept here: for these keys, or
+        by any call.
+        """
+        return []
+
     def close(self) -> None:
         """Nothing is decided here any more."""
         self._closed = True
+        self._left_behind = self._cells.all()
         self._cells.empty()
 
     def _soil(self, cell: C) -> None:
+        at = self._monotonic() + self._interval
+        self._due(at)  # where a signal handler raises after the next lines, the worker comes
         cell.dirty = True
         self._dirty.append(cell)
-        self._due(self._monotonic() + self._interval)
+        self._due(at)  # where the worker has just gone to sleep, it is woken again
 
     def _due(self, at: float) -> None:
         # A second overdue: whoever was to come, an event loop, is gone.
@@ -279,11 +337,13 @@ class Nearby(Generic[C]):
         with self._cells.slow:
             flight: Flight | None = cell.flight
             if flight is None:
-                buckets = cell.take(self._lock)
+                cell.close(self._lock)
+                buckets = cell.pending
                 if not buckets and not self._follows(cell):
                     self._cells.settled(cell)
                     return None
-                flight = cell.flight = Flight(next(self._seq), buckets)
+                flight = Flight(next(self._seq), buckets, self._monotonic())
+                cell.flight, cell.pending = flight, ()  # in one step: no signal handler in between
         sender = self._sender
         if isinstance(cell.key, tuple):
             # Its rings have other cells, too, and each sender's flights have to stay in order.
@@ -313,22 +373,29 @@ class Nearby(Generic[C]):
             if isinstance(reply, StoreError) and self._alive(cell, flight, now):
                 self._soil(cell)  # whatever became of it: sent again, it counts once
                 return
-            cell.flight = None
             if isinstance(reply, Fleet):
                 cell.clocked(reply.now_ms, sent_at, now)
-                self._told(cell, reply, now)
+                self._told(cell, reply)
+            # Only now: where a signal handler raises in between, its counts are seen twice here
+            # until it is sent again, rather than not at all.
+            cell.flight = None
+            self._changed(cell, now)
             if cell.counted():
                 if not cell.dirty:
                     self._soil(cell)
             elif not self._follow(cell, now):
                 self._cells.settled(cell)
 
-    def _told(self, cell: C, fleet: Fleet, now: float) -> None:
+    def _told(self, cell: C, fleet: Fleet) -> None:
         """What the fleet has passed."""
+
+    def _changed(self, cell: C, now: float) -> None:
+        """A flush has come back: what is known of the window is not what it was."""
 
     def _alive(self, cell: C, flight: Flight, now: float) -> bool:
         """Is any of it still in the window, and is there room to keep it?"""
-        if self._cells.leaving() > self._cells.most or not flight.buckets:
+        too_many = self._cells.leaving() > self._cells.most and now - flight.since > _KEPT_S
+        if too_many or not flight.buckets:
             return False
         newest = max(seen.start for seen in flight.buckets)
         return bool(now * 1000 + cell.offset_ms - newest < cell.longest_ms)
@@ -389,6 +456,7 @@ class Near(Protocol):
 
     next_at: float
     wake: Callable[[], object]
+    leases: bool
 
     @property
     def judge(self) -> Callable[[AnyKey, int], Decision | None]: ...
@@ -403,6 +471,7 @@ class Near(Protocol):
     def greeting(self) -> list[Errand]: ...
     def errands(self, now: float, *, last: bool = False) -> list[Errand]: ...
     def worked(self, now: float) -> None: ...
+    def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]: ...
     def close(self) -> None: ...
     def after_fork(self) -> None: ...
 
@@ -411,6 +480,7 @@ class Inside:
     """For a store in this process: asked each time, as there is no way to save."""
 
     next_at = FAR
+    leases = False
 
     def __init__(self, book: Book, attempt: Callable[[Acquire], Decision]) -> None:
         self.wake: Callable[[], object] = lambda: None
@@ -455,6 +525,9 @@ class Inside:
         return []
 
     def worked(self, now: float) -> None: ...
+
+    def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]:
+        return []
 
     def close(self) -> None: ...
 

@@ -6,6 +6,7 @@ One exchange for all keys of a limiter, however many.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..core.errors import DistwindowError, StoreTimeout
 from .effect import Dialogue, Together
@@ -29,14 +30,15 @@ def carry(
     if not errands:
         return None
     sent_at = monotonic()
+    lost = StoreTimeout("the exchange was broken off; its outcome is unknown", charged=None)
+    replies: Sequence[Any] = [lost] * len(errands)
     try:
         replies = yield Together(tuple(errand.command for errand in errands))
-    except BaseException:  # a cancellation, too
-        lost = StoreTimeout("the exchange was broken off; its outcome is unknown", charged=None)
-        for errand in errands:
-            errand.settle(lost, sent_at)
+        for errand, reply in zip(errands, replies, strict=True):
+            errand.settle(reply, sent_at)
+    except BaseException:  # a cancellation or a signal handler's exception, too
+        for errand, reply in zip(errands, replies, strict=True):
+            errand.settle(reply, sent_at)  # nothing happens where this was done before
         raise
-    for errand, reply in zip(errands, replies, strict=True):
-        errand.settle(reply, sent_at)
     failures = (reply for reply in replies if isinstance(reply, DistwindowError))
     return next(failures, None)

@@ -98,47 +98,60 @@ class Cell:
         self._close(lock, start, turns)
         return True
 
-    def take(self, lock: Lock) -> tuple[Bucket, ...]:
-        """Everything that was counted, to be sent; the cell forgets it. Under `slow`."""
-        self._close(lock, self.start, self.turns)
-        pending, self.pending = self.pending, ()
-        return pending
-
     def close(self, lock: Lock) -> None:
         """Put what was counted in the present bucket to `pending`, too. Under `slow`."""
         self._close(lock, self.start, self.turns)
 
     def closed(self, start: int, passed: int) -> None:
-        """So many were passed in the bucket of `start`: for who keeps account of that."""
+        """So many were passed in the bucket of `start`: for who keeps account of that. Told twice
+        where a signal handler raises right after.
+        """
 
-    def rebase(self, lock: Lock, offset_ms: float) -> None:
-        """The store's clock is another than was thought: move what was counted. Under `slow`."""
+    def rebase(self, lock: Lock, offset_ms: float, now: float) -> None:
+        """The store's clock is another than was thought: move what was counted, and make the
+        present bucket that of `now`. Under `slow`.
+        """
         self.close(lock)
         shift = round(offset_ms - self.offset_ms)
-        self.offset_ms = offset_ms
         # Rather late than early: what is ahead of the store's newest bucket counts in that.
         starts = [seen.start + shift + self.grid - 1 for seen in self.pending]
-        self.pending = tuple(
+        pending = tuple(
             replace(seen, start=start - start % self.grid)
             for seen, start in zip(self.pending, starts, strict=True)
         )
-        self.start, self.turns = 0, 0.0
+        now_ms = int(now * 1000 + offset_ms)
+        start = now_ms - now_ms % self.grid
+        turns = max(now + 0.0005, (start + self.grid - offset_ms) / 1000)
+        with lock:  # other threads go on counting: they must find a bucket at any moment
+            self.offset_ms, self.pending = offset_ms, pending
+            self.start, self.turns = start, turns
 
     def _close(self, lock: Lock, start: int, turns: float) -> None:
+        """What was counted goes from the counters to `pending` in one step, without a call in it:
+        a signal handler that raises comes before it or after it (`core/waiting.py`).
+        """
         with lock:
             before = self.start
             passed, blocked, success = self.passed, self.blocked, self.success
             error, rt_sum, rt_min = self.error, self.rt_sum, self.rt_min
-            self.passed = self.blocked = self.success = self.error = self.rt_sum = 0
-            self.start, self.turns = start, turns
-        if passed:
-            self.closed(before, passed)
+        pending = self.pending
         if passed or blocked or success or error:
+            if passed:
+                self.closed(before, passed)
             least = rt_min if success or error else None
             seen = Bucket(before, passed, blocked, success, error, rt_sum, least)
             # While the store is away, what is out of the window is not kept for it.
             oldest = before - self.longest_ms
-            self.pending = (*(b for b in self.pending if b.start > oldest), seen)
+            pending = (*[b for b in pending if b.start > oldest], seen)
+        with lock:
+            # Less what was seen, as other threads have gone on counting.
+            self.passed -= passed
+            self.blocked -= blocked
+            self.success -= success
+            self.error -= error
+            self.rt_sum -= rt_sum
+            self.start, self.turns = start, turns
+            self.pending = pending
 
 
 class Denial(NamedTuple):

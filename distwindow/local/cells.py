@@ -53,20 +53,25 @@ class Cells(Generic[C]):
             cell = self._cells.get(key)
             if cell is not None:
                 return cell
-            cell = self._leaving.pop(key, None) or new()
+            cell = self._leaving.get(key) or new()
             while len(self._cells) >= self.most:
-                gone, oldest = self._cells.popitem(last=False)
-                self._leaving[gone] = oldest
+                # No call: `next(iter(...))` fails where another thread uses a key in between.
+                for gone in self._cells:  # noqa: B007
+                    break
+                # In both for a moment, so that a signal handler that raises loses nothing.
+                oldest = self._leaving[gone] = self._cells[gone]
+                del self._cells[gone]
                 self._evicted(oldest)
                 if not oldest.counted():
-                    del self._leaving[gone]
+                    self._leaving.pop(gone, None)
             self._cells[key] = cell
+            self._leaving.pop(key, None)
             return cell
 
     def settled(self, cell: C) -> None:
         """It has nothing more to tell; one that was leaving may go."""
         if self._leaving and self._leaving.get(cell.key) is cell:
-            del self._leaving[cell.key]
+            self._leaving.pop(cell.key, None)
 
     def leaving(self) -> int:
         """How many are kept only because they have something to tell."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
@@ -15,6 +15,7 @@ Reply = TypeVar("Reply")
 class Store(Protocol):
     """Executes commands one after the other, atomically. Safe to share between threads.
 
+    Each call has one deadline (monotonic seconds), by default its start plus the store's timeout.
     `execute` raises `StoreError` where the store did not answer in time or at all, and
     `ConfigurationError` where it never will.
     """
@@ -24,13 +25,15 @@ class Store(Protocol):
     unknown_total: int
     """Calls of which nobody knows whether they were charged."""
 
-    def attempt(self, command: Acquire) -> Decision:
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         """`flow.admit.decide` on the reply to `command`: the hot path, which stores shorten."""
         ...
 
-    def execute(self, command: Command[Reply]) -> Reply: ...
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply: ...
 
-    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+    def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
         """The replies to many commands, sent together; in the place of a reply the
         `DistwindowError` that a command came to. In order, but for those that a server has to be
         sent again because it has lost its scripts.
@@ -48,11 +51,26 @@ class AsyncStore(Protocol):
     unknown_total: int
     """Calls of which nobody knows whether they were charged."""
 
-    def attempt(self, command: Acquire) -> Awaitable[Decision]: ...
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]: ...
 
-    async def execute(self, command: Command[Reply]) -> Reply: ...
+    async def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        unclaimed: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """`unclaimed` is told the reply where it comes after the caller was cancelled or has given
+        up.
+        """
+        ...
 
-    async def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]: ...
+    async def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]: ...
+
+    async def drain(self) -> None:
+        """Until what this event loop has sent is answered, or the timeout has passed."""
+        ...
 
     async def sleep(self, seconds: float) -> None: ...
 

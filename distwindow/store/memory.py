@@ -63,7 +63,7 @@ class MemoryStore:
             "reset": self._reset,
         }
 
-    def execute(self, command: Command[Reply]) -> Reply:
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """What `command`'s script would answer. Never blocks, never fails."""
         now = command.now_ms
         with self._lock:
@@ -71,7 +71,7 @@ class MemoryStore:
             reply: Reply = handler(command, self.clock.now_ms() if now is None else now)
             return reply
 
-    def attempt(self, command: Acquire) -> Decision:
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         """`decide` on what `execute` answers; without the detour in the usual case: one ring, whose
         newest bucket is the present one, and room in it.
         """
@@ -88,7 +88,9 @@ class MemoryStore:
                     return admitted(command, 0, left, ring.span * ring.width - age, now, "local")
         return decide(command, self.execute(command), "local")
 
-    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+    def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
         return [self.execute(command) for command in commands]
 
     def close(self) -> None:
@@ -221,14 +223,23 @@ class AsyncMemoryStore:
         self._store = store
         self.decide = store.attempt
 
-    async def attempt(self, command: Acquire) -> Decision:
+    async def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         return self._store.attempt(command)
 
-    async def execute(self, command: Command[Reply]) -> Reply:
+    async def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        unclaimed: Callable[[Reply], object] | None = None,
+    ) -> Reply:
         return self._store.execute(command)
 
-    async def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+    async def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
         return self._store.exchange(commands)
+
+    async def drain(self) -> None: ...
 
     async def sleep(self, seconds: float) -> None:
         if self.clock is SYSTEM:

@@ -47,6 +47,22 @@ class Key:
 AnyKey: TypeAlias = "str | bytes | Key"
 
 
+def plain_key(key: AnyKey) -> AnyKey:
+    """The one form of a key that is written in several: bytes that are UTF-8 become text, as they
+    name the same ring. What is no key is returned as it is.
+    """
+    if isinstance(key, bytes):
+        try:
+            return key.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return key
+    if isinstance(key, Key):
+        resource, tag = plain_key(key.resource), plain_key(key.tag)
+        if resource is not key.resource or tag is not key.tag:
+            return Key(resource, tag)  # type: ignore[arg-type]  # the parts are no Keys
+    return key
+
+
 def stem(prefix: str, key: AnyKey) -> bytes:
     """What all rings of `key` begin with: `prefix:{resource}`."""
     if isinstance(key, Key):

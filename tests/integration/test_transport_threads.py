@@ -364,7 +364,7 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     """Two guards, one behind the other: take the first away, and the second still holds."""
     from distwindow.store.redis.link import Link
 
-    monkeypatch.setattr(Link, "close", lambda self: None)
+    monkeypatch.setattr(Link, "_hang_up", lambda self: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     limiter.try_acquire("k")

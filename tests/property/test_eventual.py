@@ -424,6 +424,7 @@ def believing(flushed: Any) -> Any:
         known = cell.flight
         flushed(self, cell, flight, reply, sent_at)
         if known is not flight and not isinstance(reply, Exception):
-            self._told(cell, reply, self._monotonic())
+            self._told(cell, reply)
+            self._changed(cell, self._monotonic())
 
     return hears

@@ -12,7 +12,7 @@ from distwindow.flow.book import Book
 
 def test_a_key_that_comes_again_has_the_same_command() -> None:
     book = Book("p", "5/minute")
-    for key in ("a", b"a", Key("a", "t")):
+    for key in ("a", b"\xff", Key("a", "t")):
         for cost in (1, 2):
             first = book.acquire(key, cost)
             assert first.tell, "the first call notes the limits in the ring"
@@ -71,3 +71,12 @@ def test_more_keys_than_are_remembered_cost_the_short_way_to_nobody() -> None:
         assert not book.acquire(name).tell
     kept = book.acquire("key-1")
     assert book.acquire("key-1") is kept
+
+
+def test_bytes_and_text_of_one_key_have_one_command() -> None:
+    book = Book("p", "5/minute")
+    for text, raw in (("é", "é".encode()), (Key("é", "t"), Key("é".encode(), b"t"))):
+        for cost in (1, 2):
+            first = book.acquire(raw, cost)
+            assert first.charges[0].key == text
+            assert book.acquire(text, cost) is book.acquire(raw, cost)

@@ -21,7 +21,7 @@ from ...core.clock import Clock
 from ...core.decision import Decision, Source
 from ...core.errors import ConfigurationError, DistwindowError
 from ...wire.command import Acquire, Command
-from .batch import Batch, Turn
+from .batch import PING, Batch, Ping, Turn
 from .call import Send, call
 from .handshake import failure
 from .outcome import late
@@ -29,6 +29,11 @@ from .pipe import Pipe
 from .place import ClusterPlace, Node, OnePlace, Place, Terms
 
 Reply = TypeVar("Reply")
+
+_CUT = 0.2
+"""The part of its timeout that a call may lose to be sent, and given up, with those that came a
+little earlier.
+"""
 
 _TOGETHER = 256
 """Commands of an exchange that are sent at once: what is under way has to be done in time."""
@@ -61,22 +66,32 @@ class AsyncRedisStore:
         self._lock = threading.Lock()
         self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
 
-    def attempt(self, command: Acquire) -> Awaitable[Decision]:
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
         desk = self._desks.get(asyncio.get_running_loop())
         if desk is None or desk.place is None:
-            return self._execute(command, decides=True)
-        return desk.attempt(command)
+            return self._execute(command, deadline, decides=True)
+        return desk.attempt(command, deadline)
 
-    async def execute(self, command: Command[Reply]) -> Reply:
-        reply: Reply = await self._execute(command, decides=False)
+    async def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        unclaimed: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """`unclaimed` is told the reply where it comes after the caller was cancelled or has given
+        up, and the connection has lasted that long.
+        """
+        reply: Reply = await self._execute(command, deadline, unclaimed, decides=False)
         return reply
 
-    async def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+    async def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
         """Those of one turn of the loop go together anyway."""
         answers: list[Any] = []
         for first in range(0, len(commands), _TOGETHER):
             batch = commands[first : first + _TOGETHER]
-            made = [self._execute(command, decides=False) for command in batch]
+            made = [self._execute(command, deadline, decides=False) for command in batch]
             answers += await asyncio.gather(*made, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, DistwindowError):
@@ -85,6 +100,12 @@ class AsyncRedisStore:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def drain(self) -> None:
+        """Until what this loop has sent is answered, or the timeout has passed."""
+        desk = self._desks.get(asyncio.get_running_loop())
+        if desk is not None:
+            await desk.drain()
 
     async def aclose(self) -> None:
         """Close this loop's connections, and have every later call raise `ConfigurationError`."""
@@ -101,15 +122,22 @@ class AsyncRedisStore:
                 with suppress(Exception):
                     await asyncio.wait_for(self._release(desk.client), self._terms.timeout)
 
-    async def _execute(self, command: Command[Any], *, decides: bool) -> Any:
+    async def _execute(
+        self,
+        command: Command[Any],
+        deadline: float | None,
+        unclaimed: Callable[[Any], object] | None = None,
+        *,
+        decides: bool,
+    ) -> Any:
         desk = self._desks.get(asyncio.get_running_loop()) or self._open_desk()
-        deadline = None
         if desk.place is None:
-            deadline = self.clock.monotonic() + self._terms.timeout
+            if deadline is None:
+                deadline = self.clock.monotonic() + self._terms.timeout
             await desk.find_place()
         if decides and isinstance(command, Acquire):
             return await desk.attempt(command, deadline)
-        return await desk.execute(command, deadline)
+        return await desk.execute(command, deadline, unclaimed)
 
     def _unknown(self, calls: int) -> None:
         with self._lock:
@@ -144,9 +172,9 @@ class _Desk:
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
         self._closed = False
-        self._turn: Turn | None = None
-        self._shared: dict[Acquire, Batch] = {}
-        self._under_way: deque[Turn] = deque()  # oldest first, so the first to be late
+        self._turns: list[Turn] = []
+        """Those that gather calls; more than one where their deadlines are far apart."""
+        self._under_way: deque[Turn] = deque()  # by deadline, so the first to be late
         self._timer: asyncio.TimerHandle | None = None
         self._pipes: dict[Node, Pipe] = {}
         self._retired: set[Pipe] = set()
@@ -166,18 +194,27 @@ class _Desk:
     def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """The decision on `command`, to come. Equal commands of one turn of the loop go together.
 
-        `deadline` is given where some of the time has been spent already.
+        `deadline` is given where some of the time may have been spent already.
         """
-        batch = self._shared.get(command)
+        turn = self._turn_of(deadline)
+        batch = turn.shared.get(command)
         if batch is None:
-            batch = self._shared[command] = self._batch(command, deadline, decides=True)
+            batch = turn.shared[command] = Batch(turn, command, decides=True)
+            turn.batches.append(batch)
         future: asyncio.Future[Decision] = self._loop.create_future()
         batch.futures.append(future)
         return future
 
-    def execute(self, command: Command[Any], deadline: float | None = None) -> asyncio.Future[Any]:
+    def execute(
+        self,
+        command: Command[Any],
+        deadline: float | None = None,
+        unclaimed: Callable[[Any], object] | None = None,
+    ) -> asyncio.Future[Any]:
         """The reply to `command`, to come."""
-        batch = self._batch(command, deadline, decides=False)
+        turn = self._turn_of(deadline)
+        batch = Batch(turn, command, decides=False, unclaimed=unclaimed)
+        turn.batches.append(batch)
         future: asyncio.Future[Any] = self._loop.create_future()
         batch.futures.append(future)
         return future
@@ -186,6 +223,17 @@ class _Desk:
         """The loop was closed without `close`."""
         for pipe in (*self._pipes.values(), *self._retired):
             pipe.abandon()
+
+    async def drain(self) -> None:
+        """Until what was sent is answered: replies come in order, so that of a PING comes last."""
+        pings = []
+        for pipe in (*self._pipes.values(), *self._retired):
+            if pipe.transport_open:
+                pings.append(Ping(self._loop.create_future()))
+                pipe.put_frame(PING, pings[-1])
+                pipe.flush()
+        if pings:
+            await asyncio.wait([ping.answered for ping in pings], timeout=self._terms.timeout)
 
     def close(self) -> None:
         self._closed = True
@@ -229,27 +277,31 @@ class _Desk:
         if self._pipes.get(pipe.node) is pipe:
             del self._pipes[pipe.node]
 
-    def _batch(self, command: Command[Any], deadline: float | None, *, decides: bool) -> Batch:
-        turn = self._turn
-        if turn is None:
-            turn = self._turn = Turn(self, self._monotonic() + self._terms.timeout)
-            self._loop.call_soon(self._send)
-        if deadline is not None:
-            turn.deadline = min(turn.deadline, deadline)
-        batch = Batch(turn, command, decides=decides)
-        turn.batches.append(batch)
-        return batch
+    def _turn_of(self, deadline: float | None) -> Turn:
+        """Where a command gathers that has this deadline. Most have just begun, and share one turn;
+        those that have spent some of their time must not shorten that of the others.
+        """
+        if deadline is None:
+            deadline = self._monotonic() + self._terms.timeout
+        for turn in self._turns:
+            if 0 <= deadline - turn.deadline <= self._terms.timeout * _CUT:
+                return turn
+        turn = Turn(self, deadline)
+        self._turns.append(turn)
+        self._loop.call_soon(self._send, turn)
+        return turn
 
-    def _send(self) -> None:
+    def _send(self, turn: Turn) -> None:
         """The end of a turn: start what has gathered, and write it in few pieces for each node."""
-        turn, self._turn = self._turn, None
-        assert turn is not None
-        self._shared.clear()
+        self._turns.remove(turn)
         if self._closed:
             for batch in turn.batches:
                 batch.fail(ConfigurationError("this limiter is closed; make a new one"))
             return
-        self._under_way.append(turn)
+        at = len(self._under_way)
+        while at and self._under_way[at - 1].deadline > turn.deadline:
+            at -= 1
+        self._under_way.insert(at, turn)
         place = self.place
         direct = self._direct(place)
         until_ms = 0 if direct is None else direct.node.clock.until_ms(turn.deadline)
@@ -264,6 +316,9 @@ class _Desk:
                 self.judge(batch, None)
         for pipe in list(self._pipes.values()):
             pipe.flush()
+        if self._timer is not None and at == 0:
+            self._timer.cancel()
+            self._timer = None
         if self._timer is None:
             self._watch()
         if isinstance(place, ClusterPlace) and place.due():
@@ -286,7 +341,7 @@ class _Desk:
             pipe = None
         if pipe is None:
             pipe = self._pipes[send.node] = Pipe(send.node, self._terms, self)
-        again, batch.pipe = batch.pipe is not None, pipe
+        again, batch.pipe, batch.send = batch.pipe is not None, pipe, send
         pipe.put(send, batch)
         if again:  # outside of `_send`, which writes for everyone
             pipe.flush()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from ...flow.admit import admitted, decide
-from ...wire.command import Acquire, Command, each_of
+from ...wire.command import EXPIRED, Acquire, Command, each_of
 from .call import Send
 from .outcome import is_unknown
 from .pipe import Pipe
@@ -27,20 +27,32 @@ class Judge(Protocol):
 class Turn:
     """The batches that were sent in one turn of the loop, which have one deadline."""
 
-    __slots__ = ("batches", "deadline", "desk")
+    __slots__ = ("batches", "deadline", "desk", "shared")
 
     def __init__(self, desk: Judge, deadline: float) -> None:
         self.desk = desk
         self.deadline = deadline
         self.batches: list[Batch] = []
+        self.shared: dict[Acquire, Batch] = {}
+        """The batches that equal commands join."""
 
 
 class Batch:
     """A command and who waits for it: for decisions (`attempt`), or for the plain reply."""
 
-    __slots__ = ("command", "decides", "dialogue", "done", "futures", "guard", "pipe", "turn")
+    __slots__ = (
+        "command", "decides", "dialogue", "done", "futures", "guard", "pipe", "send", "turn",
+        "unclaimed",
+    )  # fmt: skip
 
-    def __init__(self, turn: Turn, command: Command[Any], *, decides: bool) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        command: Command[Any],
+        *,
+        decides: bool,
+        unclaimed: Callable[[Any], object] | None = None,
+    ) -> None:
         self.turn = turn
         self.command = command
         self.decides = decides
@@ -49,6 +61,10 @@ class Batch:
         """Of a frame that was sent without a dialogue."""
         self.dialogue: Generator[Send, Any, Any] | None = None
         self.pipe: Pipe | None = None
+        self.send: Send | None = None
+        """What was sent last, by the dialogue."""
+        self.unclaimed = unclaimed
+        """Told of a reply that nobody waits for any more."""
         self.done = False
 
     @property
@@ -70,6 +86,7 @@ class Batch:
     def heard(self, answer: Any) -> None:
         """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""
         if self.done:
+            self._heard_late(answer)
             return
         if type(answer) is not list or len(answer) != 3 or answer[0] != self.guard or answer[1] < 0:
             self.turn.desk.judge(self, answer)
@@ -100,6 +117,21 @@ class Batch:
                 future.set_result(decide(command, part, "store") if self.decides else part)
             else:
                 self.turn.desk.unknown(1)
+                if self.unclaimed is not None:
+                    self.unclaimed(part)
+
+    def _heard_late(self, answer: Any) -> None:
+        """The callers were told that the outcome is unknown; here it is."""
+        send = self.send
+        if (
+            self.unclaimed is not None
+            and send is not None
+            and type(answer) is list
+            and len(answer) >= 3
+            and answer[0] == send.guard
+            and answer[1] != EXPIRED
+        ):
+            self.unclaimed(self.command.reply(answer))
 
     def fail(self, exc: Exception) -> None:
         """Tell everyone; each gets an error of its own."""
@@ -109,3 +141,22 @@ class Batch:
         for future in self.futures:
             if not future.done():
                 future.set_exception(copy.copy(exc))
+
+
+PING = b"*1\r\n$4\r\nPING\r\n"
+
+
+class Ping:
+    """Waits for the reply to a PING, which comes when all that was sent before is answered."""
+
+    deadline = float("inf")
+
+    def __init__(self, answered: asyncio.Future[None]) -> None:
+        self.answered = answered
+        self.done = False
+
+    def heard(self, answer: Any) -> None:
+        """The reply, or that there will be none."""
+        self.done = True
+        if not self.answered.done():
+            self.answered.set_result(None)

@@ -10,9 +10,8 @@ twice, and does the second time what the first left undone.
 from __future__ import annotations
 
 import copy
-from _thread import allocate_lock
 from collections.abc import Sequence
-from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from ...core.errors import DistwindowError, StoreUnavailable
@@ -27,24 +26,27 @@ thread deals for all, and each makes its decision itself.
 class Member:
     """One caller in a group."""
 
-    __slots__ = ("_awake", "_failure", "_part", "deadline", "group")
+    __slots__ = ("_failure", "_part", "_woken", "deadline", "group")
 
-    def __init__(self, group: Group, deadline: float) -> None:
-        self.group = group
+    def __init__(self, deadline: float) -> None:
+        self.group: Group | None = None
+        """None until it has joined one."""
         self.deadline = deadline
-        # A bare lock, held until woken: an Event would cost three times as much.
-        self._awake = allocate_lock()
-        self._awake.acquire()
+        self._woken: SimpleQueue[None] = SimpleQueue()
         self._part: Part | None = None
         self._failure: DistwindowError | None = None
 
     def wait(self, now: float) -> bool:
         """Until it is woken, as the leader or with a result; False when its deadline came first."""
-        return self._awake.acquire(timeout=max(0.0, self.deadline - now))
+        try:
+            self._woken.get(True, max(0.0, self.deadline - now))
+        except Empty:
+            return False
+        return True
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # it has been woken before
-            self._awake.release()
+        """Harmless when repeated."""
+        self._woken.put(None)
 
     def give(self, part: Part | None, failure: DistwindowError | None = None) -> None:
         """Its part, or why there is none; the first one counts."""
@@ -67,7 +69,7 @@ class Group:
     equal deadlines, but not the same one.
     """
 
-    __slots__ = ("_waiting", "ahead", "asked", "gone", "leader")
+    __slots__ = ("_parts", "_waiting", "ahead", "asked", "gone", "leader")
 
     def __init__(self, ahead: float) -> None:
         self.ahead = ahead
@@ -78,11 +80,12 @@ class Group:
         """The first of them, who makes the call."""
         self.asked = False
         """The call is being made, or was."""
+        self._parts: Sequence[Part] = ()
+        """What the call has brought, one part for each of `gone`."""
 
-    def join(self, deadline: float) -> Member:
-        member = Member(self, deadline)
+    def join(self, member: Member) -> None:
+        member.group = self  # first, so that a member that is interrupted here can leave
         self._waiting.append(member)
-        return member
 
     def quit(self, member: Member) -> bool:
         """The member waits no longer; True when it has surely not been asked for."""
@@ -100,14 +103,22 @@ class Group:
 
     def deal(self, parts: Sequence[Part]) -> None:
         """Hand each member its part."""
-        for member, part in zip(self.gone, parts, strict=True):
+        self._parts = parts
+        self._deal()
+
+    def _deal(self) -> None:
+        for member, part in zip(self.gone, self._parts, strict=True):
             member.give(part)
         self._wake()
 
     def fail(self, exc: BaseException | None) -> None:
         """The shared call failed, with `exc` or because its leader's deadline came first: for all
-        who have no part yet, at most once charged.
+        who have no part yet, at most once charged. Where the reply has come and the leader was
+        interrupted as it dealt, the others get their parts.
         """
+        if self._parts:
+            self._deal()
+            return
         if isinstance(exc, DistwindowError):
             failure = exc
         elif self.asked:

@@ -14,7 +14,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...core.clock import Clock
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
-from .patience import Job, OutOfTime
+from .outcome import is_interruption
+from .patience import Job
 from .place import Node
 from .talk import Talk, talk_of
 
@@ -79,13 +80,12 @@ class Link:
             raw = talk.say(frame, deadline) if frame is not None else talk.hear(deadline)
             if replies > 1 and type(raw) is not Lost:
                 raw = talk.hear(deadline)
-        except (OSError, hiredis.HiredisError) as exc:
+        except BaseException as exc:
+            failed = isinstance(exc, (OSError, hiredis.HiredisError))
+            if not failed or is_interruption(exc):
+                self._hang_up()
+                raise
             raw = Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
-        except BaseException:
-            # A signal handler raised in mid-read (Celery's soft time limit): the reply that is
-            # still to come must not be taken for another call's.
-            self.close()
-            raise
         if type(raw) is Lost:
             self.close()
         return raw
@@ -96,9 +96,14 @@ class Link:
         """
         if not self.ready(self._clock.monotonic()) and (lost := self._open(deadline)) is not None:
             return [lost] * len(sends)
-        raws = [self.say(b"".join([send.frame() for send in sends]), deadline)]
-        while len(raws) < len(sends) and type(raws[-1]) is not Lost:
-            raws.append(self.say(None, deadline))
+        frames = b"".join([send.frame() for send in sends])
+        try:
+            raws = [self.say(frames, deadline)]
+            while len(raws) < len(sends) and type(raws[-1]) is not Lost:
+                raws.append(self.say(None, deadline))
+        except BaseException:  # between two replies, too
+            self._hang_up()
+            raise
         return raws + [raws[-1]] * (len(sends) - len(raws))
 
     def close(self) -> None:
@@ -109,6 +114,13 @@ class Link:
             connection.disconnect()
         if opening is not None:
             opening.abandon()
+
+    def _hang_up(self) -> None:
+        """A signal handler has raised in mid-exchange (Celery's soft time limit): the replies that
+        are still to come must not be taken for those of other calls.
+        """
+        self._talk = None  # first, as the next handler may raise before `close` begins
+        self.close()
 
     def _open(self, deadline: float) -> Lost | None:
         """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
@@ -121,16 +133,16 @@ class Link:
             if (why := node.down()) is not None:
                 return Lost(why, sent=False)
             opening = self._opening = Job(partial(_opened, node, self._clock), _dropped)
-        try:
-            opened = opening.result(deadline - self._clock.monotonic())
-        except OutOfTime:
+        if not opening.wait(deadline - self._clock.monotonic()):
             return Lost("connecting", sent=False, late=True)
-        except Exception as exc:
+        exc = opening.failure
+        if exc is not None:
             self._opening = None
             if (error := misconfigured(exc, node.name)) is not None:
                 raise error from exc
             node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             return Lost(exc, sent=False)
+        opened = opening.result
         self._opening = None
         node.reached()
         if opened.now_ms is not None:

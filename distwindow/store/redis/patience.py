@@ -11,6 +11,8 @@ from _thread import start_new_thread
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ...core.waiting import OneShotEvent
+
 T = TypeVar("T")
 
 
@@ -21,27 +23,35 @@ class OutOfTime(Exception):
 def within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
     """What `work` returns or raises, within `seconds`; raises `OutOfTime` after that."""
     job = Job(work, discard)
-    done = False
+    taken = False
     try:
-        result = job.result(seconds)
-        done = True
-        return result
+        if not job.wait(seconds):
+            raise OutOfTime
+        if job.failure is not None:
+            raise job.failure
+        taken = True
+        return job.result
     finally:
-        if not done:  # late, failed, or a signal handler raised here
+        if not taken:  # late, failed, or a signal handler raised here
             job.abandon()
 
 
 class Job(Generic[T]):
-    """Work in a thread of its own, that may be waited for more than once."""
+    """Work in a thread of its own, that may be waited for more than once.
+
+    How it ended is a value (`failure`, `result`) and is not raised by `wait`: whatever comes out of
+    `wait` was raised by a signal handler, and belongs to the application.
+    """
 
     def __init__(self, work: Callable[[], T], discard: Callable[[T], Any]) -> None:
         self._work = work
         self._discard = discard
         self._lock = threading.Lock()
         self._results: list[T] = []
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        """What the work has raised."""
         self._wanted = True
-        self.done = threading.Event()
+        self._done = OneShotEvent()
         # Not a threading.Thread: a signal handler that raises in its start() leaves it half made.
         try:
             start_new_thread(self.run, ())
@@ -52,9 +62,9 @@ class Job(Generic[T]):
         try:
             self._results.append(self._work())
         except Exception as exc:
-            self._failure = exc
+            self.failure = exc
         with self._lock:
-            self.done.set()
+            self._done.set()
             wanted = self._wanted
         if not wanted:
             self._throw_away()
@@ -62,16 +72,17 @@ class Job(Generic[T]):
     def abandon(self) -> None:
         with self._lock:
             self._wanted = False
-            done = self.done.is_set()
+            done = self._done.is_set
         if done:
             self._throw_away()
 
-    def result(self, seconds: float) -> T:
-        """What the work returns or raises; `OutOfTime` when it is not done within `seconds`."""
-        if not self.done.wait(max(0.0, seconds)):
-            raise OutOfTime
-        if self._failure is not None:
-            raise self._failure
+    def wait(self, seconds: float) -> bool:
+        """Is the work done, within `seconds`?"""
+        return self._done.wait(seconds)
+
+    @property
+    def result(self) -> T:
+        """What the work has returned, once it is done and has not failed."""
         return self._results[0]
 
     def _throw_away(self) -> None:

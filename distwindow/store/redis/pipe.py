@@ -90,6 +90,11 @@ class Pipe(asyncio.Protocol):
         return self._transport is None and self._plain is None
 
     @property
+    def transport_open(self) -> bool:
+        """Can frames be written to it?"""
+        return self._transport is not None and not self._ended
+
+    @property
     def standing(self) -> bool:
         """Is there a connection to the node as it is now, that frames can be written to?"""
         return self._transport is not None and self.generation == self.node.generation

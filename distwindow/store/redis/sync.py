@@ -71,34 +71,40 @@ class RedisStore:
         self._away: dict[Acquire, float | Group] = {}
         """The deadline of a key's call that is under way, or the group that waits for it."""
 
-    def attempt(self, command: Acquire) -> Decision:
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         mine = self._mine
         if mine.busy:
             return decide(command, self._nested(command), "store")
         try:
             mine.busy = True
-            return self._attempt(command)
+            return self._attempt(command, deadline)
         except BaseException as exc:
             self._count(exc)
             raise
         finally:
             mine.busy = False
 
-    def execute(self, command: Command[Reply]) -> Reply:
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         mine = self._mine
         if mine.busy:
             return self._nested(command)
         try:
             mine.busy = True
-            return self._alone(command, self._monotonic() + self._timeout)
+            if deadline is None:
+                deadline = self._monotonic() + self._timeout
+            return self._alone(command, deadline)
         except BaseException as exc:
             self._count(exc)
             raise
         finally:
             mine.busy = False
 
-    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """For each node one write and one wait, for so many commands at a time."""
+    def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        """For each node one write and one wait, for so many commands at a time; each time with a
+        deadline of its own where none is given.
+        """
         answers: list[Any] = [None] * len(commands)
         away: set[Node] = set()
         mine = self._mine
@@ -107,31 +113,28 @@ class RedisStore:
             mine.links, mine.direct = {}, None
         try:
             mine.busy = True
-            for node, batch in self._by_node(commands, answers):
+            for node, batch in self._by_node(commands, answers, deadline):
                 if node in away:
                     why = broken(node.name, "it did not answer just now", sent=False)
                     for number in batch:
                         answers[number] = why
-                elif not self._pipeline(node, batch, commands, answers):
+                elif not self._pipeline(node, batch, commands, answers, deadline):
                     away.add(node)
         finally:
             mine.busy = busy
             if busy:
-                for link in mine.links.values():
-                    link.close()
-                mine.links, mine.direct = links, direct
+                self._end_nested(links, direct)
         return answers
 
     def _by_node(
-        self, commands: Sequence[Command[Any]], answers: list[Any]
+        self, commands: Sequence[Command[Any]], answers: list[Any], deadline: float | None
     ) -> Iterator[tuple[Node, list[int]]]:
         """The numbers of the commands of each node, so many at a time."""
         nodes: dict[Node, list[int]] = {}
         for number, command in enumerate(commands):
             try:
                 self._check_open()
-                deadline = self._monotonic() + self._timeout
-                place = self._place or self._found(deadline)
+                place = self._place or self._found(deadline or self._monotonic() + self._timeout)
                 nodes.setdefault(place.node_of(command), []).append(number)
             except DistwindowError as exc:
                 answers[number] = exc
@@ -140,12 +143,18 @@ class RedisStore:
                 yield node, numbers[first : first + _TOGETHER]
 
     def _pipeline(
-        self, node: Node, batch: list[int], commands: Sequence[Command[Any]], answers: list[Any]
+        self,
+        node: Node,
+        batch: list[int],
+        commands: Sequence[Command[Any]],
+        answers: list[Any],
+        deadline: float | None,
     ) -> bool:
         """Have the commands of these numbers answered; is the node there?"""
         place = self._place
         assert place is not None
-        deadline = self._monotonic() + self._timeout
+        if deadline is None:
+            deadline = self._monotonic() + self._timeout
         sent = [commands[i] for i in batch]
         if self._terms.client_clock:
             now = self.clock.now_ms()
@@ -180,9 +189,15 @@ class RedisStore:
             self._count(exc)
             raise
         finally:
-            for link in mine.links.values():
-                link.close()
-            mine.links, mine.direct = links, direct
+            self._end_nested(links, direct)
+
+    def _end_nested(self, links: dict[Node, Link], direct: Link | None) -> None:
+        """Give the interrupted call its connections back, and close those of the nested one."""
+        mine = self._mine
+        opened = mine.links
+        mine.links, mine.direct = links, direct
+        for link in opened.values():
+            link.close()
 
     def _count(self, exc: BaseException) -> None:
         if isinstance(exc, StoreTimeout):
@@ -191,11 +206,13 @@ class RedisStore:
             with self._lock:
                 self.unknown_total += 1
 
-    def _attempt(self, command: Acquire) -> Decision:
-        deadline = self._monotonic() + self._timeout
-        if command.tell or self._rtt > self._timeout / _TRIPS:
-            part = self._ask(command, deadline)
-            self._rtt = self._monotonic() - deadline + self._timeout
+    def _attempt(self, command: Acquire, deadline: float | None) -> Decision:
+        began = self._monotonic()
+        if deadline is None:
+            deadline = began + self._timeout
+        if command.tell or self._rtt > self._timeout / _TRIPS or deadline - began < self._rtt * 2:
+            part = self._ask(command, began, deadline)
+            self._rtt = self._monotonic() - began
             return _decided(command, part)
         member: Member | None = None
         try:
@@ -203,19 +220,25 @@ class RedisStore:
                 ahead = self._away.get(command)
                 if ahead is None:
                     self._away[command] = deadline
-                else:
-                    member = self._join(command, ahead, deadline)
+            if ahead is not None:
+                member = Member(deadline)
+                if not self._join(command, member, began):
+                    member = None
             if member is None:
-                return _decided(command, self._ask(command, deadline))
+                return _decided(command, self._ask(command, began, deadline))
+            return _decided(command, self._gathered(command, member))
+        except BaseException as exc:
+            if member is not None and member.group is not None:
+                self._leave(command, member, exc)
+            raise
         finally:
             # Twice, where a signal handler raises in here: what is left away stops all others.
-            try:
-                if member is None:
+            if member is None or member.group is None:
+                try:
                     self._hand_over(command, deadline)
-            except BaseException:
-                self._hand_over(command, deadline)
-                raise
-        return _decided(command, self._gathered(command, member))
+                except BaseException:
+                    self._hand_over(command, deadline)
+                    raise
 
     def close(self) -> None:
         """Close all connections. Calls after this raise `ConfigurationError`."""
@@ -228,18 +251,18 @@ class RedisStore:
         if self._place is not None:
             _released(self._place)
 
-    def _ask(self, command: Acquire, deadline: float) -> Part:
+    def _ask(self, command: Acquire, began: float, deadline: float) -> Part:
         """Make a call. On a connection that stands, with the usual reply (one ring, all admitted),
         this is all there is; whatever else comes is for `call` to judge.
         """
         link = self._mine.direct
-        if link is None or not link.ready(deadline - self._timeout):
+        if link is None or not link.ready(began):
             return self._alone(command, deadline)
         clock = link.node.clock
         guard = clock.guard(clock.until_ms(deadline))
         raw = link.say(command.frame(guard), deadline)
         if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
-            self._rtt = clock.learn(raw[2]) - deadline + self._timeout
+            self._rtt = clock.learn(raw[2]) - began
             return raw[1], raw[2]
         place = self._place
         assert place is not None
@@ -248,39 +271,41 @@ class RedisStore:
         next(dialogue)
         return self._drive(dialogue, raw, place, deadline)
 
-    def _join(self, command: Acquire, ahead: float | Group, deadline: float) -> Member | None:
-        """Gather behind the call ahead. None where that should long be back, so that its caller
-        must have been killed by a signal handler's exception, or its thread by the interpreter.
+    def _join(self, command: Acquire, member: Member, now: float) -> bool:
+        """Gather behind the call ahead. False where there is none any more, or it should long be
+        back, so that its caller must have been killed by a signal handler's exception, or its
+        thread by the interpreter: the member's call is the one that is away then.
         """
-        until = ahead.ahead if isinstance(ahead, Group) else ahead
-        if deadline - self._timeout > until:
-            self._away[command] = deadline
-            return None
-        if not isinstance(ahead, Group):
-            ahead = self._away[command] = Group(until)
-        return ahead.join(deadline)
+        with self._lock:
+            ahead = self._away.get(command)
+            until = ahead.ahead if isinstance(ahead, Group) else ahead
+            if ahead is None or until is None or now > until:
+                self._away[command] = member.deadline
+                return False
+            if not isinstance(ahead, Group):
+                ahead = self._away[command] = Group(until)
+            ahead.join(member)
+            return True
 
     def _gathered(self, command: Acquire, member: Member) -> Part:
         """As a member of a group: be its leader, or get one's part from whoever is."""
         group = member.group
-        try:
-            if member.wait(self._monotonic()):
-                if group.leader is member:
-                    self._lead(command, group, member.deadline)
-                return member.part()
-        except BaseException as exc:
-            self._leave(command, member, exc)
-            raise
+        assert group is not None
+        if member.wait(self._monotonic()):
+            if group.leader is member:
+                self._lead(command, group, member.deadline)
+            return member.part()
         raise late("the store", self._timeout, sent=not self._leave(command, member, None))
 
     def _lead(self, command: Acquire, group: Group, deadline: float) -> None:
         """Make the call of a group that has gone, and deal the parts out."""
-        if self._monotonic() >= deadline:
+        began = self._monotonic()
+        if began >= deadline:
             raise late("the store", self._timeout, sent=False)
         times = len(group.gone)
         shared = command.shared(times)
         group.asked = True
-        part = self._ask(shared, deadline)
+        part = self._ask(shared, began, deadline)
         costs = [charge.cost for charge in command.charges]
         if isinstance(part, Verdict):
             group.deal(each_of(part, times, costs))
@@ -294,6 +319,7 @@ class RedisStore:
         leaves undone is done here.
         """
         group = member.group
+        assert group is not None
         with self._lock:
             unsent = group.quit(member)
             heir = self._heir(command, member)
@@ -307,6 +333,7 @@ class RedisStore:
     def _heir(self, command: Acquire, leader: Member) -> Member | None:
         """Who leads in the place of a leader that leaves without having asked."""
         group, ahead = leader.group, self._away.get(command)
+        assert group is not None
         if group.leader is not leader or group.asked or len(group.gone) < 2:
             return None
         heir = group.gone[1]
@@ -331,8 +358,9 @@ class RedisStore:
                 if leader is None:
                     del self._away[command]
                 else:
-                    self._away[command] = leader.deadline
+                    # Woken first: where a signal handler raises in between, this is done again.
                     leader.wake()
+                    self._away[command] = leader.deadline
 
     def _alone(self, command: Command[Reply], deadline: float) -> Reply:
         self._check_open()

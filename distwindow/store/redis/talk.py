@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
 from .call import Lost
-from .outcome import with_token
+from .outcome import is_interruption, with_token
 
 _CHUNK = 65536
 
@@ -83,10 +83,10 @@ class TcpTalk:
             if count < len(frame):
                 self._send_rest(frame[count:], deadline)
             return self._receive(deadline)
-        except TimeoutError:
-            return Lost("timeout", sent=sent, late=True)
         except (OSError, hiredis.HiredisError) as exc:
-            return Lost(exc, sent=sent)
+            if is_interruption(exc):
+                raise
+            return Lost(exc, sent=sent, late=isinstance(exc, TimeoutError))
 
     def hear(self, deadline: float) -> Any:
         raw = self._reader.gets()
@@ -97,7 +97,7 @@ class TcpTalk:
         while True:
             left = deadline - self._monotonic()
             if not self._poll(left * 1000 if left > 0 else 0):
-                raise TimeoutError
+                return Lost("timeout", sent=True, late=True)
             data = self._socket.recv(_CHUNK)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
@@ -130,10 +130,10 @@ class TlsTalk:
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             self._socket.sendall(frame)
             return self.hear(deadline)
-        except TimeoutError:
-            return Lost("timeout", sent=True, late=True)
         except (OSError, hiredis.HiredisError) as exc:
-            return Lost(exc, sent=True)
+            if is_interruption(exc):
+                raise
+            return Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
 
     def hear(self, deadline: float) -> Any:
         reader = self._reader
@@ -161,7 +161,7 @@ class ClientTalk:
         try:
             self._connection.send_packed_command([frame], check_health=False)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return Lost(exc, sent=True)
+            return _lost(exc)
         return self.hear(deadline)
 
     def hear(self, deadline: float) -> Any:
@@ -170,4 +170,14 @@ class ClientTalk:
         except ResponseError as exc:
             return with_token(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return Lost(exc, sent=True)
+            return _lost(exc)
+
+
+def _lost(exc: Exception) -> Lost:
+    """redis-py turns whatever OSError comes up in it into an error of its own, a signal handler's
+    too; that one is raised again.
+    """
+    cause = exc.__cause__ or exc.__context__
+    if isinstance(cause, OSError) and is_interruption(cause):
+        raise cause
+    return Lost(exc, sent=True)
