@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import start_new_thread
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,14 +30,13 @@ class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
     __slots__ = (
-        "__weakref__", "_clock", "_connection", "_generation", "_opening", "_talk", "_trip",
+        "__weakref__", "_clock", "_generation", "_opening", "_talk", "_trip",
         "_used", "node",
     )  # fmt: skip
 
     def __init__(self, node: Node, clock: Clock) -> None:
         self.node = node
         self._clock = clock
-        self._connection: Any = None
         self._talk: Talk | None = None
         self._opening: Job[_Opened] | None = None
         """A connection that was not there in time; the next call takes it over."""
@@ -87,7 +87,7 @@ class Link:
                 raise
             raw = Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
         if type(raw) is Lost:
-            self.close()
+            self._hang_up()
         return raw
 
     def converse(self, sends: Sequence[Send], deadline: float) -> list[Any]:
@@ -108,19 +108,24 @@ class Link:
 
     def close(self) -> None:
         """Drop the connection; the next exchange opens another."""
-        connection, self._connection, self._talk = self._connection, None, None
+        talk, self._talk = self._talk, None
         opening, self._opening = self._opening, None
-        if connection is not None:
-            connection.disconnect()
+        if talk is not None:
+            talk.close()
         if opening is not None:
             opening.abandon()
 
     def _hang_up(self) -> None:
-        """A signal handler has raised in mid-exchange (Celery's soft time limit): the replies that
-        are still to come must not be taken for those of other calls.
+        """Drop a connection that failed, or in whose exchange a signal handler has raised (Celery's
+        soft time limit): the replies that are still to come must not be taken for other calls'.
+        Another thread closes it.
         """
-        self._talk = None  # first, as the next handler may raise before `close` begins
-        self.close()
+        talk, self._talk = self._talk, None
+        if talk is not None:
+            try:
+                start_new_thread(talk.close, ())
+            except RuntimeError:  # Python is exiting, and starts no threads any more
+                talk.close()
 
     def _open(self, deadline: float) -> Lost | None:
         """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
@@ -147,15 +152,12 @@ class Link:
         node.reached()
         if opened.now_ms is not None:
             node.clock.learn(opened.now_ms, opened.at)
-        self._connection = opened.connection
-        self._generation = opened.generation
-        self._trip = opened.trip
-        self._talk = talk_of(opened.connection, self._clock)
+        self._generation, self._trip, self._talk = opened.generation, opened.trip, opened.talk
         return None
 
 
 class _Opened(NamedTuple):
-    connection: Any
+    talk: Talk
     generation: int
     now_ms: int | None
     """The server's time where it matters, and our time (monotonic seconds) when it said so."""
@@ -165,7 +167,7 @@ class _Opened(NamedTuple):
 
 
 def _dropped(opened: _Opened) -> None:
-    opened.connection.disconnect()
+    opened.talk.close()
 
 
 def _opened(node: Node, clock: Clock) -> _Opened:
@@ -181,7 +183,7 @@ def _opened(node: Node, clock: Clock) -> _Opened:
         began = clock.monotonic()
         now_ms = time_ms(_ask(connection, "TIME")) if node.clock.used else None
         at = clock.monotonic()
-        return _Opened(connection, generation, now_ms, at, at - began)
+        return _Opened(talk_of(connection, clock), generation, now_ms, at, at - began)
     except BaseException:  # whatever it is: nobody else knows of this connection
         connection.disconnect()
         raise

@@ -7,6 +7,7 @@ then is handed to `discard`.
 from __future__ import annotations
 
 import threading
+import traceback
 from _thread import start_new_thread
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -63,6 +64,7 @@ class Job(Generic[T]):
             self._results.append(self._work())
         except Exception as exc:
             self.failure = exc
+            _forget_locals(exc)
         with self._lock:
             self._done.set()
             wanted = self._wanted
@@ -88,3 +90,13 @@ class Job(Generic[T]):
     def _throw_away(self) -> None:
         for result in self._results:
             self._discard(result)
+
+
+def _forget_locals(exc: BaseException) -> None:
+    """Have what the failed work held destroyed here: in the waiting thread a signal handler might
+    raise inside a destructor, and Python drops what is raised there.
+    """
+    link: BaseException | None = exc
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

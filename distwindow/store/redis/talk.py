@@ -13,6 +13,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+from contextlib import suppress
 from typing import Any, Protocol
 
 import hiredis
@@ -44,15 +45,30 @@ class Talk(Protocol):
         """One more reply."""
         ...
 
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
 
 def talk_of(connection: Any, clock: Clock) -> Talk:
-    """The way to talk over an open redis-py connection."""
+    """The way to talk over an open redis-py connection. Its socket is taken from it: destructors of
+    redis-py are Python code, and what a signal handler raises in one is dropped by Python. That of
+    a socket is C.
+    """
     sock = getattr(connection, "_sock", None)
-    if isinstance(sock, ssl.SSLSocket):
-        return TlsTalk(sock, clock)
-    if isinstance(sock, socket.socket):
-        return TcpTalk(sock, clock)
-    return ClientTalk(connection)
+    if not isinstance(sock, socket.socket):
+        return ClientTalk(connection)
+    connection._sock = None
+    # The connection and its parser know each other: without this, the garbage collector would run
+    # their destructors later, in any thread.
+    vars(connection).clear()
+    return TlsTalk(sock, clock) if isinstance(sock, ssl.SSLSocket) else TcpTalk(sock, clock)
+
+
+def _close(sock: socket.socket) -> None:
+    with suppress(OSError):  # the other side may have closed it already
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 class TcpTalk:
@@ -91,6 +107,9 @@ class TcpTalk:
     def hear(self, deadline: float) -> Any:
         raw = self._reader.gets()
         return self._receive(deadline) if raw is False else raw
+
+    def close(self) -> None:
+        _close(self._socket)
 
     def _receive(self, deadline: float) -> Any:
         reader = self._reader
@@ -147,6 +166,9 @@ class TlsTalk:
             raw = reader.gets()
         return raw
 
+    def close(self) -> None:
+        _close(self._socket)
+
 
 class ClientTalk:
     """redis-py sends and parses."""
@@ -156,6 +178,9 @@ class ClientTalk:
 
     def dead(self) -> bool:
         return False
+
+    def close(self) -> None:
+        self._connection.disconnect()
 
     def say(self, frame: bytes, deadline: float) -> Any:
         try:
