@@ -10,7 +10,7 @@ import random
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -79,9 +79,12 @@ class Crowd:
         starts: Iterable[tuple[float, int]],
         *,
         start_ms: float,
+        rates: Sequence[float] = (1.0,),
         at_fork: Callable[[Near], None] = lambda near: near.after_fork(),
     ) -> None:
-        """`starts`: for each process what its monotonic clock shows, and how wrong its wall is."""
+        """`starts`: for each process what its monotonic clock shows, and how wrong its wall is;
+        `rates`: how fast these clocks run, for each process by turns.
+        """
         self.world = Recorded(start_ms)
         self.limits: tuple[Limit, ...] = Book("fleet", limits).limits
         self.trips: list[Trip] = []
@@ -98,13 +101,17 @@ class Crowd:
         self.alive: dict[int, Process] = {}
         self._names = itertools.count()
         self._starts = list(starts)
+        self._rates = itertools.cycle(rates)
         for start in self._starts:
             self._join(start)
 
     def _join(self, start: tuple[float, int]) -> None:
         shows, skew_ms = start
         origin = self.world.monotonic() - shows
-        made = Process(self.world, self._limits, self._mode, origin=origin, skew_ms=skew_ms)
+        made = Process(
+            self.world, self._limits, self._mode, origin=origin, skew_ms=skew_ms,
+            rate=next(self._rates),
+        )  # fmt: skip
         self.alive[next(self._names)] = made
 
     def play(self, steps: Iterable[Step]) -> None:

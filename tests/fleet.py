@@ -47,19 +47,31 @@ class World:
 
 
 class Local:
-    """A process's own clock: another origin, and a wall clock that is wrong."""
+    """A process's own clock: another origin, a wall clock that is wrong, and a rate: how many of its
+    seconds pass in one of the store's, whose clock may be slewed.
+    """
 
-    def __init__(self, world: World, origin: float = 0.0, skew_ms: int = 0) -> None:
-        self._world, self._origin, self._skew_ms = world, origin, skew_ms
+    def __init__(
+        self, world: World, origin: float = 0.0, skew_ms: int = 0, rate: float = 1.0
+    ) -> None:
+        self._world, self._origin, self._skew_ms, self.rate = world, origin, skew_ms, rate
+        self._since = world.monotonic()
+        """Until then the rate was 1."""
 
     def now_ms(self) -> int:
         return self._world.now_ms() + self._skew_ms
 
     def monotonic(self) -> float:
-        return self._world.monotonic() - self._origin
+        now = self._world.monotonic()
+        return self._since - self._origin + (now - self._since) * self.rate
 
     def sleep(self, seconds: float) -> None:
-        self._world.sleep(seconds)
+        self._world.sleep(seconds / self.rate)
+
+    def stands_still(self, ms: float) -> None:
+        """The machine is suspended for so long: time passes elsewhere."""
+        self._world.ms += ms
+        self._origin += ms / 1000 * self.rate
 
 
 class Way:
@@ -129,9 +141,10 @@ class Process:
         *,
         origin: float = 0.0,
         skew_ms: int = 0,
+        rate: float = 1.0,
     ) -> None:
         self.world = world
-        self.clock = Local(world, origin, skew_ms)
+        self.clock = Local(world, origin, skew_ms, rate)
         self.near = mode(Book("fleet", limits), self.clock)
 
     def call(self, key: str, cost: int = 1) -> Decision | Way:
@@ -155,4 +168,5 @@ class Process:
 
     def due(self) -> float:
         """When the worker is to come, on the world's clock, ms."""
-        return (self.near.next_at - self.clock.monotonic()) * 1000 + self.world.ms
+        seconds = (self.near.next_at - self.clock.monotonic()) / self.clock.rate
+        return seconds * 1000 + self.world.ms

@@ -112,6 +112,20 @@ def test_nothing_is_admitted_beyond_the_limit_in_any_of_many_stories(scene: Scen
     check_windows(crowd)
 
 
+slow_clocks = st.lists(st.sampled_from([1 / 1.083, 0.95, 1.0, 1.083]), min_size=1, max_size=3)
+
+
+@settings(LENIENT, max_examples=150)
+@given(scene=scenes, rates=slow_clocks)
+def test_nothing_is_admitted_beyond_the_limit_while_clocks_are_slewed(
+    scene: Scene, rates: list[float]
+) -> None:
+    """chrony changes a clock's rate by up to 8.3 %: the store's seconds are not the processes'."""
+    crowd = scene.open(rates=rates)
+    crowd.play(scene.script)
+    check_windows(crowd)
+
+
 # -- every permit is somewhere --------------------------------------------------------------------
 
 
@@ -234,6 +248,34 @@ def test_a_lease_that_outlived_its_bucket_would_break_them(monkeypatch: pytest.M
     assert windows_hold(*story)
     monkeypatch.setattr(leased, "MARGIN", -0.5)
     assert not windows_hold(*story)
+
+
+def test_a_lease_without_a_margin_for_slewed_clocks_would_break_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process believes that a twelfth of the bucket is still to come."""
+    story: list[Step] = [
+        ("calls", 0, "a", 1, 5), ("passes", 2990.0), ("rushes", 1, "a"), ("passes", 20.0),
+        ("rushes", 1, "a"), ("rushes", 0, "a"),
+    ]  # fmt: skip
+    assert windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
+    monkeypatch.setattr(leased, "_MAX_DRIFT", 0.0)
+    assert not windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
+
+
+def test_a_machine_that_stood_still_spends_no_more_than_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Suspended, its clock shows nothing of it: what it held may come on top, and only that."""
+    crowd = Crowd(ONE_BUCKET, leasing(), THREE, start_ms=T0)
+    crowd.play([TURN, ("calls", 0, "a", 1, 10)])
+    near: Any = crowd.alive[0].near
+    held = near._cells.all()[0].left
+    assert held > 0
+    crowd.alive[0].clock.stands_still(3000)
+    crowd.play([("rushes", 1, "a"), ("rushes", 0, "a")])
+    in_bucket = buckets_of(crowd.admitted, ONE_BUCKET.bucket_ms)
+    assert ONE_BUCKET.amount < max(in_bucket.values()) <= ONE_BUCKET.amount + held
 
 
 def test_a_child_that_spent_its_parents_lease_would_break_them() -> None:

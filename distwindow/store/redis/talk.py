@@ -59,8 +59,9 @@ def talk_of(connection: Any, clock: Clock) -> Talk:
     if not isinstance(sock, socket.socket):
         return ClientTalk(connection)
     connection._sock = None
-    # The connection and its parser know each other: without this, the garbage collector would run
-    # their destructors later, in any thread.
+    # They hold themselves by bound methods: without this, the garbage collector would run their
+    # destructors later, in any thread.
+    vars(connection._parser).clear()
     vars(connection).clear()
     return TlsTalk(sock, clock) if isinstance(sock, ssl.SSLSocket) else TcpTalk(sock, clock)
 
