@@ -1,12 +1,51 @@
-"""Children that SIGINT reaches: a shell that starts the tests in the background has it ignored,
-and children inherit that.
-"""
+"""Signals and the exceptions that their handlers raise, for tests."""
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_WATCHED = ("call", "c_return")
+"""Where CPython may run a signal handler: as a function begins, and after a call of C has returned.
+(Also where a loop goes back, and before 3.11 after any call: no profiler sees these.)
+"""
 
 
 def reachable() -> None:
-    """For `subprocess.Popen(preexec_fn=...)`."""
+    """For `subprocess.Popen(preexec_fn=...)`: children that SIGINT reaches. A shell that starts the
+    tests in the background has it ignored, and children inherit that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Interruption(Exception):
+    """What the handler raises."""
+
+
+def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str | None:
+    """Call `action`, and raise `Interruption` at the `number`-th place in the code of `package`
+    where a signal handler might; says where that was, None where there are fewer. What else
+    `action` raises is passed on: the exception of a handler must never be replaced by another.
+    """
+    seen, place = 0, None
+
+    def watch(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal seen, place
+        if event in _WATCHED and str(frame.f_globals.get("__name__")).startswith(package):
+            seen += 1
+            if seen == number:
+                sys.setprofile(None)
+                place = f"{frame.f_code.co_filename}:{frame.f_lineno} {event} {arg}"
+                raise Interruption
+
+    sys.setprofile(watch)
+    try:
+        action()
+    except Interruption:
+        return place
+    finally:
+        sys.setprofile(None)
+    return None

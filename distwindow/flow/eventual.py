@@ -236,22 +236,21 @@ class Eventual(Nearby[SharedCell]):
         command = Flush(cell.charges, pull=True)
         return [Errand(command, lambda reply, sent_at: self._told_time(reply))]
 
-    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
+    def errands(self, now: float, found: list[Errand], *, last: bool = False) -> None:
         self._going_on = not last
         if self._offset_ms is None and not last:
-            return []
-        asked: list[Errand] = []
+            return
         with self._cells.slow:
-            while self._followed and self._followed[0][0] <= now and len(asked) < _AT_ONCE:
+            while self._followed and self._followed[0][0] <= now and len(found) < _AT_ONCE:
                 cell = heapq.heappop(self._followed)[2]
                 cell.followed = False
                 # What is told now anyway is asked about with that.
                 if not cell.dirty and cell.flight is None and (errand := self._flush(cell)):
-                    asked.append(errand)
-        return asked + super().errands(now, last=last)
+                    found.append(errand)
+        super().errands(now, found, last=last)
 
-    def worked(self, now: float) -> None:
-        super().worked(now)
+    def _come_again(self, now: float) -> None:
+        super()._come_again(now)
         if self._followed:
             self.next_at = min(self.next_at, max(self._followed[0][0], now + self._interval))
 

@@ -31,16 +31,17 @@ from typing import Any
 
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.errors import DistwindowError, StoreError
+from ..core.errors import StoreError
 from ..local.cell import Cell
 from ..local.demand import Demand
 from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund
 from ..wire.keys import AnyKey
 from .admit import decide
 from .book import Book
-from .effect import Dialogue, Fetch, Sleep, Together, Wait
+from .effect import Dialogue, Fetch, Sleep, Wait
 from .gate import Gate
 from .near import MARGIN, Errand, Nearby, costing, limits_of
+from .sync import carry
 
 HORIZON = 0.25
 """Seconds that a lease is to last at most: what a killed process takes with it."""
@@ -118,7 +119,7 @@ class Leased(Nearby[LeasedCell]):
         self._thirsty: deque[LeasedCell] = deque()
         self._granted: deque[LeasedCell] = deque()
         self._looks: list[tuple[float, int, LeasedCell]] = []
-        self._returns: deque[tuple[tuple[Charge, ...], int]] = deque()
+        self._returns: deque[_Return] = deque()
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -224,23 +225,18 @@ class Leased(Nearby[LeasedCell]):
         """Ask for a call that costs more than the lease has left, which is given back before: it
         might be refused for want of these permits.
         """
-        surplus = self._surplus(cell)
-        if surplus == 0:  # spent meanwhile
-            decision: Decision = yield command
-            return decision
-        back = Refund(costing(cell.charges, surplus), charged_ms=cell.charged_ms)
-        _, verdict = yield Together((back, command))
-        if isinstance(verdict, DistwindowError):
-            raise verdict
-        return decide(command, verdict, "store")
+        yield from carry(self.ahead([cell.key]), self._monotonic)
+        decision: Decision = yield command
+        return decision
 
     def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]:
-        cells = {key: cell for key in keys if (cell := self._get(key)) is not None and cell.left}
-        return [
-            self._return(costing(cell.charges, surplus), cell.charged_ms)
-            for cell in cells.values()
-            if (surplus := self._surplus(cell))
-        ]
+        for key in keys:
+            cell = self._get(key)
+            if cell is not None and cell.left:
+                self._take_back(cell)
+        returns: list[Errand] = []
+        self._collect_returns(returns)
+        return returns
 
     def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]:
         if keys is None:
@@ -251,7 +247,9 @@ class Leased(Nearby[LeasedCell]):
         return [Wait(gate, self._patience) for gate in gates]
 
     def _lost(self, cell: LeasedCell) -> None:
-        self._surplus(cell)  # it was charged in windows that are no more
+        with self._lock:  # it was charged in windows that are no more
+            cell.left = cell.level = 0
+            cell.low = -1
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -292,7 +290,8 @@ class Leased(Nearby[LeasedCell]):
                 self._give_back(cell, permits, _within(grant, cell))
                 return
             if ends_ms != cell.ends_ms:
-                self._give_back(cell, self._surplus(cell), cell.charged_ms)
+                if self._take_back(cell):
+                    self._due(now)
                 cell.until = cell.estimated_at = 0.0
                 cell.charged_ms, cell.ends_ms = _within(grant, cell), ends_ms
             rate = cell.demand.rate(now)
@@ -312,19 +311,33 @@ class Leased(Nearby[LeasedCell]):
     def _gone(self, cell: LeasedCell) -> bool:
         return self._closed or self._get(cell.key) is not cell
 
-    def _surplus(self, cell: LeasedCell) -> int:
-        """Take what is left, so that nobody can spend it any more."""
-        with self._lock:
-            left = cell.left
-            cell.level -= left
+    def _take_back(self, cell: LeasedCell) -> int:
+        """Take what the lease has left, so that nobody can spend it any more, and have it given
+        back; how many permits.
+        """
+        back = _Return(cell, 0, cell.charged_ms)
+        self._returns.append(back)
+        with self._lock:  # in one step, so that no signal handler comes before it is known there
+            back.permits = cell.left
+            cell.level -= cell.left
             cell.left = 0
             cell.low = -1
-        return left
+        return back.permits
 
     def _give_back(self, cell: LeasedCell, permits: int, charged_ms: int) -> None:
         if permits:
-            self._returns.append((costing(cell.charges, permits), charged_ms))
+            self._returns.append(_Return(cell, permits, charged_ms))
             self._due(self._monotonic())
+
+    def _collect_returns(self, found: list[Errand]) -> None:
+        with self._cells.slow:
+            returns, self._returns = self._returns, deque()
+            try:
+                errands = [self._return(back) for back in returns if back.permits]
+            except BaseException:  # a signal handler's exception
+                self._returns.extend(returns)
+                raise
+            found.extend(errands)  # from here on, somebody settles them
 
     def _refill(self, cell: LeasedCell, now: float) -> None:
         cell.low = -1
@@ -332,12 +345,12 @@ class Leased(Nearby[LeasedCell]):
         self._due(now)
 
     def _evicted(self, cell: LeasedCell) -> None:
-        self._give_back(cell, self._surplus(cell), cell.charged_ms)
+        if self._take_back(cell):
+            self._due(self._monotonic())
 
     # -- errands ----------------------------------------------------------------------------------
 
-    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
-        found: list[Errand] = []
+    def errands(self, now: float, found: list[Errand], *, last: bool = False) -> None:
         with self._cells.slow:  # closing a limiter works beside the worker
             for _ in range(len(self._thirsty)):
                 cell = self._thirsty.popleft()
@@ -350,17 +363,12 @@ class Leased(Nearby[LeasedCell]):
                 self._look(heapq.heappop(self._looks)[2], now, found, last)
             if last:  # those, too, that a signal handler's exception has taken out of `_looks`
                 for cell in [*self._cells.all(), *self._left_behind]:
-                    self._give_back(cell, self._surplus(cell), cell.charged_ms)
-            returns, self._returns = self._returns, deque()
-            try:
-                found += [self._return(*given) for given in returns]
-            except BaseException:
-                self._returns.extend(returns)
-                raise
-        return found + super().errands(now, last=last)
+                    self._take_back(cell)
+            self._collect_returns(found)
+        super().errands(now, found, last=last)
 
-    def worked(self, now: float) -> None:
-        super().worked(now)
+    def _come_again(self, now: float) -> None:
+        super()._come_again(now)
         at = self.next_at
         if self._looks:
             at = min(at, self._looks[0][0])
@@ -387,9 +395,7 @@ class Leased(Nearby[LeasedCell]):
         ended = now >= cell.until
         over = ended and now * 1000 + cell.offset_ms >= cell.ends_ms - 1
         if last or idle or over:
-            surplus = self._surplus(cell)
-            if surplus:
-                found.append(self._return(costing(cell.charges, surplus), cell.charged_ms))
+            self._take_back(cell)
         spent = idle and not cell.left  # and nobody wants more
         if last or self._gone(cell) or over or spent:
             cell.watched = False
@@ -409,9 +415,10 @@ class Leased(Nearby[LeasedCell]):
             or now < max(cell.denied_until, cell.lease_again_at)
         ):
             return
-        gate = cell.filling = Gate()
-        command = Lease(cell.charges, more=more - 1, quiet=True)
-        found.append(Errand(command, lambda reply, at: self._fetched(cell, gate, reply, at)))
+        gate, command = Gate(), Lease(cell.charges, more=more - 1, quiet=True)
+        errand = Errand(command, lambda reply, at: self._fetched(cell, gate, reply, at))
+        cell.filling = gate
+        found.append(errand)  # no signal handler can come before: somebody settles it
 
     def _fetched(
         self, cell: LeasedCell, gate: Gate, reply: Grant | Exception, sent_at: float
@@ -432,7 +439,7 @@ class Leased(Nearby[LeasedCell]):
         finally:
             gate.open()  # after a failure, too: callers ask for themselves
 
-    def _return(self, charges: tuple[Charge, ...], charged_ms: int) -> Errand:
+    def _return(self, back: _Return) -> Errand:
         settled = False
 
         def settle(reply: Count | Exception, sent_at: float) -> None:
@@ -440,11 +447,24 @@ class Leased(Nearby[LeasedCell]):
             again, settled = settled, True
             # Sent again only where it surely was not executed: twice would be permits from nowhere.
             if not again and isinstance(reply, StoreError) and reply.charged is False:
-                cell, now = self._get(charges[0].key), self._monotonic()
-                if cell and now * 1000 + cell.offset_ms - charged_ms < cell.longest_ms:
-                    self._returns.append((charges, charged_ms))
+                cell, now = back.cell, self._monotonic()
+                if now * 1000 + cell.offset_ms - back.charged_ms < cell.longest_ms:
+                    self._returns.append(back)
 
-        return Errand(Refund(charges, charged_ms=charged_ms), settle)
+        charges = costing(back.cell.charges, back.permits)
+        return Errand(Refund(charges, charged_ms=back.charged_ms), settle)
+
+
+class _Return:
+    """Permits of a lease to give back."""
+
+    __slots__ = ("cell", "charged_ms", "permits")
+
+    def __init__(self, cell: LeasedCell, permits: int, charged_ms: int) -> None:
+        self.cell = cell
+        self.permits = permits
+        self.charged_ms = charged_ms
+        """A moment in the bucket that they were charged in."""
 
 
 def _theirs(failure: StoreError) -> StoreError:

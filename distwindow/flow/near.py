@@ -265,9 +265,10 @@ class Nearby(Generic[C]):
         """What has to be known before anything is told."""
         return []
 
-    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
-        """What the worker has to carry now; with `last`, all that is to be carried ever."""
-        found: list[Errand] = []
+    def errands(self, now: float, found: list[Errand], *, last: bool = False) -> None:
+        """Put to `found` what the worker has to carry now; with `last`, all that is to be carried
+        ever. Where this raises, what has been found is to be settled as not sent.
+        """
         seen: list[C] = []
         with self._collecting:
             try:
@@ -282,29 +283,33 @@ class Nearby(Generic[C]):
                     if self._dirty and self._dirty[0] is cell:
                         self._dirty.popleft()
                 if last:
-                    found += self._overlooked(seen)
+                    self._overlooked(seen, found)
             except BaseException:
                 self._dirty.extend(seen)  # nothing of `found` will be sent
                 raise
-        return found
 
-    def _overlooked(self, seen: Iterable[C]) -> list[Errand]:
+    def _overlooked(self, seen: Iterable[C], found: list[Errand]) -> None:
         """What is counted in cells that are not marked: where a signal handler has raised just
         before they were, or when the reply to their flush had come.
         """
         done = {id(cell) for cell in seen}
-        errands = []
         for cell in [*self._cells.all(), *self._left_behind]:
             if id(cell) not in done and cell.counted():
                 done.add(id(cell))
                 errand = self._flush(cell)
                 if errand is not None:
-                    errands.append(errand)
-        return errands
+                    found.append(errand)
 
     def worked(self, now: float) -> None:
         """The worker has been: when is it to come again?"""
-        self.next_at = FAR  # before looking: what comes up meanwhile sets it itself
+        try:
+            self.next_at = FAR  # before looking: what comes up meanwhile sets it itself
+            self._come_again(now)
+        except BaseException:  # a signal handler's exception
+            self.next_at = now
+            raise
+
+    def _come_again(self, now: float) -> None:
         if self._dirty:
             self.next_at = min(self.next_at, now + self._interval)
 
@@ -469,7 +474,7 @@ class Near(Protocol):
     def tell(self, key: AnyKey) -> Errand | None: ...
     def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]: ...
     def greeting(self) -> list[Errand]: ...
-    def errands(self, now: float, *, last: bool = False) -> list[Errand]: ...
+    def errands(self, now: float, found: list[Errand], *, last: bool = False) -> None: ...
     def worked(self, now: float) -> None: ...
     def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]: ...
     def close(self) -> None: ...
@@ -521,8 +526,7 @@ class Inside:
     def greeting(self) -> list[Errand]:
         return []
 
-    def errands(self, now: float, *, last: bool = False) -> list[Errand]:
-        return []
+    def errands(self, now: float, found: list[Errand], *, last: bool = False) -> None: ...
 
     def worked(self, now: float) -> None: ...
 

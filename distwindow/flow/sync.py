@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.errors import DistwindowError, StoreTimeout
+from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from .effect import Dialogue, Together
 from .near import Errand, Near
 
@@ -18,9 +18,21 @@ def work(
 ) -> Dialogue[DistwindowError | None]:
     """Carry what is due; with `last`, everything. The first failure there was."""
     failure = yield from carry(near.greeting(), monotonic)
-    later = yield from carry(near.errands(monotonic(), last=last), monotonic)
-    near.worked(monotonic())
+    found: list[Errand] = []
+    try:
+        near.errands(monotonic(), found, last=last)
+        later = yield from carry(found, monotonic)
+    except BaseException:  # a signal handler's exception, anywhere
+        for errand in found:  # those that `carry` has settled ignore this
+            errand.settle(_NOT_SENT, 0.0)
+        raise
+    finally:
+        near.worked(monotonic())
     return failure or later
+
+
+_NOT_SENT = StoreUnavailable("the exchange was broken off before it was sent", charged=False)
+_BROKEN_OFF = StoreTimeout("the exchange was broken off; its outcome is unknown", charged=None)
 
 
 def carry(
@@ -30,10 +42,11 @@ def carry(
     if not errands:
         return None
     sent_at = monotonic()
-    lost = StoreTimeout("the exchange was broken off; its outcome is unknown", charged=None)
-    replies: Sequence[Any] = [lost] * len(errands)
+    replies: Sequence[Any] = [_NOT_SENT] * len(errands)
     try:
-        replies = yield Together(tuple(errand.command for errand in errands))
+        together = Together(tuple([errand.command for errand in errands]))
+        replies = [_BROKEN_OFF] * len(errands)
+        replies = yield together
         for errand, reply in zip(errands, replies, strict=True):
             errand.settle(reply, sent_at)
     except BaseException:  # a cancellation or a signal handler's exception, too

@@ -147,7 +147,7 @@ def check_permits(crowd: Crowd) -> None:
     for name, process in crowd.alive.items():
         near: Any = process.near
         held = sum(cell.left for cell in near._cells.all())
-        queued = sum(charges[0].cost for charges, _ in near._returns)
+        queued = sum(back.permits for back in near._returns)
         assert granted[name] == spent[name] + held + queued + returned[name]
     for command, reply in crowd.world.log:
         if isinstance(command, Refund):

@@ -1,0 +1,195 @@
+"""Exceptions out of signal handlers, at every single place where CPython may run one.
+
+A story is played once for each such place: it is interrupted there, its exception arrives, and the
+limiter goes on. Afterwards the store has counted each call that returned, once, and beyond these at
+most the one that was interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from distwindow import Decision, Limit, Limiter
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import Charge, Command, Grant, Read
+from tests.interrupt import interrupted_at
+from tests.unit.stage import ManualClock, fresh
+
+LIMITS = "20/minute;60/hour"
+
+
+class Remote(MemoryStore):
+    """A store in this process that passes for one elsewhere: every mode is what it is, and nothing
+    interrupts the store.
+    """
+
+    source = "store"
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.lent = 0
+        """The most permits that any lease has brought."""
+
+    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
+        watch = sys.getprofile()
+        sys.setprofile(None)
+        reply = super().execute(command)
+        sys.setprofile(watch)
+        if isinstance(reply, Grant):
+            self.lent = max(self.lent, reply.more + 1)
+        return reply
+
+
+class Play:
+    """One telling of a story."""
+
+    def __init__(self, mode: Any, limits: str = LIMITS, **how: Any) -> None:
+        self.clock = ManualClock()
+        self.store = Remote(self.clock)
+        self.limiter = Limiter(self.store, limits, consistency=mode, time=self.clock, **how)
+        self.near: Any = self.limiter._near
+        self.decisions: list[Decision] = []
+
+    def calls(self, times: int, *keys: Any) -> None:
+        for _ in range(times):
+            for key in keys:
+                self.decisions.append(self.limiter.try_acquire(key))
+
+    def end(self) -> None:
+        """Everything is told and given back."""
+        self.limiter.close()
+        assert self.limiter._work(True) is None
+
+    def check(self, interrupted: str | None) -> None:
+        for cell in self.near._cells.all():
+            assert getattr(cell, "filling", None) is None, interrupted
+        lost = max(1, self.store.lent) if interrupted else 0
+        one = int(bool(interrupted))
+        doubt = 0
+        for key in {decision.key for decision in self.decisions}:
+            own = [decision for decision in self.decisions if decision.key == key]
+            passed = sum(decision.allowed for decision in own)
+            states, _ = self.store.execute(Read(self.charges(key)[-1:]))
+            held = sum(bucket.passed for bucket in states[0].buckets)
+            blocked = sum(bucket.blocked for bucket in states[0].buckets)
+            assert passed <= held <= passed + lost, interrupted
+            assert len(own) - passed <= blocked <= len(own) - passed + one, interrupted
+            doubt += held - passed + blocked - (len(own) - passed)
+        # An exchange that was broken off may have been giving back the leases of all keys.
+        assert doubt <= (lost if self.store.lent else one) * 2, interrupted
+
+    def charges(self, key: Any) -> tuple[Charge, ...]:
+        return self.limiter._book.acquire(key).charges
+
+
+def across_buckets(play: Play) -> None:
+    """Admissions and refusals of two keys over a change of bucket, flushed and looked at."""
+    play.calls(3, "a", b"b")
+    play.limiter.flush()
+    play.clock.move(7_000)
+    play.calls(22, "a")
+    play.limiter.stats("a")
+    play.clock.move(20)
+    play.calls(2, "b", "a")
+    play.limiter.flush()
+
+
+def evicted(play: Play) -> None:
+    """More keys than are kept."""
+    play.calls(2, *"abcdefg")
+    play.limiter.flush()
+    play.calls(1, *"gfedcba")
+
+
+def rests(play: Play) -> None:
+    """What the application does once its exception has arrived."""
+    play.clock.move(300)
+    play.limiter.flush()
+    play.calls(2, "a", "b")
+    play.clock.move(300)
+
+
+STORIES: Sequence[Callable[[Play], None]] = (across_buckets, evicted)
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("story", STORIES)
+def test_every_call_that_returned_is_counted_once(mode: str, story: Callable[[Play], None]) -> None:
+    how: Any = {"max_local_keys": 2} if story is evicted else {}
+    places: int = 0
+    interrupted: str | None = ""
+    while interrupted is not None:
+        places += 1
+        play = Play(mode, **how)
+        interrupted = interrupted_at(places, partial(story, play), "distwindow.")
+        rests(play)
+        play.end()
+        play.check(interrupted)
+    assert places > 300
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> None:
+    """`memory://`: what was counted leaves its window, whatever was interrupted."""
+    places: int = 0
+    interrupted: str | None = ""
+    while interrupted is not None:
+        places += 1
+        clock = ManualClock()
+        limiter = Limiter("memory://", "20/minute;60/hour", time=clock)
+        decisions: list[Decision] = []
+
+        class Inside:
+            def __init__(self) -> None:
+                self.limiter, self.clock = limiter, clock
+
+            def calls(self, times: int, *keys: Any) -> None:
+                for _ in range(times):
+                    for key in keys:
+                        decisions.append(limiter.try_acquire(key))
+
+        play: Any = Inside()
+        interrupted = interrupted_at(places, partial(story, play), "distwindow.")
+        for key in "ab":
+            own = sum(decision.allowed for decision in decisions if decision.key == key)
+            assert own <= limiter.stats(key).passed <= own + bool(interrupted), interrupted
+        clock.move(3_600_000 + 360_000)
+        for key in "ab":
+            assert limiter.peek(key).remaining == 20
+            assert limiter.stats(key).passed == 0
+    assert places > 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
+    """The same through the connection: the next call is answered, and with its own reply."""
+    limit = Limit("1000000/day")
+    places: int = 0
+    interrupted: str | None = ""
+    while interrupted is not None:
+        places += 1
+        key = fresh()
+        returned = 0
+        with Limiter(redis_url, limit, prefix=prefix, consistency=mode, timeout=5) as limiter:
+            limiter.try_acquire(f"{key}-other")
+
+            def story(limiter: Limiter = limiter, key: str = key) -> None:
+                nonlocal returned
+                for _ in range(2):
+                    assert limiter.try_acquire(key)
+                    returned += 1
+                limiter.flush()
+
+            interrupted = interrupted_at(places, story, "distwindow.")
+            assert limiter.try_acquire(f"{key}-other").key == f"{key}-other"
+            assert limiter.try_acquire(key).key == key
+            returned += 1
+        with Limiter(redis_url, limit, prefix=prefix) as other:
+            assert returned <= other.stats(key).passed <= returned + bool(interrupted), interrupted
+    assert places > 100
