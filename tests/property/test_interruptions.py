@@ -158,6 +158,10 @@ def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> N
         for key in "ab":
             own = sum(decision.allowed for decision in decisions if decision.key == key)
             assert own <= limiter.stats(key).passed <= own + bool(interrupted), interrupted
+        for _ in range(12):  # more than the shorter window
+            clock.move(6_000)
+            limiter.try_acquire("a")
+        assert limiter.peek("a").remaining == 10, interrupted
         clock.move(3_600_000 + 360_000)
         for key in "ab":
             assert limiter.peek(key).remaining == 20
@@ -191,5 +195,8 @@ def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
             assert limiter.try_acquire(key).key == key
             returned += 1
         with Limiter(redis_url, limit, prefix=prefix) as other:
-            assert returned <= other.stats(key).passed <= returned + bool(interrupted), interrupted
+            # Where a lease was being fetched, it is lost with the connection.
+            most = 40 if mode == "leased" else 1
+            passed = other.stats(key).passed
+            assert returned <= passed <= returned + most * bool(interrupted), interrupted
     assert places > 100

@@ -100,3 +100,27 @@ def test_an_interrupt_is_no_answer(drive: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         drive(dialogue(), World(KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, asyncio.CancelledError])
+def test_a_dialogue_has_ended_before_its_exception_arrives(
+    drive: Any, exception: type[BaseException]
+) -> None:
+    """Whoever keeps the exception keeps the frames, and with them a dialogue that is not closed."""
+    ended, kept = [], []
+
+    def inner() -> Dialogue[Any]:
+        try:
+            yield COMMAND
+        finally:
+            ended.append(True)
+
+    def dialogue() -> Dialogue[Any]:
+        yield from inner()
+
+    try:
+        drive(dialogue(), World(exception()))
+    except BaseException as exc:
+        kept.append(exc)
+        assert ended == [True]
+    assert type(kept[0]) is exception

@@ -426,6 +426,20 @@ class _Mine(threading.local):
         self.links: dict[Node, Link] = {}
         self.direct: Link | None = None
         """The one that all calls take, where there is one server."""
+        self._closer = _Closer(self.links)
+
+
+class _Closer:
+    """Closes a thread's links when the thread ends. Apart from the links, whose destructor would
+    run wherever one is dropped: Python drops what a signal handler raises in a destructor.
+    """
+
+    def __init__(self, links: dict[Node, Link]) -> None:
+        self._links = links
+
+    def __del__(self) -> None:
+        for link in self._links.values():
+            link.close()
 
 
 def _released(place: Place) -> None:

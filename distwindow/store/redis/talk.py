@@ -10,6 +10,7 @@ send, one poll and one recv.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -66,9 +67,10 @@ def talk_of(connection: Any, clock: Clock) -> Talk:
     return TlsTalk(sock, clock) if isinstance(sock, ssl.SSLSocket) else TcpTalk(sock, clock)
 
 
-def _close(sock: socket.socket) -> None:
-    with suppress(OSError):  # the other side may have closed it already
-        sock.shutdown(socket.SHUT_RDWR)
+def _close(sock: socket.socket, opened_by: int) -> None:
+    if os.getpid() == opened_by:  # a forked child must not end the connection of its parent
+        with suppress(OSError):  # the other side may have closed it already
+            sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
@@ -80,6 +82,7 @@ class TcpTalk:
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
         sock.settimeout(None)
         self._socket = sock
+        self._process = os.getpid()
         self._monotonic = clock.monotonic
         self._reader = hiredis.Reader()
         poll = select.poll()
@@ -110,7 +113,7 @@ class TcpTalk:
         return self._receive(deadline) if raw is False else raw
 
     def close(self) -> None:
-        _close(self._socket)
+        _close(self._socket, self._process)
 
     def _receive(self, deadline: float) -> Any:
         reader = self._reader
@@ -137,6 +140,7 @@ class TlsTalk:
 
     def __init__(self, sock: ssl.SSLSocket, clock: Clock) -> None:
         self._socket = sock
+        self._process = os.getpid()
         self._monotonic = clock.monotonic
         self._reader = hiredis.Reader()
         self._poll = select.poll()
@@ -168,7 +172,7 @@ class TlsTalk:
         return raw
 
     def close(self) -> None:
-        _close(self._socket)
+        _close(self._socket, self._process)
 
 
 class ClientTalk:

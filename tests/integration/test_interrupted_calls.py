@@ -1,0 +1,308 @@
+"""What a signal handler raises in the midst of a call arrives as itself, whatever its type."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from distwindow import AsyncLimiter, Limiter, StoreError, StoreTimeout
+from distwindow.core.decision import Decision
+from distwindow.store.memory import MemoryStore
+from distwindow.store.redis.group import Group, Member
+from distwindow.wire.command import Acquire, Command
+from tests.integration.faces import admin, used
+from tests.servers import Proxy
+from tests.servers.proxy import Delay, Pass, Silent
+from tests.servers.wait import until
+
+PLENTY = "1000000/day"
+SCRIPT = b"EVALSHA"
+
+
+@contextmanager
+def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise exception
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def subclass(kind: type[BaseException]) -> BaseException:
+    """The application's own, of a kind that the layers below know, too."""
+    made: type[BaseException] = type("SoftTimeLimitExceeded", (kind,), {})
+    return made("too slow")
+
+
+KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, RedisConnectionError,
+         StoreTimeout, KeyboardInterrupt]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_while_connecting(proxy: Proxy, prefix: str, kind: type[BaseException]) -> None:
+    expected = subclass(kind)
+    with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
+        with proxy.spoiled(Silent()), raised_after(0.05, expected):
+            with pytest.raises(kind) as caught:
+                limiter.try_acquire("k")
+        assert caught.value is expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["direct", "leased"])
+def test_while_a_reply_is_awaited(
+    proxy: Proxy, prefix: str, kind: type[BaseException], mode: Any
+) -> None:
+    expected = subclass(kind)
+    with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5, consistency=mode) as limiter:
+        limiter.try_acquire("k")
+        with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)), raised_after(0.05, expected):
+            with pytest.raises(kind) as caught:
+                limiter.try_acquire("k")
+        assert caught.value is expected
+        assert limiter.try_acquire("k")
+
+
+def test_over_tls(tls_url: str, prefix: str) -> None:
+    expected = subclass(TimeoutError)
+    with Limiter(tls_url, PLENTY, prefix=prefix, timeout=5) as limiter:
+        with raised_after(0.05, expected), pytest.raises(TimeoutError) as caught:
+            while True:
+                limiter.try_acquire("k")
+        assert caught.value is expected
+        assert limiter.try_acquire("k")
+
+
+def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, prefix: str) -> None:
+    """The thread that connects was waited for by an interrupted caller: the next one waits on."""
+    with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
+        for _ in range(5):
+            with proxy.spoiled(Delay(replies=0.1)), raised_after(0.03, subclass(Exception)):
+                with pytest.raises(Exception, match="too slow"):
+                    limiter.try_acquire("k")
+        assert limiter.try_acquire("k")
+
+
+def test_who_was_to_share_a_reply_that_has_come_gets_a_part() -> None:
+    """The leader is interrupted as it deals."""
+    group, members = Group(0.0), [Member(5.0) for _ in range(3)]
+    for member in members:
+        group.join(member)
+    assert group.go() is members[0]
+    group.asked = True
+    group._parts = [(7, 1), (6, 1), (5, 1)]
+    group.fail(KeyboardInterrupt())
+    assert [member.part() for member in members] == [(7, 1), (6, 1), (5, 1)]
+    assert members[1].wait(0.0)
+
+
+# -- tasks whose exceptions are kept --------------------------------------------------------------
+
+
+async def test_a_cancelled_fetch_leaves_nobody_waiting(proxy: Proxy, prefix: str) -> None:
+    kept: list[BaseException] = []
+    async with AsyncLimiter(
+        proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=2, flush_interval=600
+    ) as limiter:
+        for _ in range(5):
+            await limiter.try_acquire("k")
+        near: Any = limiter._near
+        cell = near._cells.get("k")
+        cell.left = 0
+        cell.until = 0.0
+        with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
+            task = asyncio.ensure_future(_acquire(limiter))
+            await until_true(lambda: cell.filling is not None)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError as exc:
+                kept.append(exc)
+            assert cell.filling is None
+        await asyncio.wait_for(limiter.try_acquire("k"), 1)
+    assert kept
+
+
+async def _acquire(limiter: AsyncLimiter) -> Decision:
+    return await limiter.try_acquire("k")
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.001)
+
+
+# -- leases whose caller has gone -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [2.0, 0.1])
+async def test_a_lease_that_comes_after_its_caller_has_gone_is_kept_or_given_back(
+    proxy: Proxy, prefix: str, timeout: float
+) -> None:
+    """Cancelled, or given up by its own timeout: the permits beyond its own are not lost."""
+    returned = doubtful = 0
+    async with AsyncLimiter(
+        proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=timeout, flush_interval=600
+    ) as limiter:
+        near: Any = limiter._near
+        for _ in range(300):
+            returned += bool(await limiter.try_acquire("k"))
+        cell = near._cells.get("k")
+        near._take_back(cell)
+        await limiter.flush()
+        assert not cell.left
+        with proxy.spoiled(Delay(only=SCRIPT, replies=0.15)):
+            task = asyncio.ensure_future(_acquire(limiter))
+            await until_true(lambda: cell.filling is not None)
+            await asyncio.sleep(0.01)
+            if timeout > 1:
+                task.cancel()
+            try:
+                returned += bool(await task)
+            except (asyncio.CancelledError, StoreError):
+                doubtful += 1
+            await until_true(lambda: cell.left > 0)
+    with admin(proxy.url) as server:
+        assert returned <= used(server, prefix) <= returned + doubtful
+    assert doubtful == 1
+
+
+def test_a_lease_that_comes_as_the_limiter_closes_is_given_back(proxy: Proxy, prefix: str) -> None:
+    limiter = Limiter(
+        proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
+    )
+    decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
+    near: Any = limiter._near
+    cell = near._cells.get("k")
+    near._take_back(cell)
+    limiter.flush()
+    with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
+        thread = threading.Thread(target=lambda: decisions.append(limiter.try_acquire("k")))
+        thread.start()
+        until(lambda: cell.filling is not None)
+        limiter.close()
+        thread.join()
+    assert len(decisions) == 301
+    with admin(proxy.url) as server:
+        assert used(server, prefix) == sum(decision.allowed for decision in decisions)
+
+
+# -- one deadline for the whole call --------------------------------------------------------------
+
+
+class Stalling(MemoryStore):
+    """A store elsewhere that does not answer whoever asks for a lease until it is let."""
+
+    source = "store"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadlines: list[float | None] = []
+        self.asked, self.let = threading.Event(), threading.Event()
+
+    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
+        self.deadlines.append(deadline)
+        if command.script == "lease" and not self.let.is_set():
+            self.asked.set()
+            self.let.wait(30)
+        return super().execute(command)
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+        self.deadlines.append(deadline)
+        return super().attempt(command)
+
+
+def test_who_waited_for_anothers_lease_has_only_the_rest_of_the_timeout() -> None:
+    store, timeout = Stalling(), 0.2
+    limiter = Limiter(store, PLENTY, consistency="leased", timeout=timeout, flush_interval=600)
+    for _ in range(5):
+        store.let.set()
+        limiter.try_acquire("k")
+    near: Any = limiter._near
+    cell = near._cells.get("k")
+    near._take_back(cell)
+    store.let.clear()
+    store.asked.clear()
+    fetching = threading.Thread(target=limiter.try_acquire, args=("k",))
+    fetching.start()
+    assert store.asked.wait(10)
+    came = time.monotonic()
+    limiter.try_acquire("k")  # waits in vain, then asks itself
+    assert store.deadlines[-1] is not None
+    assert store.deadlines[-1] <= came + timeout + 0.05
+    store.let.set()
+    fetching.join()
+    limiter.close()
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_all_that_a_call_asks_has_one_deadline(mode: Any) -> None:
+    """`refund`, `stats` and a call over several keys are several commands."""
+    store = Stalling()
+    store.let.set()
+    with Limiter(store, PLENTY, consistency=mode, flush_interval=600, timeout=7) as limiter:
+        decision = limiter.try_acquire("k")
+        for call in (
+            lambda: limiter.stats("k"),
+            lambda: limiter.refund(decision),
+            lambda: limiter.try_acquire_all([("k", PLENTY), ("l", PLENTY)]),
+        ):
+            store.deadlines.clear()
+            before = time.monotonic()
+            call()
+            given = {deadline for deadline in store.deadlines if deadline is not None}
+            assert len(given) == 1
+            assert before + 7 <= given.pop() <= time.monotonic() + 7
+
+
+# -- one key in two forms -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> None:
+    limit, far = "3/day", {"flush_interval": 600, "sync_interval": 600}
+    with Limiter(redis_url, limit, prefix=prefix, consistency=mode, **far) as limiter:
+        limiter.try_acquire("user")
+        limiter.flush()
+        answers = [limiter.try_acquire(key) for key in ("user", b"user", "user", b"user", b"user")]
+        assert [answer.allowed for answer in answers] == [True, True, False, False, False]
+        assert {answer.key for answer in answers} == {"user"}
+        near: Any = limiter._near
+        assert len(near._cells) == 1
+        assert limiter.stats(b"user").blocked == 3
+        assert not limiter.peek(b"user")
+        limiter.reset(b"user")
+        assert limiter.try_acquire("user")
+
+
+def test_a_store_that_is_well_again_is_asked_again(proxy: Proxy, prefix: str) -> None:
+    """After all this the limiter is what it was."""
+    with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.3) as limiter:
+        with proxy.spoiled(Silent()), pytest.raises(StoreError):
+            limiter.try_acquire("k")
+        proxy.fault = Pass()
+        until(lambda: bool(_answers(limiter)))
+
+
+def _answers(limiter: Limiter) -> bool:
+    try:
+        return limiter.try_acquire("k").allowed
+    except StoreError:
+        return False
