@@ -26,7 +26,7 @@ from ..core.decision import Decision
 from ..core.errors import DistwindowError, StoreError
 from ..local.cell import Cell
 from ..local.demand import Demand
-from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund
+from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund, counted_in
 from ..wire.keys import AnyKey
 from .admit import decide
 from .book import Book
@@ -212,20 +212,25 @@ class Leased(Nearby[LeasedCell]):
             cell.limit = cell.charges[verdict.ring].limit
             cell.beyond = max(0, verdict.left)
             cell.reset_at = now + verdict.reset_ms / 1000
+            charged_ms = _within(grant, cell)
+            widths = (charge.limit.bucket_ms for charge in cell.charges)
+            starts = verdict.starts or [charged_ms - charged_ms % width for width in widths]
+            charges = counted_in(cell.charges, starts)
             late = ends_ms < cell.ends_ms and not cell.until <= now < until
             if late or self._gone(cell):
                 # A reply that came after that of a later bucket (where that bucket's lease has
                 # ended first, the store's clock was set back), or for a cell that was evicted.
-                self._give_back(cell, permits, _within(grant, cell))
+                self._give_back(charges, permits, charged_ms)
                 return
             if ends_ms != cell.ends_ms:
-                self._give_back(cell, self._surplus(cell), cell.charged_ms)
+                self._give_back(cell.charges, self._surplus(cell), cell.charged_ms)
                 cell.until, cell.ends_ms = 0.0, ends_ms
-                cell.charged_ms = _within(grant, cell)
+                cell.charged_ms = charged_ms
             rate = cell.demand.rate(now)
             left = cell.left + permits  # never more than there is: only others' hits lower it
             low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
             with self._lock:
+                cell.charges = charges
                 cell.left += permits
                 cell.level += permits
                 cell.low = low
@@ -248,9 +253,9 @@ class Leased(Nearby[LeasedCell]):
             cell.low = -1
         return left
 
-    def _give_back(self, cell: LeasedCell, permits: int, charged_ms: int) -> None:
+    def _give_back(self, charges: tuple[Charge, ...], permits: int, charged_ms: int) -> None:
         if permits:
-            self._returns.append((costing(cell.charges, permits), charged_ms))
+            self._returns.append((costing(charges, permits), charged_ms))
             self._due(self._monotonic())
 
     def _refill(self, cell: LeasedCell, now: float) -> None:
@@ -259,7 +264,7 @@ class Leased(Nearby[LeasedCell]):
         self._due(now)
 
     def _evicted(self, cell: LeasedCell) -> None:
-        self._give_back(cell, self._surplus(cell), cell.charged_ms)
+        self._give_back(cell.charges, self._surplus(cell), cell.charged_ms)
 
     # -- errands ----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from tests.servers import Cluster, SentinelSet, Standalone, until
 
 MINIMAL_ACL = (
     "~distwindow:* resetchannels -@all +time +info +evalsha +eval "
-    "+hget +hset +hmget +hincrby +hdel +hgetall +del +pexpire"
+    "+hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del +pexpire"
 )
 """The least rights with which everything works (docs/operations.md). +time and +info may be left
 out: the first with clock="client" only, the second at the price of an unread server version.
