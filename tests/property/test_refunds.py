@@ -96,8 +96,10 @@ class Told:
         return states
 
     def call(self, cost: int = 1) -> Decision:
-        nearby = self.near.judge(self.key, cost)
-        return nearby or run(self.near.ask(self.key, cost), self.execute, self.clock.sleep)
+        decision: Decision | None = self.near.judge(self.key, cost)
+        if decision is None:
+            decision = run(self.near.ask(self.key, cost), self.execute, self.clock.sleep)
+        return decision
 
     def works(self) -> None:
         run(work(self.near, self.clock.monotonic), self.execute, self.clock.sleep)
