@@ -43,21 +43,33 @@ class Scene:
 
     connection: Socket
     senders: int
+    stale: int = 0
+    """So many besides that were heard of two windows ago, and are to be deleted."""
+    records: bytes = b""
+    kept: bytes = b""
     names: Iterator[int] = field(default_factory=lambda: count(10**9))
     numbers: Iterator[int] = field(default_factory=lambda: count(2))
 
     def prepare(self) -> None:
         now = int(time.time() * 1000)
+        before = now - 2 * LIMIT.interval_ms
+        seen = (Bucket(before, 1),)
+        self._call([self.flush(_name(10**8 + i), 1, seen).at(before) for i in range(self.stale)])
         self._call([self.acquire(now - age * LIMIT.bucket_ms) for age in range(23, -1, -1)])
         self._call([self.flush(_name(i), 1) for i in range(self.senders)])
+        ring = self.acquire().charges[0].ring
+        self.records, self.kept = keys.senders_name(ring), keys.senders_name(ring) + b":kept"
+        self.connection.call("COPY", self.records, self.kept)
 
     def acquire(self, now_ms: int | None = None) -> Acquire:
-        stem = keys.stem("distwindow", f"senders:{self.senders}")
+        stem = keys.stem("distwindow", f"senders:{self.senders}:{self.stale}")
         return Acquire(charges_of("user", stem, [LIMIT], 1), now_ms)
 
-    def flush(self, sender: str, seq: int, *, pull: bool = False) -> Flush:
+    def flush(
+        self, sender: str, seq: int, counts: tuple[Bucket, ...] = COUNTS, *, pull: bool = False
+    ) -> Flush:
         charges = self.acquire().charges
-        return Flush(charges, counts=(COUNTS,), sender=sender, seq=seq, pull=pull)
+        return Flush(charges, counts=(counts,), sender=sender, seq=seq, pull=pull)
 
     def of_nobody(self, pull: bool) -> float:
         """Without a sender: counted each time, and nothing is remembered."""
@@ -70,11 +82,11 @@ class Scene:
         return self._timed(flushes)
 
     def of_the_new(self, pull: bool) -> float:
-        """Each flush comes from a process never heard of. Their records are deleted after that."""
+        """Each flush comes from a process never heard of. Then all records are as before."""
         names = [_name(next(self.names)) for _ in range(NEW)]
         us = self._timed([self.flush(name, 1, pull=pull) for name in names])
-        ring = self.acquire().charges[0].ring
-        self.connection.call("HDEL", keys.senders_name(ring), *names)
+        if not self.connection.call("COPY", self.kept, self.records, "REPLACE"):
+            self.connection.call("DEL", self.records)
         return us
 
     def admission(self) -> float:
@@ -108,6 +120,10 @@ FLUSHES: dict[str, Callable[[Scene, bool], float]] = {
 }
 
 
+def _stale_name(pull: bool) -> str:
+    return f"flush{' and pull' if pull else ''} of a new sender, half of 2,000 to be deleted"
+
+
 def _flush_name(which: str, pull: bool, senders: int) -> str:
     return f"flush{' and pull' if pull else ''} {which}, {senders:,} other senders"
 
@@ -132,6 +148,10 @@ def run(quick: bool) -> Section:
                         continue
                     name = _flush_name(which, pull, scene.senders)
                     contenders[name] = partial(trial, scene, pull)
+        stale = Scene(connection, 1_000, stale=1_000)
+        stale.prepare()
+        for pull in (False, True):
+            contenders[_stale_name(pull)] = partial(Scene.of_the_new, stale, pull)
         results = rounds("senders", contenders, 5 if quick else 15)
         _report(section, results)
         _report_bytes(section, connection, scenes)
@@ -148,6 +168,9 @@ def _report(section: Section, results: Results) -> None:
                     ratio, us = results.ratio(name, base), results.median(name)
                     target = None if name == base else TWICE
                     section.add(name, ratio, target=target, detail=f"{us:.1f} µs")
+        if _stale_name(pull) in results.values and base in results.values:
+            ratio, us = results.ratio(_stale_name(pull), base), results.median(_stale_name(pull))
+            section.add(_stale_name(pull), ratio, target=TWICE, detail=f"{us:.1f} µs")
     base = _admission_name(0)
     for senders in SENDERS:
         name = _admission_name(senders)
