@@ -14,6 +14,7 @@ from benchmarks.report import Section
 
 SECTIONS = {
     "server": "server_cost",
+    "senders": "sender_cost",
     "memory": "footprint",
     "latency": "latency",
     "threads": "threads",

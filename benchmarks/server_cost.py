@@ -74,7 +74,7 @@ class Ring:
         )
 
 
-def _timed(connection: Socket, commands: Sequence[bytes]) -> tuple[float, list[object]]:
+def timed(connection: Socket, commands: Sequence[bytes]) -> tuple[float, list[object]]:
     """Microseconds per EVALSHA, as the server counts them, and the replies.
 
     The median of a few parts: a neighbour that takes the core for some ms spoils only one.
@@ -114,7 +114,7 @@ def allowed(connection: Socket, limit: Limit) -> float:
     """The hot path: the newest bucket is the present one, and there is room."""
     ring = Ring(limit, limit.amount - STEPS)
     _ready(connection, ring, COPIES)
-    us, replies = _timed(connection, [ring.frame(c) for c in range(COPIES) for _ in range(STEPS)])
+    us, replies = timed(connection, [ring.frame(c) for c in range(COPIES) for _ in range(STEPS)])
     _expect(replies, admitted=True)
     return us
 
@@ -124,7 +124,7 @@ def refused(connection: Socket, limit: Limit) -> float:
     ring = Ring(limit, limit.amount)
     _ready(connection, ring, COPIES)
     connection.pipeline([ring.frame(copy) for copy in range(COPIES)])
-    us, replies = _timed(connection, [ring.frame(c) for c in range(COPIES) for _ in range(STEPS)])
+    us, replies = timed(connection, [ring.frame(c) for c in range(COPIES) for _ in range(STEPS)])
     _expect(replies, admitted=False)
     return us
 
@@ -134,7 +134,7 @@ def refused_first(connection: Socket, limit: Limit) -> float:
     ring = Ring(limit, limit.amount)
     copies = COPIES * 3
     _ready(connection, ring, copies)
-    us, replies = _timed(connection, [ring.frame(copy) for copy in range(copies)])
+    us, replies = timed(connection, [ring.frame(copy) for copy in range(copies)])
     _expect(replies, admitted=False)
     return us
 
@@ -148,7 +148,7 @@ def bucket_change(connection: Socket, limit: Limit) -> float:
         for copy in range(COPIES)
         for step in range(1, TURNS + 1)
     ]
-    us, replies = _timed(connection, frames)
+    us, replies = timed(connection, frames)
     _expect(replies, admitted=True)
     return us
 
@@ -178,8 +178,8 @@ def run(quick: bool) -> Section:
         bare = pack("EVALSHA", NOOP_SHA, 0)
         count = COPIES * STEPS
         contenders: dict[str, Trial] = {
-            SAME: lambda: _timed(connection, [same] * count)[0],
-            BARE: lambda: _timed(connection, [bare] * count)[0],
+            SAME: lambda: timed(connection, [same] * count)[0],
+            BARE: lambda: timed(connection, [bare] * count)[0],
         }
         for case, trial in CASES.items():
             for (buckets, amount), limit in limits.items():

@@ -3,10 +3,14 @@
 --- ARGV   guard (amount limit width shape)... [times] [now_ms] [tell]
 --- RETURN guard left now_ms                                           one ring, all admitted
 --- RETURN guard left now_ms index reset_ms                            all admitted
+--- RETURN guard left now_ms index reset_ms bucket_start_ms...         all admitted, a ring is ahead of now_ms
 --- RETURN guard -1 now_ms index left reset_ms retry_ms admitted [index left reset_ms]   refused from `admitted` on
+--- RETURN guard -1 now_ms index left reset_ms retry_ms admitted index left reset_ms bucket_start_ms...   and a ring is ahead
 --- RETURN guard -2 now_ms                                             past its deadline, nothing done
 --- `times` equal calls share this one: amount = times * cost, and as many are admitted as fit.
 --- `tell` notes the limit at once, not only when the next bucket opens.
+--- Where a ring's newest bucket begins after now_ms (the clock was set back), the reply says in which
+--- bucket each ring has counted.
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
 local guard, given = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
@@ -116,11 +120,12 @@ end
 
 if admitted == times then
   local index, left, reset = binding(rings, now)
-  return {guard, left, now, index, reset}
+  return with_starts({guard, left, now, index, reset}, rings, now)
 end
 local index, left, reset, retry = refusal(rings, now)
 if admitted > 0 then
-  return {guard, -1, now, index, left, reset, retry, admitted, binding(rings, now)}
+  return with_starts(
+    {guard, -1, now, index, left, reset, retry, admitted, binding(rings, now)}, rings, now)
 end
 local ring = rings[1]
 if not rings[2] and ring.over and reset > 0 then

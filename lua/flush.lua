@@ -1,12 +1,14 @@
 --- flush: add what a process has counted to the buckets it was counted in, once however often sent.
---- KEYS   ring...
+--- KEYS   ring... senders...
 --- ARGV   guard (amount limit width shape)... [times] now_ms sender seq pull counts...
 --- RETURN guard 0 now_ms
 --- RETURN guard 0 now_ms (start passed ...)...               if pull is 1: one list a ring
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
 --- `counts` of a ring: 'start pass block success error rt_sum rt_min;' for each bucket. What has
 --- left the window is dropped. A ring takes each `seq` of a `sender` once; with no sender, always.
-local guard, at = ARGV[1], #KEYS * 4 + 3
+--- `senders` of a ring: the hash `<ring>:senders`, in which it remembers what it has taken of whom.
+local guard, many = ARGV[1], #KEYS / 2
+local at = many * 4 + 3
 local given = ARGV[at]
 --@include shared/clock.lua
 --@include shared/deadline.lua
@@ -43,39 +45,78 @@ local function add(ring, number, pass, block, ...)
   if pass > 0 then count(ring, pass) end
 end
 
--- What all processes have passed, by bucket; on the way, who was last heard of a window ago is
--- forgotten: whatever it may still send has left the window.
+-- What all processes have passed, by bucket.
 local function fleet(ring)
-  local key, newest, list, gone = ring.key, ring.start / ring.width, {}, {}
-  local all = redis.call('HGETALL', key)
+  local newest, list = ring.start / ring.width, {}
+  local all = redis.call('HGETALL', ring.key)
   for i = 1, #all, 2 do
-    local slot, seen = tonumber(all[i]), nil
+    local slot = tonumber(all[i])
     if slot and slot ~= newest % ring.span then
       local passed = pass(all[i + 1])
       if passed > 0 then
         list[#list + 1] = (newest - (newest - slot) % ring.span) * ring.width
         list[#list + 1] = passed
       end
-    elseif not slot then
-      seen = string.find(all[i], '^@') and tonumber(string.match(all[i + 1], '%d+$'))
     end
-    if seen and seen <= newest - ring.span then gone[#gone + 1] = all[i] end
-  end
-  for i = 1, #gone, 1000 do
-    redis.call('HDEL', key, unpack(gone, i, math.min(i + 999, #gone)))
   end
   list[#list + 1], list[#list + 2] = ring.start, ring.used - ring.closed
   return list
 end
 
+-- A sender's record is 'seq number': the last flush that the ring has taken of it, and its newest
+-- bucket then. The record holds until that bucket has left the window: whatever the sender may send
+-- again has then left it, too. After that it counts as none, so nobody can tell when it is deleted.
+
+-- Has the ring taken this flush before? With it, the number in the sender's record, if there is one.
+local function taken(ring, sender, seq)
+  local record = redis.call('HGET', ring.senders, sender)
+  if not record then return false, nil end
+  local last, number = string.match(record, '^(%d+) (%d+)$')
+  return seq - last <= 0 and number - ring.start / ring.width + ring.span > 0, tonumber(number)
+end
+
+-- With each sender that comes, so many records are drawn at random (negative: the same one perhaps
+-- twice, which is cheaper), and those that no longer hold are deleted. That is more than one on
+-- average as soon as a third of all does not hold: so there are about 3/2 of those that do, and a
+-- flush costs the same for any number of them.
+local DRAWN = -3
+-- In a compact hash each call walks through all records. Beyond so many it is made a table, which
+-- Redis does for good once it has had a value of more than `hash-max-listpack-value` (64) bytes.
+local COMPACT, LONG = 64, string.rep('-', 65)
+
+-- Remember that the ring has taken this flush; `before` is the number in the sender's record so far.
+local function remember(ring, sender, seq, before)
+  local call, key, newest = redis.call, ring.senders, ring.start / ring.width
+  call('HSET', key, sender, seq - 0 .. ' ' .. newest)
+  -- Once in a bucket will do. (A ring that is ahead of now lives until the clock has caught up.)
+  if before ~= newest then
+    call('PEXPIRE', key, math.max(0, ring.start - now) + (ring.span + 1) * ring.width)
+  end
+  if before then return end
+  local drawn, oldest, gone = call('HRANDFIELD', key, DRAWN, 'WITHVALUES'), newest - ring.span, nil
+  for i = 2, #drawn, 2 do
+    if string.match(drawn[i], ' (%d+)') - oldest <= 0 then
+      gone = gone or {}
+      gone[#gone + 1] = drawn[i - 1]
+    end
+  end
+  if gone then call('HDEL', key, unpack(gone)) end
+  if call('HLEN', key) == COMPACT then
+    call('HSET', key, LONG, '')
+    call('HDEL', key, LONG)
+  end
+end
+
 local sender, seq, pull = ARGV[at + 1] or '-', ARGV[at + 2] or '', ARGV[at + 3]
-local rings, counts = rings_at(now, 5 + #KEYS), {}
+local rings, counts = many % 1 == 0 and rings_at(now, 5 + many, many), {}
 if not string.find(sender, '^%x*$') or not string.find(seq, '^%d+$') or seq - 0 > MOST
   or (pull ~= '0' and pull ~= '1') then
   rings = nil
 end
-for i = 1, rings and #KEYS or 0 do
+for i = 1, rings and many or 0 do
   local buckets = {}
+  rings[i].senders = rings[i].key .. ':senders'
+  if KEYS[many + i] ~= rings[i].senders then rings = nil break end
   -- (`%f[%d]`: a match is tried where a number begins, not at each of its digits.)
   local rest = string.gsub(ARGV[at + 3 + i] or '-',
     '%f[%d](%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+);', function(...)
@@ -92,24 +133,29 @@ for i = 1, rings and #KEYS or 0 do
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 
-local reply = {guard, 0, now}
-for i = 1, #rings do
-  local ring, live, field = rings[i], {}, '@' .. sender
+for i = 1, many do
+  local ring, live = rings[i], {}
   local newest = ring.start / ring.width
   for _, bucket in ipairs(counts[i]) do
     local number = math.min(newest, math.floor(bucket[1] / ring.width))
     if number > newest - ring.span then live[#live + 1], bucket[1] = bucket, number end
   end
-  local known = not ring.fresh and sender ~= '' and redis.call('HGET', ring.key, field)
-  local new = live[1] and not (known and seq - string.match(known, '^%d+') <= 0)
-  local there = new or not ring.fresh
-  if new or pull == '1' and there then turn(ring) end
-  if new then
-    for _, bucket in ipairs(live) do add(ring, unpack(bucket)) end
-    if sender ~= '' then
-      redis.call('HSET', ring.key, field, string.format('%.0f %.0f', seq, newest))
-      if not known then fleet(ring) end
-    end
+  ring.live, ring.new = live, live[1]
+  if ring.new and sender ~= '' then
+    local again
+    again, ring.before = taken(ring, sender, seq)
+    ring.new = not again
+  end
+end
+
+local reply = {guard, 0, now}
+for i = 1, many do
+  local ring = rings[i]
+  local there = ring.new or not ring.fresh
+  if ring.new or pull == '1' and there then turn(ring) end
+  if ring.new then
+    for _, bucket in ipairs(ring.live) do add(ring, unpack(bucket)) end
+    if sender ~= '' then remember(ring, sender, seq, ring.before) end
   end
   if pull == '1' then reply[i + 3] = there and fleet(ring) or {} end
 end

@@ -47,8 +47,8 @@ class World:
 
 
 class Local:
-    """A process's own clock: another origin, a wall clock that is wrong, and a rate: how many of its
-    seconds pass in one of the store's, whose clock may be slewed.
+    """A process's own clock: another origin, a wall clock that is wrong, and a rate, which is how
+    many of its seconds pass in one of the store's: clocks may be slewed.
     """
 
     def __init__(

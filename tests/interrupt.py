@@ -34,7 +34,9 @@ def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str 
 
     def watch(frame: FrameType, event: str, arg: object) -> None:
         nonlocal seen, place
-        if event in _WATCHED and str(frame.f_globals.get("__name__")).startswith(package):
+        module = str(frame.f_globals.get("__name__"))
+        # Python drops what is raised in a destructor, whoever raises it.
+        if event in _WATCHED and module.startswith(package) and frame.f_code.co_name != "__del__":
             seen += 1
             if seen == number:
                 sys.setprofile(None)

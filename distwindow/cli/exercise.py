@@ -14,8 +14,11 @@ import redis
 from distwindow import ConfigurationError, DistwindowError, Limiter, __version__
 
 from ..core.clock import SYSTEM
+from ..core.stats import Bucket
 from ..store.redis import address
 from ..wire import script
+from ..wire.command import NEWEST, Flush, Reset
+from ..wire.keys import senders_name
 from .finding import Finding, Forbidden, asked, looked
 from .servers import Server
 
@@ -68,10 +71,13 @@ def exercised(nodes: Sequence[Server], url: str, prefix: str) -> Iterator[Findin
                 limiter.try_acquire(key)
                 limiter.peek(key)
                 limiter.stats(key)
-                yield Finding("scripts", "ok", f"acquire, peek, read and reset run on {prefix}:*")
+                _flush(limiter, key)
+                said = f"acquire, peek, read, flush and reset run on {prefix}:*"
+                yield Finding("scripts", "ok", said)
                 yield _latency(limiter, key)
             finally:
                 limiter.reset(key)
+                _forget_flushes(limiter, key)
     except (ConfigurationError, Forbidden) as exc:
         denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
         mend = grant(prefix, cluster=address.read(url).kind == "cluster") if denied else ""
@@ -94,6 +100,20 @@ def _turn(url: str, prefix: str) -> None:
                 limiter.try_acquire(key)
         finally:
             limiter.reset(key)
+
+
+def _flush(limiter: Limiter, key: str) -> None:
+    """Flush as a process does that is heard of for the first time."""
+    charges = limiter._book.acquire(key).charges
+    limiter._store.execute(
+        Flush(charges, counts=((Bucket(NEWEST, 1),),), sender=secrets.token_hex(5), seq=1)
+    )
+
+
+def _forget_flushes(limiter: Limiter, key: str) -> None:
+    """A reset leaves the records of what was flushed, which would expire a window later."""
+    (charge,) = limiter._book.acquire(key).charges
+    limiter._store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
 
 
 def _new_key() -> str:

@@ -21,7 +21,7 @@ from distwindow import ConfigurationError, Key, Limit, WindowStats
 
 from ..core.stats import window_at
 from ..wire.command import ring_state
-from ..wire.keys import RingName, escape, read_ring_name, stem
+from ..wire.keys import RingName, escape, is_senders_name, read_ring_name, stem
 from .servers import Server
 
 _SCAN = 500
@@ -127,6 +127,8 @@ def names(
         cursor, found = server.client.scan(cursor, match=choice.match, count=_SCAN, _type=kind)
         step = []
         for name in found:
+            if is_senders_name(prefix, name):
+                continue
             ring = read_ring_name(prefix, name)
             if ring is None:
                 tally.strangers += 1

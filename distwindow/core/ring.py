@@ -22,8 +22,7 @@ class Ring:
     """One resource's window. Not locked: its owner is. All times are ms since the epoch."""
 
     __slots__ = (
-        "_passed", "_senders", "_tallies", "closed", "limit", "newest", "span", "start", "used",
-        "width",
+        "_passed", "_tallies", "closed", "limit", "newest", "span", "start", "used", "width",
     )  # fmt: skip
 
     def __init__(self, width: int, span: int, now: int, limit: str) -> None:
@@ -39,7 +38,6 @@ class Ring:
         self.limit = limit
         self._passed: dict[int, int] = {}
         self._tallies: dict[int, list[int]] = {}
-        self._senders: dict[str, tuple[int, int]] = {}
 
     def copy(self) -> Ring:
         """A ring of the same content that can be turned without a trace."""
@@ -47,7 +45,7 @@ class Ring:
         twin.width, twin.span = self.width, self.span
         twin.newest, twin.start = self.newest, self.start
         twin.used, twin.closed, twin.limit = self.used, self.closed, self.limit
-        twin._passed, twin._senders = dict(self._passed), dict(self._senders)
+        twin._passed = dict(self._passed)
         twin._tallies = {number: list(tally) for number, tally in self._tallies.items()}
         return twin
 
@@ -67,47 +65,49 @@ class Ring:
             return
         steps = now // self.width - self.newest
         if steps > 0:
-            passed = self.used - self.closed
+            counts, tallies = self._passed, self._tallies
+            oldest = self.newest + 1 - self.span + steps
+            gone, stale = 0, False
+            for number in range(oldest - steps, oldest):
+                if number in counts or number in tallies:
+                    stale = True
+                    gone += counts.get(number, 0)
+            if stale:
+                counts = {number: count for number, count in counts.items() if number >= oldest}
+                tallies = {number: tally for number, tally in tallies.items() if number >= oldest}
+            passed, closed = self.used - self.closed, self.used - gone
+            # From here on without a call, so that no signal handler raises in between.
             if passed:
-                self._passed[self.newest] = passed
-            oldest = self.newest + 1 - self.span
-            for number in range(oldest, oldest + steps):
-                self.used -= self._passed.pop(number, 0)
-                self._tallies.pop(number, None)
+                counts[self.newest] = passed
+            self._passed, self._tallies = counts, tallies
             self.newest += steps
             self.start = self.newest * self.width
-            self.closed = self.used
+            self.used = self.closed = closed
             self.limit = limit
 
     def block(self, amount: int) -> None:
         """Count refused permits in the newest bucket."""
         self._tallies.setdefault(self.newest, [0, 0, 0, 0, 0])[0] += amount
 
-    def add(self, sender: str, seq: int, buckets: Iterable[Bucket]) -> bool:
-        """Add counts to the buckets they were counted in, each `seq` of a `sender` once; was
-        anything taken? What is ahead of the newest bucket counts in that.
+    def add(self, buckets: Iterable[Bucket]) -> bool:
+        """Add counts to the buckets they were counted in; is any of them in the window? What is
+        ahead of the newest bucket counts in that.
 
         An expired ring has to be turned before.
         """
         floor = self.newest - self.span
         live = [b for b in buckets if b.start // self.width > floor]
-        known = self._senders.get(sender)
-        if not live or (known is not None and seq <= known[0]):
-            return False
         for bucket in live:
             number = min(self.newest, bucket.start // self.width)
             passed = min(bucket.passed, MOST - self.used)
             if passed:
+                known = self._passed.get(number, 0)
                 self.used += passed
                 if number < self.newest:
                     self.closed += passed
-                    self._passed[number] = self._passed.get(number, 0) + passed
+                    self._passed[number] = known + passed
             self._observe(number, bucket)
-        if sender:
-            self._senders[sender] = (seq, self.newest)
-            if known is None:
-                self.forget_senders()
-        return True
+        return bool(live)
 
     def _observe(self, number: int, seen: Bucket) -> None:
         if not (seen.blocked or seen.success or seen.error):
@@ -120,11 +120,6 @@ class Ring:
             tally[1] += seen.success
             tally[2] += seen.error
             tally[3] += seen.rt_sum_ms
-
-    def forget_senders(self) -> None:
-        """Drop who was last heard of a window ago: what it may still send has left the window."""
-        floor = self.newest - self.span
-        self._senders = {who: seen for who, seen in self._senders.items() if seen[1] > floor}
 
     def passed(self) -> dict[int, int]:
         """The passes of the window by the start of their bucket, the newest always among them."""
@@ -177,3 +172,32 @@ class Ring:
             if count or block or success or error:
                 buckets.append(bucket)
         return RingState(self.start, self.used, self.closed, self.limit, tuple(buckets))
+
+
+class SenderRecords:
+    """Which flushes a ring has taken: of each sender the last `seq`, and the newest bucket then.
+
+    They outlive the ring: a flush that was taken before a reset is not taken again after it. A
+    record holds until its bucket has left the window, because whatever its sender may send again
+    has then left it, too. After that it counts as none, so nobody can tell when it is deleted.
+    """
+
+    __slots__ = ("_records", "expires_at")
+
+    def __init__(self) -> None:
+        self._records: dict[str, tuple[int, int]] = {}
+        self.expires_at = 0
+        """When no record holds any more, ms since the epoch."""
+
+    def has(self, sender: str, seq: int, ring: Ring) -> bool:
+        """Has `ring` taken this flush of `sender`, or a later one?"""
+        last, number = self._records.get(sender, (-1, ring.newest - ring.span))
+        return seq <= last and number > ring.newest - ring.span
+
+    def remember(self, sender: str, seq: int, ring: Ring, now: int) -> None:
+        """`ring` has taken this flush of `sender`."""
+        if sender not in self._records:
+            floor = ring.newest - ring.span
+            self._records = {who: last for who, last in self._records.items() if last[1] > floor}
+        self._records[sender] = (seq, ring.newest)
+        self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.width

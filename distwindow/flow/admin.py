@@ -41,7 +41,7 @@ def refund(near: Near, decision: Decision, clock: Clock) -> Dialogue[int]:
     """
     charges = _charged(decision)
     yield from _told(near, decision.key, clock)
-    count, _ = yield Refund(charges, charged_ms=_charged_at(decision))
+    count, _ = yield Refund(charges, charged_ms=decision.now_ms)
     near.forget(decision.key)
     yield from _told(near, decision.key, clock)  # and what it knows of the key is what is so now
     return int(count)
@@ -76,15 +76,6 @@ def _told(near: Near, key: AnyKey, clock: Clock) -> Dialogue[None]:
     errand = near.tell(key)
     if errand is not None:
         yield from carry([errand], clock.monotonic)
-
-
-def _charged_at(decision: Decision) -> int:
-    """A time in the bucket that was charged: that of now, or a later one where the clock was behind
-    the newest bucket. Right after an admission, the window empties when its newest bucket leaves.
-    """
-    limit = decision.limit
-    empties = decision.now_ms + round(decision.reset_after * 1000)
-    return max(decision.now_ms, empties - limit.span * limit.bucket_ms)
 
 
 def _charged(decision: Decision) -> tuple[Charge, ...]:

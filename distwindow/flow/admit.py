@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from ..core.decision import Decision, Source
 from ..core.errors import RateLimitExceeded
-from ..wire.command import Acquire, Command, Verdict
+from ..wire.command import Acquire, Command, Verdict, counted_in
 from .effect import Dialogue, Sleep
 from .line import Place
 
 
 def decide(command: Command[Verdict], verdict: Verdict, source: Source) -> Decision:
     """What a verdict means to the caller."""
-    was_admitted, index, left, reset_ms, retry_ms, now_ms, _ = verdict
+    was_admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = verdict
     if was_admitted:
-        return admitted(command, index, left, reset_ms, now_ms, source)
-    _, limit, cost, key = command.charges[index]
+        decision = admitted(command, index, left, reset_ms, now_ms, source)
+        if starts is not None and decision.charged:
+            decision = decision._replace(charged=counted_in(command.charges, starts))
+        return decision
+    _, limit, cost, key, _ = command.charges[index]
     return Decision(
         False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
         "over_limit", source, now_ms,
@@ -26,7 +29,7 @@ def admitted(
 ) -> Decision:
     """The decision of an admitted call. Stores come here directly on their hot paths."""
     charges = command.charges
-    _, limit, cost, key = charges[index]
+    _, limit, cost, key, _ = charges[index]
     charged = charges if type(command) is Acquire else None
     # Decision(...) itself costs twice as much.
     return _new(

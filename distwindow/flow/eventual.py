@@ -21,7 +21,7 @@ from ..core.decision import Decision
 from ..core.errors import ConfigurationError
 from ..local.cell import FAR, Cell, Denial
 from ..local.share import Share
-from ..wire.command import Charge, Fleet, Flush
+from ..wire.command import Charge, Fleet, Flush, counted_in
 from ..wire.keys import AnyKey, plain_key
 from .book import Book
 from .effect import Dialogue
@@ -109,11 +109,13 @@ class Eventual(Nearby[SharedCell]):
             if left >= 0:
                 cell.left = left
                 cell.passed += cost
+            charges = cell.charges
         if left < 0:
             return self._refuse(cell, key, cost, now)
         if not cell.dirty:  # flushed just now
             self._soil(cell)
-        charges = cell.charges if cost == 1 else costing(cell.charges, cost)
+        if cost != 1:
+            charges = costing(charges, cost)
         return _new(
             Decision,
             (
@@ -190,7 +192,15 @@ class Eventual(Nearby[SharedCell]):
             cell.binding = binding
             limit = binding.limit
             cell.reset_at = now + (limit.span * limit.bucket_ms - now_ms % limit.bucket_ms) / 1000
+            charges = cell.charges
+            if cell.start > now_ms:
+                # The store's clock was set back: it is counted in a bucket ahead of that.
+                widths = (charge.limit.bucket_ms for charge in charges)
+                charges = counted_in(charges, [cell.start - cell.start % width for width in widths])
+            elif charges[0].bucket_start_ms is not None:
+                charges = tuple(charge._replace(bucket_start_ms=None) for charge in charges)
             with lock:
+                cell.charges = charges
                 cell.left = room - cell.passed  # what has been passed meanwhile
                 cell.until = cell.turns
 

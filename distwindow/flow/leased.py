@@ -34,7 +34,7 @@ from ..core.decision import Decision
 from ..core.errors import StoreError
 from ..local.cell import Cell
 from ..local.demand import Demand
-from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund
+from ..wire.command import Acquire, Charge, Count, Grant, Lease, Refund, counted_in
 from ..wire.keys import AnyKey
 from .admit import decide
 from .book import Book
@@ -115,7 +115,7 @@ class Leased(Nearby[LeasedCell]):
     def after_fork(self) -> None:
         super().after_fork()
         self._fetches: set[Gate] = set()
-        """Of leases that calls are fetching."""
+        """Of leases that calls and the worker are fetching."""
         self._thirsty: deque[LeasedCell] = deque()
         self._granted: deque[LeasedCell] = deque()
         self._looks: list[tuple[float, int, LeasedCell]] = []
@@ -283,21 +283,26 @@ class Leased(Nearby[LeasedCell]):
             cell.limit = cell.charges[verdict.ring].limit
             cell.beyond = max(0, verdict.left)
             cell.reset_at = now + verdict.reset_ms / 1000
+            charged_ms = _within(grant, cell)
+            widths = (charge.limit.bucket_ms for charge in cell.charges)
+            starts = verdict.starts or [charged_ms - charged_ms % width for width in widths]
+            charges = counted_in(cell.charges, starts)
             late = ends_ms < cell.ends_ms and not cell.until <= now < until
             if late or self._gone(cell):
                 # A reply that came after that of a later bucket (where that bucket's lease has
                 # ended first, the store's clock was set back), or for a cell that was evicted.
-                self._give_back(cell, permits, _within(grant, cell))
+                self._give_back(cell, charges, permits, charged_ms)
                 return
             if ends_ms != cell.ends_ms:
                 if self._take_back(cell):
                     self._due(now)
                 cell.until = cell.estimated_at = 0.0
-                cell.charged_ms, cell.ends_ms = _within(grant, cell), ends_ms
+                cell.charged_ms, cell.ends_ms = charged_ms, ends_ms
             rate = cell.demand.rate(now)
             left = cell.left + permits  # never more than there is: only others' hits lower it
             low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
             with self._lock:
+                cell.charges = charges
                 cell.left += permits
                 cell.level += permits
                 cell.low = low
@@ -315,18 +320,20 @@ class Leased(Nearby[LeasedCell]):
         """Take what the lease has left, so that nobody can spend it any more, and have it given
         back; how many permits.
         """
-        back = _Return(cell, 0, cell.charged_ms)
+        back = _Return(cell, cell.charges, 0, cell.charged_ms)
         self._returns.append(back)
         with self._lock:  # in one step, so that no signal handler comes before it is known there
-            back.permits = cell.left
+            back.charges, back.charged_ms, back.permits = cell.charges, cell.charged_ms, cell.left
             cell.level -= cell.left
             cell.left = 0
             cell.low = -1
         return back.permits
 
-    def _give_back(self, cell: LeasedCell, permits: int, charged_ms: int) -> None:
+    def _give_back(
+        self, cell: LeasedCell, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    ) -> None:
         if permits:
-            self._returns.append(_Return(cell, permits, charged_ms))
+            self._returns.append(_Return(cell, charges, permits, charged_ms))
             self._due(self._monotonic())
 
     def _collect_returns(self, found: list[Errand]) -> None:
@@ -417,6 +424,10 @@ class Leased(Nearby[LeasedCell]):
             return
         gate, command = Gate(), Lease(cell.charges, more=more - 1, quiet=True)
         errand = Errand(command, lambda reply, at: self._fetched(cell, gate, reply, at))
+        self._fetches.add(gate)
+        if self._closed:  # `close` may not have seen the gate
+            self._fetches.discard(gate)
+            return
         cell.filling = gate
         found.append(errand)  # no signal handler can come before: somebody settles it
 
@@ -438,6 +449,7 @@ class Leased(Nearby[LeasedCell]):
                 self._may_be_lost(cell)
         finally:
             gate.open()  # after a failure, too: callers ask for themselves
+            self._fetches.discard(gate)
 
     def _return(self, back: _Return) -> Errand:
         settled = False
@@ -451,17 +463,20 @@ class Leased(Nearby[LeasedCell]):
                 if now * 1000 + cell.offset_ms - back.charged_ms < cell.longest_ms:
                     self._returns.append(back)
 
-        charges = costing(back.cell.charges, back.permits)
+        charges = costing(back.charges, back.permits)
         return Errand(Refund(charges, charged_ms=back.charged_ms), settle)
 
 
 class _Return:
     """Permits of a lease to give back."""
 
-    __slots__ = ("cell", "charged_ms", "permits")
+    __slots__ = ("cell", "charged_ms", "charges", "permits")
 
-    def __init__(self, cell: LeasedCell, permits: int, charged_ms: int) -> None:
+    def __init__(
+        self, cell: LeasedCell, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    ) -> None:
         self.cell = cell
+        self.charges = charges
         self.permits = permits
         self.charged_ms = charged_ms
         """A moment in the bucket that they were charged in."""

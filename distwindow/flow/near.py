@@ -128,10 +128,12 @@ class Nearby(Generic[C]):
                 left = cell.left - cost
                 if left >= 0:
                     cell.left = left
+                charges = cell.charges  # with the permits: the next lease names another bucket
             if left >= 0:
                 if left <= cell.low:
                     self._refill(cell, now)
-                charges = cell.charges if cost == 1 else costing(cell.charges, cost)
+                if cost != 1:
+                    charges = costing(charges, cost)
                 # Decision(...) itself costs twice as much.
                 return _new(
                     Decision,
@@ -435,7 +437,8 @@ class Nearby(Generic[C]):
         rings = tuple(charge.ring for charge in charges)
         own = self._book.acquire(key).charges
         name = key if self._kept(key) and rings == tuple(c.ring for c in own) else rings
-        return self._cells.add(name, lambda: self._new_cell(name, costing(charges, 1), offset))
+        plain = tuple(charge._replace(cost=1, bucket_start_ms=None) for charge in charges)
+        return self._cells.add(name, lambda: self._new_cell(name, plain, offset))
 
     def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> C:
         raise NotImplementedError

@@ -14,7 +14,7 @@ from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
-from ..core.ring import Ring
+from ..core.ring import Ring, SenderRecords
 from ..flow.admit import admitted, decide
 from ..wire.command import (
     Acquire,
@@ -51,6 +51,7 @@ class MemoryStore:
         self._now_ms = clock.now_ms
         self.unknown_total = 0
         self._rings: dict[bytes, Ring] = {}
+        self._senders: dict[bytes, SenderRecords] = {}
         self._lock: Lock | _Closed = Lock()
         self._sweep_at = _SWEEP_FROM
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
@@ -76,7 +77,7 @@ class MemoryStore:
         newest bucket is the present one, and room in it.
         """
         charges = command.charges
-        name, limit, cost, _ = charges[0]
+        name, limit, cost, _, _ = charges[0]
         with self._lock:
             ring = self._rings.get(name)
             if ring is not None and len(charges) == 1 and not command.tell:
@@ -114,7 +115,9 @@ class MemoryStore:
             ring.used += charge.cost * admitted
             if admitted < times:
                 ring.block(charge.cost * (times - admitted))
-        return _verdict(command.charges, rings, times, admitted, now)
+        verdict = _verdict(command.charges, rings, times, admitted, now)
+        starts = _starts(rings, now) if admitted else None
+        return verdict if starts is None else verdict._replace(starts=starts)
 
     def _peek(self, command: Peek, now: int) -> Verdict:
         rings = []
@@ -136,7 +139,10 @@ class MemoryStore:
             charge.limit.amount - ring.used - charge.cost
             for charge, ring in zip(charges, rings, strict=True)
         )
+        starts = _starts(rings, now)
         more = max(0, min(command.more, least // 2))
+        if starts and len(rings) > 1:
+            more = 0
         for charge, ring in zip(charges, rings, strict=True):
             if least >= 0:
                 ring.used += charge.cost + more
@@ -145,7 +151,8 @@ class MemoryStore:
         verdict = _verdict(charges, rings, 1, int(least >= 0), now)
         if least < 0:
             return Grant(verdict, 0, 0)
-        return Grant(verdict, more, min(ring.start + ring.width for ring in rings) - now)
+        ends_ms = min(ring.start + ring.width for ring in rings) - now
+        return Grant(verdict._replace(starts=starts), more, ends_ms)
 
     def _flush(self, command: Flush, now: int) -> Fleet:
         passed = []
@@ -155,16 +162,27 @@ class MemoryStore:
                 kept = None
             ring = kept.copy() if kept else _new(charge, now)
             ring.turn(now, _told(charge.limit))
-            taken = bool(command.counts) and ring.add(
-                command.sender, command.seq, command.counts[i]
-            )
+            taken = bool(command.counts) and self._takes(command, i, ring, now)
             there = taken or kept is not None
             if taken or (command.pull and there):
                 self._rings[charge.ring] = ring
             if command.pull:
-                ring.forget_senders()
                 passed.append(ring.passed() if there else {})
         return Fleet(tuple(passed), now)
+
+    def _takes(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
+        """Add what is new and still in the window; was there any?"""
+        name, sender, seq = command.charges[i].ring, command.sender, command.seq
+        records = self._senders.get(name)
+        if sender and records is not None and records.has(sender, seq, ring):
+            return False
+        if not ring.add(command.counts[i]):
+            return False
+        if sender:
+            if records is None:
+                records = self._senders[name] = SenderRecords()
+            records.remember(sender, seq, ring, now)
+        return True
 
     def _refund(self, command: Refund, now: int) -> Count:
         back = []
@@ -199,6 +217,9 @@ class MemoryStore:
             name: ring
             for name, ring in self._rings.items()
             if now < ring.start + (ring.span + 1) * ring.width
+        }
+        self._senders = {
+            name: records for name, records in self._senders.items() if now < records.expires_at
         }
         self._sweep_at = max(_SWEEP_FROM, 2 * len(self._rings))
 
@@ -279,6 +300,12 @@ def _verdict(
     by = _binding(charges, rings, now) if admitted else None
     left = charges[index].limit.amount - ring.used
     return Verdict(admitted, index, left, _reset_ms(ring, now), latest - now, now, by)
+
+
+def _starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
+    """The start of each ring's bucket, where one is ahead of a clock that was set back."""
+    ahead = any(ring.start > now for ring in rings)
+    return tuple(ring.start for ring in rings) if ahead else None
 
 
 def _binding(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.stats import Bucket, RingState
-from .keys import AnyKey, ring_name
+from .keys import AnyKey, ring_name, senders_name
 from .script import load
 
 Reply = TypeVar("Reply")
@@ -46,6 +46,18 @@ class Charge(NamedTuple):
     limit: Limit
     cost: int
     key: AnyKey
+    bucket_start_ms: int | None = None
+    """The start of the bucket it was counted in, where that may not be the bucket of the decision's
+    `now_ms`: a ring is ahead of a clock that was set back, or a lease was charged before.
+    """
+
+
+def counted_in(charges: tuple[Charge, ...], starts: Sequence[int]) -> tuple[Charge, ...]:
+    """The same charges, counted in the buckets of these starts."""
+    return tuple(
+        charge._replace(bucket_start_ms=start)
+        for charge, start in zip(charges, starts, strict=True)
+    )
 
 
 def charges_of(key: AnyKey, stem: bytes, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:
@@ -68,6 +80,10 @@ class Verdict(NamedTuple):
     now_ms: int
     admitted_by: tuple[int, int, int] | None = None
     """ring, left, reset_ms for the admitted ones, where some are and some are not."""
+    starts: tuple[int, ...] | None = None
+    """The start of the bucket of each ring in which the admitted ones were counted, where that of
+    any ring is after `now_ms`: the store's clock was set back.
+    """
 
 
 class Snapshot(NamedTuple):
@@ -162,7 +178,7 @@ def _bulk(word: bytes | int | str) -> bytes:
 
 def _ring_arguments(charges: tuple[Charge, ...], times: int = 1) -> list[bytes | int | str]:
     arguments: list[bytes | int | str] = []
-    for _, limit, cost, _ in charges:
+    for _, limit, cost, _, _ in charges:
         shape = f"{limit.buckets}+1" if limit.bound == "strict" else limit.buckets
         arguments += (cost * times, limit.amount, limit.bucket_ms, shape)
     return arguments
@@ -229,11 +245,12 @@ class Peek(Command[Verdict]):
 
 def _verdict(raw: Sequence[Any], times: int) -> Verdict:
     if raw[1] >= 0:
-        _, left, now, index, reset = raw
-        return Verdict(times, index - 1, left, reset, 0, now)
+        _, left, now, index, reset, *starts = raw
+        return Verdict(times, index - 1, left, reset, 0, now, None, tuple(starts) or None)
     _, _, now, index, left, reset, retry, admitted, *by = raw
     admitted_by = (by[0] - 1, by[1], by[2]) if by else None
-    return Verdict(admitted, index - 1, left, reset, retry, now, admitted_by)
+    starts_of_admitted = tuple(by[3:]) or None
+    return Verdict(admitted, index - 1, left, reset, retry, now, admitted_by, starts_of_admitted)
 
 
 def each_of(verdict: Verdict, times: int, costs: Sequence[int]) -> list[Verdict]:
@@ -242,9 +259,12 @@ def each_of(verdict: Verdict, times: int, costs: Sequence[int]) -> list[Verdict]
     index, left, reset = verdict.admitted_by or (verdict.ring, verdict.left, verdict.reset_ms)
     cost, now = costs[index], verdict.now_ms
     first = left + (admitted - 1) * cost
-    each = [Verdict(1, index, first - i * cost, reset, 0, now) for i in range(admitted)]
+    starts = verdict.starts
+    each = [
+        Verdict(1, index, first - i * cost, reset, 0, now, None, starts) for i in range(admitted)
+    ]
     if refused:
-        each += [verdict._replace(admitted=0, admitted_by=None)] * refused
+        each += [verdict._replace(admitted=0, admitted_by=None, starts=None)] * refused
     return each
 
 
@@ -267,7 +287,7 @@ class Lease(Command[Grant]):
     def reply(self, raw: Sequence[Any]) -> Grant:
         if raw[1] < 0:
             return Grant(_verdict(raw, 1), 0, 0)
-        return Grant(_verdict(raw[:5], 1), raw[5], raw[6])
+        return Grant(_verdict([*raw[:5], *raw[7:]], 1), raw[5], raw[6])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -285,6 +305,11 @@ class Flush(Command[Fleet]):
     sender: str = ""
     seq: int = 0
     pull: bool = False
+
+    @property
+    def keys(self) -> list[bytes]:
+        rings = [charge.ring for charge in self.charges]
+        return [*rings, *map(senders_name, rings)]
 
     def arguments(self) -> list[bytes | int | str]:
         ring = _ring_arguments(self.charges)
@@ -305,7 +330,9 @@ def _counts(buckets: Sequence[Bucket]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refund(Command[Count]):
-    """Give back what was charged at `charged_ms`, out of the bucket of that time."""
+    """Give back what was charged at `charged_ms`, out of the bucket of that time, or where a charge
+    names its bucket, out of that.
+    """
 
     script: ClassVar[str] = "refund"
 
@@ -313,7 +340,11 @@ class Refund(Command[Count]):
 
     def starts(self) -> list[int]:
         """The start of the bucket of each ring."""
-        return [self.charged_ms - self.charged_ms % c.limit.bucket_ms for c in self.charges]
+        at = self.charged_ms
+        return [
+            at - at % c.limit.bucket_ms if c.bucket_start_ms is None else c.bucket_start_ms
+            for c in self.charges
+        ]
 
     def arguments(self) -> list[bytes | int | str]:
         return [*_ring_arguments(self.charges), 1, _time(self.now_ms), *self.starts()]

@@ -21,6 +21,7 @@ _DIGEST = 16
 # Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters
 # (and, on the byte level, whatever is not UTF-8) would hurt whoever reads keys in a terminal.
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
+_SENDERS = b":senders"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -79,6 +80,11 @@ def ring_name(stem: bytes, limit: Limit) -> bytes:
     return b"%s:%d:%d" % (stem, limit.bucket_ms, limit.span)
 
 
+def senders_name(ring: bytes) -> bytes:
+    """The Redis key of the hash in which a ring remembers what it has taken of which sender."""
+    return ring + _SENDERS
+
+
 class RingName(NamedTuple):
     """A ring's Redis key, read back."""
 
@@ -96,6 +102,12 @@ def read_ring_name(prefix: str, name: bytes) -> RingName | None:
     tag, rest, bucket_ms, span = found.groups()
     key = f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
     return RingName(key, int(bucket_ms), int(span))
+
+
+def is_senders_name(prefix: str, name: bytes) -> bool:
+    """Is this the `senders_name` of a ring of `prefix`? No ring's own name ends like that."""
+    ring = name.removesuffix(_SENDERS)
+    return ring != name and read_ring_name(prefix, ring) is not None
 
 
 def check_prefix(prefix: str) -> str:

@@ -110,14 +110,16 @@ local function leaves_at(ring, need, step)
   end
 end
 
--- The rings of this call; `more` arguments at most follow theirs. nil: not sent by us.
-local function rings_at(now, more)
+-- The rings of this call, which are its first `many` keys (all, if not said); `more` arguments at
+-- most follow theirs. nil: not sent by us.
+local function rings_at(now, more, many)
   local rings, seen = {}, {}
-  if #ARGV > #KEYS * 4 + 1 + more or not (now >= 0 and now <= MOST)
+  many = many or #KEYS
+  if #ARGV > many * 4 + 1 + more or not (now >= 0 and now <= MOST)
     or given and string.find(given, '%D') then
     return nil
   end
-  for i = 1, #KEYS do
+  for i = 1, many do
     local key = KEYS[i]
     local amount, limit, width, span, told = arguments(i)
     if not amount or seen[key] then return nil end

@@ -33,3 +33,20 @@ local function refusal(rings, now)
   local ring = rings[index]
   return index, ring.limit - ring.used, reset_ms(ring, now), latest - now
 end
+
+-- Does any ring count in a bucket that begins after now? So it is after the clock was set back.
+local function is_ahead(rings, now)
+  for i = 1, #rings do
+    if rings[i].start > now then return true end
+  end
+  return false
+end
+
+-- `reply`, and behind it the start of each ring's bucket where that does not follow from now: a
+-- refund has to name the bucket.
+local function with_starts(reply, rings, now)
+  if is_ahead(rings, now) then
+    for i = 1, #rings do reply[#reply + 1] = rings[i].start end
+  end
+  return reply
+end

@@ -55,6 +55,19 @@ def test_keys_are_named_as_stats_names_them(cli: Cli, redis_url: str, prefix: st
     assert "no limits on" in cli("stats").out
 
 
+def test_what_was_flushed_before_is_remembered(cli: Cli, redis_url: str, prefix: str) -> None:
+    """Or a flush whose reply was lost would be counted again in the new window."""
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        with limiter.entry("k"):
+            pass
+        limiter.flush()
+        assert cli("reset", "k").out == "k: 1 window forgotten\n"
+    with redis.Redis.from_url(redis_url) as client:
+        (left,) = client.scan_iter(f"{prefix}:*")
+        assert left.endswith(b":senders")
+        assert 0 < client.pttl(left) <= 11 * 360_000
+
+
 def test_what_is_no_ring_stays(cli: Cli, redis_url: str, prefix: str) -> None:
     names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:{{k}}"]
     with redis.Redis.from_url(redis_url) as client:

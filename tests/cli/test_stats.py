@@ -128,6 +128,21 @@ def test_what_stats_shows_of_a_long_key_finds_it_again(
     assert again["key"] == said["key"]
 
 
+def test_the_records_of_flushes_are_no_ring_and_no_stranger(
+    cli: Cli, redis_url: str, prefix: str, client: Any
+) -> None:
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        for key in ("k", Key("k", tag="acme")):
+            with limiter.entry(key):
+                pass
+        limiter.flush()
+        assert len(list(client.scan_iter(f"{prefix}:*:senders"))) == 2
+    said = cli("stats").out
+    assert "2 keys" in said
+    assert "skipped" not in said
+    assert "senders" not in said
+
+
 def test_what_is_no_ring_is_skipped_and_counted(
     cli: Cli, redis_url: str, prefix: str, client: Any
 ) -> None:

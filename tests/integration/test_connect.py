@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,21 @@ import pytest
 import redis
 import redis.asyncio
 
-from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError, StoreUnavailable
+from distwindow import (
+    AsyncLimiter,
+    ConfigurationError,
+    Limiter,
+    RateLimitExceeded,
+    StoreError,
+    StoreUnavailable,
+)
 from tests.integration.faces import Caller, Face, admin
 from tests.integration.responder import Responder
 from tests.servers import Cluster, SentinelSet, Standalone, until
 
 MINIMAL_ACL = (
     "~distwindow:* resetchannels -@all +time +info +evalsha +eval "
-    "+hget +hset +hmget +hincrby +hdel +hgetall +del +pexpire"
+    "+hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del +pexpire"
 )
 """The least rights with which everything works (docs/operations.md). +time and +info may be left
 out: the first with clock="client" only, the second at the price of an unread server version.
@@ -200,6 +208,11 @@ def test_the_least_rights_are_enough(face: Face, guarded: Standalone) -> None:
     works(limiter, key)
 
 
+def test_they_are_enough_for_every_path(guarded: Standalone) -> None:
+    with Limiter(at(guarded, "limiter:least"), ["8/200ms", "1000/hour"], timeout=2) as limiter:
+        every_path(limiter, uuid.uuid4().hex)
+
+
 @pytest.mark.parametrize(
     "right", [word for word in re.findall(r"\+(\w+)", MINIMAL_ACL) if word != "info"]
 )
@@ -225,6 +238,9 @@ def every_path(limiter: Limiter, key: str) -> None:
         limiter.try_acquire(key, 3)
         limiter.peek(key)
         limiter.stats(key)
+        with suppress(RateLimitExceeded), limiter.entry(f"{key} alone"):
+            pass
+        limiter.flush()
         time.sleep(0.02)
     limiter.reset(key)
 

@@ -78,12 +78,16 @@ def test_while_a_reply_is_awaited(
         assert limiter.try_acquire("k")
 
 
+def endless(limiter: Limiter) -> None:
+    while True:
+        limiter.try_acquire("k")
+
+
 def test_over_tls(tls_url: str, prefix: str) -> None:
     expected = subclass(TimeoutError)
     with Limiter(tls_url, PLENTY, prefix=prefix, timeout=5) as limiter:
         with raised_after(0.05, expected), pytest.raises(TimeoutError) as caught:
-            while True:
-                limiter.try_acquire("k")
+            endless(limiter)
         assert caught.value is expected
         assert limiter.try_acquire("k")
 
@@ -277,8 +281,9 @@ def test_all_that_a_call_asks_has_one_deadline(mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> None:
-    limit, far = "3/day", {"flush_interval": 600, "sync_interval": 600}
-    with Limiter(redis_url, limit, prefix=prefix, consistency=mode, **far) as limiter:
+    with Limiter(
+        redis_url, "3/day", prefix=prefix, consistency=mode, flush_interval=600, sync_interval=600
+    ) as limiter:
         limiter.try_acquire("user")
         limiter.flush()
         answers = [limiter.try_acquire(key) for key in ("user", b"user", "user", b"user", b"user")]

@@ -78,7 +78,18 @@ def test_a_head_has_its_name_and_each_line(name: str) -> None:
     head = script.load(name).head
     assert head[0].startswith(f"{name}: ")
     assert [line.split()[0] for line in head[1:4]] == ["KEYS", "ARGV", "RETURN"]
-    assert lines(name, "KEYS") == ["ring..."]
+    assert lines(name, "KEYS") == [KEYS.get(name, "ring...")]
+
+
+KEYS = {"flush": "ring... senders..."}
+"""What is not `ring...`."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_keys_are_those_of_the_head(name: str) -> None:
+    sent = COMMANDS[name](charges(LEAP, STRICT)).keys
+    rings = [b"heads:{key}:10000:6", b"heads:{key}:60000:61"]
+    assert sent == (rings + [ring + b":senders" for ring in rings] if name in KEYS else rings)
 
 
 # -- ARGV -----------------------------------------------------------------------------------------
@@ -190,6 +201,7 @@ VALUES: dict[str, Any] = {
     "passed": 11,
 }  # fmt: skip
 AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
+STARTS = (1_699_999_980_000, 1_699_999_200_000)
 
 
 def reply_of(form: str, rings: int) -> list[Any]:
@@ -200,7 +212,15 @@ def reply_of(form: str, rings: int) -> list[Any]:
         first = [VALUES[word] for word in listed[2].split() if word in VALUES]
         return [*reply_of(listed[1], rings), first, *([[]] * (rings - 1))]
     plain, _, optional = form.partition(" [")
-    raw = [VALUES[word] if word in VALUES else int(word) for word in plain.split()]
+    raw: list[Any] = []
+    words = plain.split()
+    for at, word in enumerate(words):
+        if word == "bucket_start_ms...":
+            raw += STARTS[:rings]
+        elif word in words[:at]:
+            raw.append(AGAIN[word])
+        else:
+            raw.append(VALUES[word] if word in VALUES else int(word))
     return raw + [AGAIN[word] for word in optional.rstrip("]").split()]
 
 
@@ -229,7 +249,9 @@ def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
     refused = "retry_ms" in form
     assert verdict.retry_ms == (900 if refused else 0)
     assert verdict.admitted == (0 if refused else 1)
-    assert verdict.admitted_by == ((0, 3, 77) if "[" in form else None)
+    partly = form.count("index") == 2
+    assert verdict.admitted_by == ((0, 3, 77) if partly else None)
+    assert verdict.starts == (STARTS if "bucket_start_ms" in form else None)
 
 
 def test_the_short_refusal_names_nobody_else() -> None:
@@ -246,6 +268,7 @@ def test_a_grant_is_read_from_each_form(form: str) -> None:
     assert (verdict.admitted, verdict.retry_ms) == ((0, 900) if refused else (1, 0))
     assert (grant.more, grant.ends_ms) == ((0, 0) if refused else (6, 450))
     assert verdict.admitted_by is None
+    assert verdict.starts == (STARTS if "bucket_start_ms" in form else None)
 
 
 def test_the_fleet_is_read_from_each_form() -> None:
@@ -322,6 +345,6 @@ def test_the_table_for_people_says_the_same() -> None:
     table = (script.folder() / "README.md").read_text(encoding="utf-8")
     for name in script.names():
         (argv,) = lines(name, "ARGV")
-        assert f"| `{name}` | ring... | {argv} | {forms(name)[0]}" in table
+        assert f"| `{name}` | {KEYS.get(name, 'ring...')} | {argv} | {forms(name)[0]}" in table
         for form in forms(name)[1:]:
             assert f"| {form} " in table

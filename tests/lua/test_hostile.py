@@ -18,7 +18,7 @@ from distwindow.core.stats import Bucket
 from distwindow.store.memory import MemoryStore
 from distwindow.wire import command as wire
 from distwindow.wire.command import charges_of
-from distwindow.wire.keys import stem
+from distwindow.wire.keys import senders_name, stem
 from distwindow.wire.script import load, names
 from tests.unit.stage import T0, fresh
 
@@ -63,29 +63,32 @@ class Target:
     def send(self, command: wire.Command[Any]) -> Any:
         return self.run(command.script, self.words(command))
 
+    def keys(self, name: str) -> list[bytes]:
+        return wire.COMMANDS[name](self.charges).keys
+
     def run(self, name: str, words: list[Any]) -> Any:
-        rings = [charge.ring for charge in self.charges]
+        keys = self.keys(name)
         try:
-            return self.server.evalsha(load(name).sha, len(rings), *rings, *words)
+            return self.server.evalsha(load(name).sha, len(keys), *keys, *words)
         except redis.ResponseError as exc:
             return exc
 
     def content(self) -> list[Any]:
-        """The rings, byte for byte."""
-        return [self.server.dump(charge.ring) for charge in self.charges]
+        """The rings, byte for byte, and which flushes they remember."""
+        return [self.server.dump(key) for key in self.keys("flush")]
 
     def run_each(self, name: str, each: list[list[Any]]) -> list[tuple[Any, bool]]:
         """The reply to each of these calls, and whether it left the rings as they were."""
-        rings = [charge.ring for charge in self.charges]
+        keys, dumped = self.keys(name), self.keys("flush")
         pipe = self.server.pipeline(transaction=False)
         for words in each:
-            pipe.evalsha(load(name).sha, len(rings), *rings, *words)
-            for ring in rings:
-                pipe.dump(ring)
+            pipe.evalsha(load(name).sha, len(keys), *keys, *words)
+            for key in dumped:
+                pipe.dump(key)
         content, answers = self.content(), []
         said = pipe.execute(raise_on_error=False)
-        for at in range(0, len(said), 1 + len(rings)):
-            before, content = content, said[at + 1 : at + 1 + len(rings)]
+        for at in range(0, len(said), 1 + len(dumped)):
+            before, content = content, said[at + 1 : at + 1 + len(dumped)]
             answers.append((said[at], content == before))
         return answers
 
@@ -375,7 +378,7 @@ def test_a_number_is_kept_as_short_as_it_can_be(server: redis.Redis) -> None:
     words = target.words(target.flush(7))
     words[words.index("0fa1") + 1] = "0" * 7000 + "7"
     target.run("flush", words)
-    seen = server.hget(target.charges[0].ring, "@0fa1")
+    seen = server.hget(senders_name(target.charges[0].ring), "0fa1")
     assert seen == b"7 %d" % (NOW // W)
 
 
@@ -463,7 +466,37 @@ def test_a_ring_named_twice_is_refused(server: redis.Redis, name: str) -> None:
     before = target.content()
     target.charges *= 2
     assert malformed(target.send(target.command(name, full=False)))
-    assert target.content()[:1] == before
+    assert target.content()[::2] == before
+
+
+def test_a_flush_takes_no_other_keys_for_its_records(server: redis.Redis) -> None:
+    """One for each ring, named after it: what one ring took is new to another."""
+    target = Target(server, (LIMIT, OTHER), NOW, 1)
+    one, other, of_one, of_other = target.keys("flush")
+    words, before = target.words(target.flush()), target.content()
+    for keys in (
+        [one, other, of_one],
+        [one, other, of_one, of_one],
+        [one, other, of_other, of_one],
+        [one, other, one, other],
+        [one, other, of_one, of_other, b"x"],
+        [one, other, of_one, of_other, of_one, of_other],
+        [one, other],
+        [one],
+    ):
+        with pytest.raises(redis.ResponseError):
+            server.evalsha(load("flush").sha, len(keys), *keys, *words)
+        assert target.content() == before, keys
+
+
+def test_beside_records_of_another_type_nothing_is_written(server: redis.Redis) -> None:
+    target = Target(server, (LIMIT, OTHER), NOW + W, 1)
+    server.set(target.keys("flush")[-1], "x")
+    before = target.content()
+    reply = target.send(target.flush())
+    assert isinstance(reply, redis.ResponseError)
+    assert "WRONGTYPE" in str(reply)
+    assert target.content() == before
 
 
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])

@@ -240,14 +240,16 @@ def test_refusals_in_a_full_bucket_at_length(
     used=st.integers(0, 12),
     cost=st.integers(1, 5),
     times=st.integers(1, 9),
+    set_back_ms=st.sampled_from([0, 0, 1, W - 1, W, 3 * W]),
 )
-@example(which=[4], used=0, cost=1, times=9)
+@example(which=[4], used=0, cost=1, times=9, set_back_ms=0)
+@example(which=[4], used=3, cost=1, times=9, set_back_ms=W)
 def test_one_call_for_many_says_what_each_would_have_been_told(
-    which: list[int], used: int, cost: int, times: int
+    which: list[int], used: int, cost: int, times: int, set_back_ms: int
 ) -> None:
     limits = [SHAPES[i] for i in which]
     charges = charged("k", limits, cost)
-    before = [Acquire(charged("k", limits, 1), START)] * used
+    before = [Acquire(charged("k", limits, 1), START + set_back_ms)] * used
     alone, shared = MemoryStore().execute, MemoryStore().execute
     for command in before:
         assert alone(command) == shared(command)

@@ -94,7 +94,7 @@ class Batch:
         self.done = True
         command, futures = self.command, self.futures
         _, left, now = answer
-        _, limit, cost, _ = command.charges[0]
+        _, limit, cost, _, _ = command.charges[0]
         width = limit.bucket_ms
         reset_ms = limit.span * width - now % width
         left += cost * (len(futures) - 1)

@@ -138,6 +138,7 @@ class Link:
             if (why := node.down()) is not None:
                 return Lost(why, sent=False)
             opening = self._opening = Job(partial(_opened, node, self._clock), _dropped)
+        opening.start()
         if not opening.wait(deadline - self._clock.monotonic()):
             return Lost("connecting", sent=False, late=True)
         exc = opening.failure
@@ -148,11 +149,12 @@ class Link:
             node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             return Lost(exc, sent=False)
         opened = opening.result
-        self._opening = None
         node.reached()
         if opened.now_ms is not None:
             node.clock.learn(opened.now_ms, opened.at)
+        # In one step: who is interrupted before leaves it to the next call.
         self._generation, self._trip, self._talk = opened.generation, opened.trip, opened.talk
+        self._opening = None
         return None
 
 

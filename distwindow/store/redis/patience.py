@@ -26,6 +26,7 @@ def within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -
     job = Job(work, discard)
     taken = False
     try:
+        job.start()
         if not job.wait(seconds):
             raise OutOfTime
         if job.failure is not None:
@@ -52,14 +53,23 @@ class Job(Generic[T]):
         self.failure: Exception | None = None
         """What the work has raised."""
         self._wanted = True
+        self._started = False
         self._done = OneShotEvent()
+
+    def start(self) -> None:
+        """Once the job is kept somewhere, so that its result is not lost with an interrupted
+        caller. Harmless when repeated.
+        """
+        if self._started:
+            return
+        self._started = True
         # Not a threading.Thread: a signal handler that raises in its start() leaves it half made.
         try:
-            start_new_thread(self.run, ())
+            start_new_thread(self._run, ())
         except RuntimeError:  # Python is exiting, and starts no threads any more
-            self.run()
+            self._run()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         try:
             self._results.append(self._work())
         except Exception as exc:

@@ -1,0 +1,296 @@
+"""A refund gives back what was counted, where it was counted: afterwards every ring is as it was
+before the admission, whatever the store's clock did before, between and after.
+
+The store's clock is stepped forth and back. A ring's newest bucket stays the newest, so that of two
+rings one may count in a bucket ahead of the clock, and the other in the bucket of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distwindow import Limit
+from distwindow.core.decision import Decision
+from distwindow.core.stats import RingState
+from distwindow.flow.admin import refund
+from distwindow.flow.admit import decide
+from distwindow.flow.book import Book
+from distwindow.flow.drive import run
+from distwindow.flow.effect import Together
+from distwindow.flow.eventual import Eventual
+from distwindow.flow.leased import Leased
+from distwindow.flow.near import Direct
+from distwindow.flow.sync import work
+from distwindow.store.memory import MemoryStore
+from distwindow.wire.command import Acquire, Command, Lease, Read, Refund, charges_of, each_of
+from distwindow.wire.keys import stem
+from tests.unit.stage import T0, Execute, ManualClock, blocking, fresh
+
+W = 60_000
+START = T0 // W * W
+LIMITS = (
+    Limit(1000, per=60, buckets=1),
+    Limit(1000, per=120, buckets=2),
+    Limit(1000, per=420, buckets=3, bound="strict"),
+    Limit(1000, per=300, buckets=5),
+    Limit(1000, per=3600, buckets=6),
+)
+LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+
+limits = st.lists(
+    st.sampled_from(LIMITS), min_size=1, max_size=3, unique_by=lambda limit: limit.buckets
+)
+forth = st.sampled_from([0, 1, 17, W - 1, W, W + 1, 2 * W, 5 * W, 11 * W])
+steps = st.one_of(
+    forth, st.sampled_from([-1, -17, -W + 1, -W, -W - 1, -2 * W, -5 * W, -11 * W, -200 * W])
+)
+
+
+@pytest.fixture(scope="module")
+def in_redis(redis_url: str) -> Iterator[Execute]:
+    with blocking(redis_url) as store:
+        yield store
+
+
+class Told:
+    """A store whose clock is stepped by hand, and a process whose own clock only goes on."""
+
+    def __init__(self, execute: Execute, mode: Any, limits: tuple[Limit, ...]) -> None:
+        self.clock = ManualClock(START)
+        self.step_ms = 0
+        self.key = fresh()
+        self.near = mode(Book("refunds", limits), self.clock)
+        self.charges = self.near._book.acquire(self.key).charges
+        self.refunds: list[Refund] = []
+        self.counted_in: list[int] = []
+        """Where the last admission or lease was counted."""
+        self._execute = execute
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms() + self.step_ms
+
+    def execute(self, command: Any) -> Any:
+        if isinstance(command, Together):
+            return [self._one(each) for each in command.commands]
+        reply = self._one(command)
+        return decide(command, reply, "store") if type(command) is Acquire else reply
+
+    def _one(self, command: Command[Any]) -> Any:
+        reply = self._execute(command.at(self.now_ms))
+        if isinstance(command, Refund):
+            self.refunds.append(command)
+        if (isinstance(command, Acquire) and reply.admitted) or (
+            isinstance(command, Lease) and reply.verdict.admitted
+        ):
+            self.counted_in = [state.start for state in self.states() if state]
+        return reply
+
+    def states(self) -> tuple[RingState | None, ...]:
+        states: tuple[RingState | None, ...] = self._execute(Read(self.charges, self.now_ms)).states
+        return states
+
+    def call(self, cost: int = 1) -> Decision:
+        decision: Decision | None = self.near.judge(self.key, cost)
+        if decision is None:
+            decision = run(self.near.ask(self.key, cost), self.execute, self.clock.sleep)
+        return decision
+
+    def works(self) -> None:
+        run(work(self.near, self.clock.monotonic), self.execute, self.clock.sleep)
+
+    def refund(self, decision: Decision) -> int:
+        return run(refund(self.near, decision, self.clock), self.execute, self.clock.sleep)
+
+
+def passes(state: RingState | None) -> dict[int, int]:
+    return {} if state is None else {b.start: b.passed for b in state.buckets if b.passed}
+
+
+def check_as_before(
+    before: tuple[RingState | None, ...],
+    after: tuple[RingState | None, ...],
+    limits: tuple[Limit, ...],
+    now_ms: int,
+) -> None:
+    """Bucket by bucket, in the window of now. What was set back by more is lost, and counts not."""
+    for was, now, limit in zip(before, after, limits, strict=True):
+        width, window_ms = limit.bucket_ms, limit.span * limit.bucket_ms
+        assert now is not None
+        if now.start - now_ms > window_ms or (was is not None and now.start < was.start):
+            continue
+        oldest = max(now.start, now_ms - now_ms % width) - window_ms
+        held, known = ({s: n for s, n in passes(one).items() if s > oldest} for one in (now, was))
+        assert held == known
+
+
+def direct(book: Book, clock: ManualClock) -> Direct:
+    return Direct(book, clock, 1000, 0.1)
+
+
+def leased(book: Book, clock: ManualClock) -> Leased:
+    return Leased(book, clock, 1000, 0.1)
+
+
+def eventual(book: Book, clock: ManualClock) -> Eventual:
+    return Eventual(book, clock, 1000, 0.1)
+
+
+def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> None:
+    told = Told(execute, direct, tuple(chosen))
+    for before_ms, between_ms, cost in story:
+        told.step_ms = max(told.step_ms + before_ms, -100 * W)
+        told.call()  # stays
+        told.clock.move(1)
+        before = told.states()
+        decision = told.call(cost)
+        assert decision.allowed
+        told.step_ms += between_ms
+        told.refund(decision)
+        check_as_before(before, told.states(), told.near._book.limits, told.now_ms)
+        told.call()
+
+
+stories = st.lists(st.tuples(steps, steps, st.integers(1, 3)), min_size=1, max_size=12)
+
+
+@settings(LENIENT, max_examples=150)
+@given(chosen=limits, story=stories)
+def test_after_a_refund_all_is_as_before(chosen: list[Limit], story: list[Any]) -> None:
+    check_refunds(MemoryStore().execute, chosen, story)
+
+
+@settings(LENIENT, max_examples=50)
+@given(chosen=limits, story=stories)
+def test_after_a_refund_all_is_as_before_in_redis(
+    in_redis: Execute, chosen: list[Limit], story: list[Any]
+) -> None:
+    check_refunds(in_redis, chosen, story)
+
+
+@pytest.mark.parametrize("where", ["memory", "redis"])
+@settings(LENIENT, max_examples=60)
+@given(
+    chosen=limits,
+    used=st.integers(0, 4),
+    times=st.integers(1, 6),
+    forth_ms=forth,
+    back_ms=forth,
+)
+def test_each_of_a_shared_call_is_refunded_where_it_was_counted(
+    in_redis: Execute,
+    where: str,
+    chosen: list[Limit],
+    used: int,
+    times: int,
+    forth_ms: int,
+    back_ms: int,
+) -> None:
+    """Also where only the first of them were admitted."""
+    execute = MemoryStore().execute if where == "memory" else in_redis
+    few = [Limit(9, limit.per, limit.buckets, limit.bound) for limit in chosen]
+    charges = charges_of("k", stem("refunds", fresh()), few, 2)
+    now = START + forth_ms
+    for _ in range(used):
+        execute(Acquire(charges, now))
+    now -= back_ms
+    execute(Acquire(charges, now))
+    before = execute(Read(charges, now)).states
+    command = Acquire(charges, now)
+    verdict = execute(command.shared(times))
+    parts = each_of(verdict, times, [2] * len(charges)) if times > 1 else [verdict]
+    for part in parts:
+        decision = decide(command, part, "store")
+        if decision:
+            assert decision.charged
+            given_back, _ = execute(Refund(decision.charged, now, decision.now_ms))
+            assert given_back == 2
+        else:
+            assert decision.charged is None
+    after = execute(Read(charges, now)).states
+    assert [passes(one) for one in after] == [passes(one) for one in before]
+
+
+# -- what is decided in the process ---------------------------------------------------------------
+
+
+@settings(LENIENT, max_examples=100)
+@given(
+    chosen=limits,
+    story=st.lists(
+        st.tuples(st.sampled_from([0, 0, 0, -1, -17, -W, -3 * W, 5, W]), st.integers(1, 40)),
+        min_size=1,
+        max_size=10,
+    ),
+)
+def test_a_refund_names_the_buckets_of_the_lease(chosen: list[Limit], story: list[Any]) -> None:
+    told = Told(MemoryStore().execute, leased, tuple(chosen))
+    latest = told.now_ms
+    for step_ms, calls in story:
+        # No ring is lost: where the clock is set back by a window, a lease may belong to none.
+        latest = max(latest, told.now_ms)
+        told.step_ms = max(told.step_ms + step_ms, latest - W - told.clock.now_ms())
+        for _ in range(calls):
+            told.clock.move(1)
+            decision = told.call()
+            expected = told.counted_in
+            if decision:
+                told.refunds.clear()
+                told.refund(decision)
+                assert told.refunds[-1].starts() == expected, decision
+        told.works()
+        told.clock.move(30)
+        told.works()
+
+
+def test_leases_are_granted_there() -> None:
+    told = Told(MemoryStore().execute, leased, (LIMITS[0], LIMITS[3]))
+    sources = set()
+    for _ in range(100):
+        told.clock.move(1)
+        sources.add(told.call().source)
+    assert sources == {"store", "lease"}, "or the law above says nothing"
+
+
+@pytest.mark.parametrize("where", ["memory", "redis"])
+def test_several_rings_lend_nothing_while_one_is_ahead_of_the_clock(
+    in_redis: Execute, where: str
+) -> None:
+    execute = MemoryStore().execute if where == "memory" else in_redis
+    for chosen, lent in (((LIMITS[3],), 9), ((LIMITS[3], LIMITS[4]), 0)):
+        charges = charges_of("k", stem("refunds", fresh()), chosen, 1)
+        execute(Acquire(charges, START + 2 * W))
+        ahead = tuple(state.start for state in execute(Read(charges, START)).states)
+        grant = execute(Lease(charges, START + W, more=9))
+        assert (grant.more, grant.verdict.starts) == (lent, ahead)
+        later = execute(Lease(charges, START + 2 * W + 1, more=9))
+        assert (later.more, later.verdict.starts) == (9, None)
+
+
+@pytest.mark.parametrize("step_ms", [0, -1, -W, -2 * W, 2 * W])
+def test_a_refund_names_the_buckets_that_were_counted_in_here(step_ms: int) -> None:
+    """Under `eventual` a process counts by itself, and its buckets do not go back either."""
+    told = Told(MemoryStore().execute, eventual, (LIMITS[1], LIMITS[3]))
+    for _ in range(2):
+        told.call()
+        told.works()
+        told.clock.move(W)
+    told.call()
+    told.works()
+    told.step_ms = step_ms
+    told.clock.move(200)
+    told.call()
+    told.works()  # learns of the step
+    before = told.states()
+    told.clock.move(200)
+    decision = told.call()
+    told.works()
+    assert told.states() != before
+    assert told.refund(decision) == 1
+    told.works()
+    check_as_before(before, told.states(), told.near._book.limits, told.now_ms)
