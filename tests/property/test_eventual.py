@@ -428,3 +428,63 @@ def believing(flushed: Any) -> Any:
             self._changed(cell, self._monotonic())
 
     return hears
+
+
+# -- the first moments, and more keys than are kept -----------------------------------------------
+
+
+@pytest.mark.parametrize("skew_ms", [0, -7000, 3_600_000])
+def test_hits_in_the_moment_in_which_the_stores_clock_is_learned_are_counted(skew_ms: int) -> None:
+    """Other threads go on between the moment in which counts are moved to the buckets of the
+    store's clock and that in which what is left is said anew.
+    """
+    limit = Limit(60, per=3600.0)
+    crowd = Crowd(limit, syncing(), [(5.0, skew_ms)], start_ms=T0)
+    near: Any = crowd.alive[0].near
+    crowd.play([("calls", 0, "a", 1, 5)])
+    estimate, hits = near._estimate, 0
+
+    def hit_before(cell: Any, now: float) -> None:
+        nonlocal hits
+        near._estimate = estimate
+        for _ in range(100):
+            hits += bool(near.judge("a", 1))
+        estimate(cell, now)
+
+    near._estimate = hit_before
+    crowd.settle()
+    near._estimate = estimate
+    assert hits > 0
+    assert sum(crowd.held("a", limit).values()) == hits + 5
+    assert hits + 5 == limit.amount
+
+
+def test_a_reset_connection_loses_no_counts_of_keys_that_are_not_kept_any_more() -> None:
+    """Many more keys are in use than `max_local_keys`, and each flush that is lost is repeated."""
+    limit = Limit("100/hour")
+    crowd = Crowd(
+        limit, lambda book, clock: Eventual(book, clock, 2, S), [(5.0, 0)], start_ms=T0 + 5
+    )
+    keys = [f"k{number}" for number in range(40)]
+    crowd.play([("calls", 0, "k0", 1, 1)])
+    crowd.settle()
+    for fate in ("lose", "answer", "lose", "lose", "answer"):
+        crowd.play([("calls", 0, key, 1, 1) for key in keys])
+        crowd.play([("passes", 150.0), ("works", 0), (fate, -1)])
+    crowd.settle()
+    counts = {key: sum(crowd.held(key, limit).values()) for key in keys}
+    assert counts == {key: 5 + (key == "k0") for key in keys}
+
+
+def test_what_waits_for_a_store_that_stays_away_is_bounded() -> None:
+    """A flood of keys that are called once, for much longer than an accident takes."""
+    crowd = Crowd(
+        Limit("100/day"), lambda book, clock: Eventual(book, clock, 10, S), [(5.0, 0)], start_ms=T0
+    )
+    near: Any = crowd.alive[0].near
+    crowd.play([("calls", 0, "k", 1, 1)])
+    crowd.settle()
+    for second in range(60):
+        crowd.play([("calls", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
+        crowd.play([("passes", 1000.0), ("works", 0), ("lose", -1)])
+        assert near._cells.leaving() <= 20 * 8

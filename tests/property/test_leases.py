@@ -362,3 +362,23 @@ def test_near_the_limit_hardly_anything_is_stranded(
     mine, other = day(leasing(), *how), day(direct, *how)
     assert mine.admitted >= other.admitted * (1 - most)
     assert mine.asked < other.asked
+
+
+# -- leases whose fate is unknown -----------------------------------------------------------------
+
+
+@given(lost=st.lists(st.booleans(), min_size=2, max_size=12))
+@settings(LENIENT, max_examples=40)
+def test_at_most_one_lease_is_lost_in_a_bucket(lost: list[bool]) -> None:
+    """After one whose reply did not come, calls go one by one until the bucket ends."""
+    crowd = Crowd(Limit(1000, per=1.0, buckets=2), leasing(), [(5.0, 0)], start_ms=T0 + 5)
+    crowd.play([("calls", 0, "a", 1, 20), ("passes", 1000.0)])
+    for fate in lost:
+        crowd.play([("sets_out", 0, "a", 1), ("reach", -1), ("lose" if fate else "answer", -1)])
+        crowd.play([("passes", 7.0)])
+    stranded = Counter[int]()
+    delivered = [id(reply) for _, _, reply in crowd.delivered]
+    for command, reply in crowd.world.log:
+        if isinstance(command, Lease) and reply.verdict.admitted and id(reply) not in delivered:
+            stranded[reply.verdict.now_ms // 500] += 1
+    assert all(count <= 1 for count in stranded.values())
