@@ -22,6 +22,7 @@ from .connect import (
     open_async_store,
     open_near,
     open_store,
+    store_name,
     survive_fork,
 )
 from .core.clock import SYSTEM, Clock
@@ -53,11 +54,20 @@ OnStoreError = Literal["raise"]
 class _Face:
     """What both faces are made of. Arguments are theirs."""
 
-    def __init__(self, limits: LimitSpec, prefix: str, on_store_error: str, time: Clock) -> None:
+    def __init__(
+        self,
+        limits: LimitSpec,
+        prefix: str,
+        on_store_error: str,
+        time: Clock,
+        handle_sigterm: bool,
+    ) -> None:
         if on_store_error != "raise":
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r}: this version has "raise" only'
             )
+        if not isinstance(handle_sigterm, bool):
+            raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
         self._book = Book(prefix, limits)
         self._lines = survive_fork(Lines(time))
 
@@ -118,9 +128,10 @@ class Limiter(_Face):
         share: float | None = None,
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
+        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time)
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
         mode = Mode(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -129,7 +140,13 @@ class Limiter(_Face):
         self._near = open_near(mode, self._book, self._store, self._store.attempt)
         self._judge = self._near.judge
         self._ask = self._ask_store if mode.direct else self._ask_near
-        self._agent = THREAD.serve(self._near, self._work, self._store.clock)
+        self._agent = THREAD.serve(
+            self._near,
+            self._work,
+            self._store.clock,
+            name=f"limiter {prefix!r} at {store_name(store)}",
+            handle_sigterm=handle_sigterm,
+        )
         self._closing = threading.RLock()
 
     @property
@@ -307,9 +324,10 @@ class AsyncLimiter(_Face):
         share: float | None = None,
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
+        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time)
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
         mode = Mode(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -317,7 +335,13 @@ class AsyncLimiter(_Face):
         self._kept = self._store is store or isinstance(store, MemoryStore)
         self._near = open_near(mode, self._book, self._store, inside(self._store))
         self._judge = self._near.judge
-        self._agent = TASKS.serve(self._near, self._work, self._store.clock)
+        self._agent = TASKS.serve(
+            self._near,
+            self._work,
+            self._store.clock,
+            name=f"limiter {prefix!r} at {store_name(store)}",
+            handle_sigterm=handle_sigterm,
+        )
         self._streak = 0
         """Calls in a row that did not have to wait for anything."""
 
