@@ -51,8 +51,8 @@ class Agent:
 
     @property
     def is_left(self) -> bool:
-        """Is there anything that the store has not been sent?"""
-        return self.near.next_at < FAR
+        """Is there anything that the store has not taken? Looks at all keys."""
+        return (self.failure is not None and self.near.next_at < FAR) or self.near.unsent() > 0
 
     def went(self, failure: Exception | None) -> None:
         """Note how a flush ended. Log when flushes begin to fail, and when they succeed again."""

@@ -14,7 +14,8 @@ Nothing else happens in the handler: the code that it interrupts may hold any lo
 
     phase      calls of limiters   a SIGTERM            goes on to
     RUNNING    are decided         starts the thread    FLUSHING, with the first SIGTERM
-    FLUSHING   are decided         is ignored           FROZEN, when all was sent once
+    FLUSHING   are decided         is ignored           FROZEN, when all was sent once, or after
+                                                        FIRST_FLUSH_S
     FROZEN     wait                is ignored           ENDING, when nothing is left to send
     ENDING     wait                ends the process     RUNNING, if the process has survived: the
                                                         kernel keeps process 1 of a container
@@ -41,6 +42,7 @@ import time
 from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import get_ident
 from types import BuiltinFunctionType, FrameType
 from typing import Any, Protocol
@@ -51,8 +53,8 @@ from .agent import EXIT_TIMEOUT_S, LOG, Agents, monotonic, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds that the main thread has to run the handler that ends the process."""
-FINAL_FLUSH_S = 0.5
-"""Seconds of EXIT_TIMEOUT_S that are kept for what was counted during the first flush."""
+FIRST_FLUSH_S = 1.0
+"""Seconds of EXIT_TIMEOUT_S in which calls go on being decided."""
 PAUSE_S = 0.01
 """Seconds in which calls that are just being decided by other threads come to their end."""
 POLL_S = 0.005
@@ -135,11 +137,21 @@ class Ending:
             time.sleep(POLL_S)
 
     def flush_at_exit(self) -> None:
-        """Send everything there is, as the process ends in order."""
+        """Send everything there is, as the process ends in order. Where SIGTERM has come before,
+        the ending thread does that, and ends the process.
+        """
         self._exiting = True
+        until = monotonic() + EXIT_TIMEOUT_S + MAIN_THREAD_TIMEOUT_S
+        while self.phase != RUNNING and monotonic() < until:
+            time.sleep(POLL_S)
         for worker in self._workers:
             worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
             report_lost(worker.agents.open())
+        if self._masked and threading.current_thread() is threading.main_thread():
+            # The main thread has come here before the watching thread looked again: SIGTERM ends
+            # the process now, as uvicorn has meant it to.
+            self._masked = False
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _celery_child_ends(self, **_: Any) -> None:
         self.flush_at_exit()
@@ -198,7 +210,7 @@ class Ending:
     def _end(self, number: int) -> None:
         """Send everything, and end the process."""
         try:
-            self._send_all(monotonic() + EXIT_TIMEOUT_S)
+            self._send_all(monotonic())
         except Exception:
             LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
         finally:
@@ -213,8 +225,9 @@ class Ending:
                 agent.near.unfreeze()
                 agent.given_up = agent.reported = False
 
-    def _send_all(self, deadline: float) -> None:
-        self._flush(deadline - FINAL_FLUSH_S, final=False)
+    def _send_all(self, began: float) -> None:
+        self._flush(began + FIRST_FLUSH_S, final=False)
+        deadline = began + EXIT_TIMEOUT_S
         self._freeze()
         while True:
             time.sleep(PAUSE_S)
@@ -238,7 +251,11 @@ class Ending:
         for worker in self._workers:
             if worker.agents.open():
                 done = OneShotEvent()
-                start_new_thread(self._flush_one, (worker, deadline, final, done))
+                flush = partial(self._flush_one, worker, deadline, final, done)
+                try:
+                    start_new_thread(flush, ())
+                except RuntimeError:  # the main thread is exiting, and no thread starts any more
+                    flush()
                 flushes.append(done)
         for done in flushes:
             done.wait(deadline - monotonic())

@@ -144,6 +144,7 @@ class _Worker:
     async def _run(self) -> None:
         try:
             while self.busy:
+                ENDING.hold()  # the ending thread flushes now
                 now = monotonic()
                 soonest = min(agent.near.next_at for agent in self.busy)
                 if soonest == FAR:  # somebody else has carried it

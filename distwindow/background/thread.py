@@ -113,15 +113,13 @@ class Thread:
         running, wake_up = self._running, self._wake_up
         if not running.acquire(False):  # another caller has started one just before
             return
-        self._ident = ident = get_ident()
-        ENDING.exempt.add(ident)
+        self._ident = get_ident()
         try:
             threading.current_thread().name = "distwindow"
             while True:
                 soonest = self._work()
                 wake_up.sleep(None if soonest == FAR else max(0.0, soonest - monotonic()))
         finally:
-            ENDING.exempt.discard(ident)
             self._ident = None
             running.release()
 
@@ -133,6 +131,7 @@ class Thread:
             if agent.dismissed:
                 self._unsent.discard(agent)
                 continue
+            ENDING.hold()  # the ending thread flushes now
             if near.next_at <= monotonic():
                 self._work_for(agent)
             if near.next_at == FAR:

@@ -242,6 +242,13 @@ class Nearby(Generic[C]):
     def errands(self, now: float, *, last: bool = False) -> list[Errand]:
         """What the worker has to carry now; with `last`, all that is to be carried ever."""
         found: list[Errand] = []
+        if last:
+            # Also what is on its way in another thread or loop, which may not come to an end, and
+            # what a caller was interrupted in noting. Sent twice, it counts once.
+            for cell in self._cells.all():
+                if not cell.dirty and cell.counted():
+                    cell.dirty = True
+                    self._dirty.append(cell)
         for _ in range(len(self._dirty)):
             try:
                 cell = self._dirty.popleft()
