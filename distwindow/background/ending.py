@@ -4,17 +4,18 @@ At exit, `flush_at_exit` sends it, in the thread that runs it, for at most EXIT_
 called by `atexit`, and where processes end without that: by the finalizers of multiprocessing and
 billiard, and by Celery's signal `worker_process_shutdown`.
 
-At SIGTERM, where that would end the process on the spot, a handler starts a thread and returns.
-Nothing else happens in the handler: the code that it interrupts may hold any lock, and goes on.
+At SIGTERM, where that would end the process on the spot, a handler starts a thread and returns. It
+takes no lock: the code that it interrupts may hold any, and goes on.
 
-    main thread      calls are decided ................... calls wait ...............| end
-    handler          ^ starts the thread                                             ^ SIG_DFL
-    ending thread    | flush all | freeze | pause | flush all, until nothing is left | SIGTERM
-                     0 s                                           at most EXIT_TIMEOUT_S
+    main thread      calls are decided, slowly ... calls wait .....................| end
+    handler          ^ starts the thread                                           ^ SIG_DFL
+    ending thread    | flush all ................| pause, flush all, until nothing | SIGTERM to the
+                     |                           | is left                         | own process
+                     0 s      at most FIRST_FLUSH_S                at most EXIT_TIMEOUT_S
 
     phase      calls of limiters   a SIGTERM            goes on to
     RUNNING    are decided         starts the thread    FLUSHING, with the first SIGTERM
-    FLUSHING   are decided         is ignored           FROZEN, when all was sent once, or after
+    FLUSHING   are decided, slowly is ignored           FROZEN, when all was sent once, or after
                                                         FIRST_FLUSH_S
     FROZEN     wait                is ignored           ENDING, when nothing is left to send
     ENDING     wait                ends the process     RUNNING, if the process has survived: the
@@ -22,7 +23,9 @@ Nothing else happens in the handler: the code that it interrupts may hold any lo
 
 Calls wait, rather than being refused or raising: whatever they returned would be a count that
 nobody sends. The handler is run by the main thread only; where that sits in C code for longer than
-MAIN_THREAD_TIMEOUT_S, the ending thread restores the default action by itself.
+MAIN_THREAD_TIMEOUT_S, the ending thread restores the default action by itself. Calls are slow
+during the first flush because each sleeps for YIELD_S: a thread that does nothing but call would
+leave the flush little time, and under gevent, where the ending thread is a greenlet, none at all.
 
 uvicorn replaces the handler, and when it has shut down restores the default action and raises
 SIGTERM at once. A limiter made while uvicorn's handler is in force puts a handler around that one,
@@ -44,7 +47,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from types import BuiltinFunctionType, FrameType
+from types import FrameType
 from typing import Any, Protocol
 
 from ..core.waiting import OneShotEvent
@@ -57,6 +60,8 @@ FIRST_FLUSH_S = 1.0
 """Seconds of EXIT_TIMEOUT_S in which calls go on being decided."""
 PAUSE_S = 0.01
 """Seconds in which calls that are just being decided by other threads come to their end."""
+YIELD_S = 0.0002
+"""Seconds that each call sleeps during the first flush."""
 POLL_S = 0.005
 """Seconds between two looks at what is waited for."""
 
@@ -113,7 +118,7 @@ class Ending:
         self.hook_exit()
         if handle_sigterm:
             _install()
-        if self.phase >= FROZEN:
+        if self.phase != RUNNING:
             near.freeze(self.hold)
 
     def hook_exit(self) -> None:
@@ -132,9 +137,13 @@ class Ending:
             self._hooked.add(name)
 
     def hold(self) -> None:
-        """Have a call wait until the process has ended, or has survived."""
-        while self.phase >= FROZEN and get_ident() not in self.exempt:
-            time.sleep(POLL_S)
+        """Slow a call down during the first flush; after that have it wait until the process has
+        ended, or has survived.
+        """
+        if self.phase != RUNNING and get_ident() not in self.exempt:
+            time.sleep(YIELD_S)
+            while self.phase >= FROZEN:
+                time.sleep(POLL_S)
 
     def flush_at_exit(self) -> None:
         """Send everything there is, as the process ends in order. Where SIGTERM has come before,
@@ -190,12 +199,10 @@ class Ending:
                 self.phase = ENDING_NOW
                 self.on_sigterm(number, None)
             # Else Python is exiting, and flushes already. The next SIGTERM ends it at once.
+            self.phase = RUNNING
             signal.signal(number, signal.SIG_DFL)
             return
-        if not isinstance(start_new_thread, BuiltinFunctionType):
-            # gevent's: a greenlet, which does not run while another calls the limiter in a loop. A
-            # call that waits lets it run.
-            self._freeze()
+        self._freeze()
 
     def _watch(self, number: int, handler: Any) -> None:
         """Wait for uvicorn to restore the action that it found."""
@@ -203,6 +210,7 @@ class Ending:
             time.sleep(POLL_S)
         if action == signal.SIG_DFL:
             self.phase = FLUSHING
+            self._freeze()
             self._end(number)
         else:  # somebody else's handler, which would not see the signal that is blocked
             interrupt_main(signal.Signals(number))
@@ -227,8 +235,8 @@ class Ending:
 
     def _send_all(self, began: float) -> None:
         self._flush(began + FIRST_FLUSH_S, final=False)
+        self.phase = FROZEN
         deadline = began + EXIT_TIMEOUT_S
-        self._freeze()
         while True:
             time.sleep(PAUSE_S)
             self._flush(deadline, final=True)
@@ -238,7 +246,6 @@ class Ending:
         report_lost(agents)
 
     def _freeze(self) -> None:
-        self.phase = FROZEN
         for worker in self._workers:
             for agent in worker.agents.open():
                 agent.near.freeze(self.hold)

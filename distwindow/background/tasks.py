@@ -232,9 +232,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _flush(agents: list[Agent], deadline: float, final: bool) -> None:
-    for agent in agents:
-        # Beside the task of a loop nothing is counted twice, but what it sends may not be there.
-        agent.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
+    if not final:  # else the tasks of other loops have stopped for good
+        for agent in agents:
+            # Nothing is counted twice beside such a task, but what it sends may not be there yet.
+            agent.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
     loop = _Loop()
     try:
         with suppress(asyncio.TimeoutError):

@@ -15,11 +15,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
-from distwindow import AsyncLimiter
-from tests.servers import until
+from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.connect import store_name
+from tests.servers import Proxy, Silent, until
 
 ROOT = Path(__file__).parents[2]
 KEYS = 2000
@@ -142,3 +145,163 @@ def test_nothing_is_lost_amid_calls(
 ) -> None:
     runs = int(os.environ.get("SIGTERM_RUNS", "3"))
     storm(redis_url, prefix, tmp_path, kind, mode, threads, runs)
+
+
+# -- what the handler is for, and what it leaves alone --------------------------------------------
+
+IDLE = """
+import hashlib, os, signal, sys, time
+PATCH
+from distwindow import AsyncLimiter, Limiter
+from distwindow.background.ending import ENDING
+url, prefix = sys.argv[1:]
+options = dict(prefix=prefix, consistency="eventual", timeout=1)
+options |= dict(flush_interval=60, sync_interval=60)
+limiter = Limiter(url, "1000000000/hour", **options)
+for _ in range(7):
+    limiter.try_acquire("k0")
+print("ready", flush=True)
+"""
+
+
+class Idle:
+    """A process that has counted 7 calls, and goes on with `program`."""
+
+    def __init__(
+        self, url: str, prefix: str, program: str, patch: str = "", wrap: tuple[str, ...] = ()
+    ) -> None:
+        source = IDLE.replace("PATCH", patch) + program
+        self.process = subprocess.Popen(
+            [*wrap, sys.executable, "-c", source, url, prefix],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Idle:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ended(self) -> tuple[int, str, str]:
+        """Its exit code, and what it has printed to stdout and to stderr since."""
+        said, complaints = self.process.communicate(timeout=20)
+        return self.process.returncode, said, complaints
+
+
+def told(url: str, prefix: str) -> int:
+    with Limiter(url, "1000000000/hour", prefix=prefix, timeout=5) as limiter:
+        return limiter.stats("k0").passed
+
+
+@pytest.mark.slow
+def test_a_main_thread_that_stays_in_c_code(redis_url: str, prefix: str) -> None:
+    """It does not come to the handler that ends the process."""
+    program = "while not ENDING.phase: time.sleep(0.001)\n"
+    program += "hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)\n"
+    with Idle(redis_url, prefix, program) as idle:
+        began = time.monotonic()
+        idle.process.terminate()
+        code, _, complaints = idle.ended()
+    assert (code, complaints) == (-signal.SIGTERM, "")
+    assert time.monotonic() - began < 3
+    assert told(redis_url, prefix) == 7
+
+
+@pytest.mark.slow
+def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -> None:
+    """And what could not be sent in time is logged."""
+    port = int(redis_url.rpartition(":")[2].split("/")[0])
+    with Proxy(port) as proxy, Idle(proxy.url, prefix, "time.sleep(60)") as idle:
+        proxy.fault = Silent()
+        began = time.monotonic()
+        for _ in range(5):
+            idle.process.terminate()
+            time.sleep(0.2)
+        code, _, complaints = idle.ended()
+    assert 2.5 < time.monotonic() - began < 5
+    assert code == -signal.SIGTERM
+    failed, lost = complaints.splitlines()
+    limiter = f"limiter '{prefix}' at {proxy.url}"
+    assert failed.startswith(f"flushing the counts of {limiter} failed: ")
+    assert lost.startswith(
+        f"7 counts of {limiter} were lost: the process was ended before they could be sent ("
+    )
+
+
+@pytest.mark.slow
+def test_process_1_of_a_container_goes_on(redis_url: str, prefix: str) -> None:
+    """The kernel keeps it: everything is told, and calls are decided as before."""
+    wrap = ("unshare", "-Upfr", "--kill-child")
+    try:
+        subprocess.run([*wrap, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no rights to make a namespace of processes")
+    program = """
+assert os.getpid() == 1
+for _ in range(2):
+    os.kill(1, signal.SIGTERM)
+    ends = time.monotonic() + 10
+    while ENDING.phase and time.monotonic() < ends:
+        limiter.try_acquire("k1")
+    assert not ENDING.phase
+    began = time.monotonic()
+    for _ in range(1000):
+        limiter.try_acquire("k0")
+    assert time.monotonic() - began < 0.15, "still slow"
+print("goes on", flush=True)
+"""
+    with Idle(redis_url, prefix, program, wrap=wrap) as idle:
+        code, said, complaints = idle.ended()
+    assert (code, said, complaints) == (0, "goes on\n", "")
+    assert told(redis_url, prefix) == 2007
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    ["time.sleep(60)", "while True: limiter.try_acquire('k1')"],
+    ids=["a greenlet that waits", "a greenlet that never yields"],
+)
+def test_under_gevent(redis_url: str, prefix: str, program: str) -> None:
+    pytest.importorskip("gevent")
+    patch = "from gevent import monkey; monkey.patch_all()"
+    with Idle(redis_url, prefix, program, patch) as idle:
+        time.sleep(0.1)
+        idle.process.terminate()
+        code, _, complaints = idle.ended()
+    assert (code, complaints) == (-signal.SIGTERM, "")
+    assert told(redis_url, prefix) == 7
+
+
+@pytest.mark.slow
+def test_a_limiter_that_leaves_sigterm_alone(redis_url: str, prefix: str) -> None:
+    program = """
+import subprocess
+left = "from distwindow import *; import signal; {}(%r, '1/s', handle_sigterm=False); " % url
+left += "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+for name in ("Limiter", "AsyncLimiter"):
+    print(subprocess.check_output([sys.executable, "-c", left.format(name)], text=True), end="")
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+    with Idle(redis_url, prefix, program) as idle:
+        code, said, complaints = idle.ended()
+    assert (code, complaints) == (0, "")
+    assert said == "True\nTrue\nFalse\n"
+
+
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_the_switch_is_a_bool(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match="handle_sigterm='no' is neither True nor False"):
+        kind("memory://", "1/s", handle_sigterm="no")
+
+
+def test_log_lines_name_the_store_without_its_password() -> None:
+    assert store_name("redis://me:secret@host:6380/1") == "redis://me:***@host:6380/1"
+    assert store_name(redis.Redis("host", password="secret")) == "Redis client of host:6379"
