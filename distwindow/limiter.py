@@ -104,6 +104,10 @@ class Limiter(_Face):
     `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
     `max_local_keys` keys are kept here, the last ones used.
 
+    SIGTERM would end the process before that. Where nobody handles it, and the limiter is made in
+    the main thread, a handler has everything sent first, for at most three seconds;
+    `handle_sigterm=False` leaves the signal alone.
+
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
     `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
     `name` says who this is in the list of the server's clients. Raises `ConfigurationError` for

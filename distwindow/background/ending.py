@@ -191,6 +191,7 @@ class Ending:
 
     def _begin(self, number: int) -> None:
         self.phase = FLUSHING
+        self._freeze()
         try:
             start_new_thread(self._end, (number,))
         except RuntimeError as exc:
@@ -201,8 +202,6 @@ class Ending:
             # Else Python is exiting, and flushes already. The next SIGTERM ends it at once.
             self.phase = RUNNING
             signal.signal(number, signal.SIG_DFL)
-            return
-        self._freeze()
 
     def _watch(self, number: int, handler: Any) -> None:
         """Wait for uvicorn to restore the action that it found."""
@@ -224,7 +223,8 @@ class Ending:
         finally:
             self.phase = ENDING_NOW
             os.kill(os.getpid(), number)
-            if not self._survived.wait(MAIN_THREAD_TIMEOUT_S) or os.getpid() != 1:
+            self._survived.wait(MAIN_THREAD_TIMEOUT_S)
+            if os.getpid() != 1:
                 _end_without_main_thread(number)
         self._survived = OneShotEvent()
         self.phase = RUNNING
@@ -308,5 +308,4 @@ def _end_without_main_thread(number: int) -> None:
         ctypes.CDLL(None).signal(number, None)
         os.kill(os.getpid(), number)
         time.sleep(POLL_S)
-    if os.getpid() != 1:
-        os._exit(128 + number)
+    os._exit(128 + number)

@@ -142,6 +142,12 @@ class _Worker:
             self._task = self._loop.create_task(self._run(), name="distwindow")
 
     async def _run(self) -> None:
+        # An exception out of a signal handler may have kept `_start` from noting the task, so that
+        # another one was started.
+        mine = asyncio.current_task()
+        if self._task is not None and self._task is not mine and not self._task.done():
+            return
+        self._task = mine
         try:
             while self.busy:
                 ENDING.hold()  # the ending thread flushes now
