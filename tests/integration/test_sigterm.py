@@ -143,7 +143,7 @@ def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int,
 def test_nothing_is_lost_amid_calls(
     redis_url: str, prefix: str, kind: str, threads: int, mode: str, tmp_path: Path
 ) -> None:
-    runs = int(os.environ.get("SIGTERM_RUNS", "3"))
+    runs = int(os.environ.get("SIGTERM_RUNS", "2"))
     storm(redis_url, prefix, tmp_path, kind, mode, threads, runs)
 
 
