@@ -172,6 +172,17 @@ def open_async_store(
     raise ConfigurationError(_no_store(store, "redis.asyncio"))
 
 
+def store_name(store: Any) -> str:
+    """What log lines call the store that a caller named; without passwords."""
+    if isinstance(store, str):
+        return address.shown(store)
+    if isinstance(store, (redis.Redis, redis.asyncio.Redis)):
+        where = store.connection_pool.connection_kwargs
+        if "host" in where:
+            return f"{type(store).__name__} client of {where['host']}:{where.get('port', 6379)}"
+    return f"{type(store).__name__} client"
+
+
 def admin_client(url: str, timeout: float = 5.0) -> Any:
     """A redis-py client for looking around (SCAN, INFO) at the store of `url`."""
     if _is_memory(url):

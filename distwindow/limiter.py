@@ -22,6 +22,7 @@ from .connect import (
     open_async_store,
     open_near,
     open_store,
+    store_name,
     survive_fork,
 )
 from .core.clock import SYSTEM, Clock
@@ -53,11 +54,20 @@ OnStoreError = Literal["raise"]
 class _Face:
     """What both faces are made of. Arguments are theirs."""
 
-    def __init__(self, limits: LimitSpec, prefix: str, on_store_error: str, time: Clock) -> None:
+    def __init__(
+        self,
+        limits: LimitSpec,
+        prefix: str,
+        on_store_error: str,
+        time: Clock,
+        handle_sigterm: bool,
+    ) -> None:
         if on_store_error != "raise":
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r}: this version has "raise" only'
             )
+        if not isinstance(handle_sigterm, bool):
+            raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
         self._book = Book(prefix, limits)
         self._lines = survive_fork(Lines(time))
 
@@ -94,6 +104,10 @@ class Limiter(_Face):
     `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
     `max_local_keys` keys are kept here, the last ones used.
 
+    SIGTERM would end the process before that. Where nobody handles it, and the limiter is made in
+    the main thread, a handler has everything sent first, for at most three seconds;
+    `handle_sigterm=False` leaves the signal alone.
+
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
     `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
     `name` says who this is in the list of the server's clients. Raises `ConfigurationError` for
@@ -118,9 +132,10 @@ class Limiter(_Face):
         share: float | None = None,
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
+        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time)
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
         mode = Mode(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -130,7 +145,13 @@ class Limiter(_Face):
         self._near = open_near(mode, self._book, self._store, self._store.attempt)
         self._judge = self._near.judge
         self._ask = self._ask_store if mode.direct else self._ask_near
-        self._agent = THREAD.serve(self._near, self._work, self._store.clock)
+        self._agent = THREAD.serve(
+            self._near,
+            self._work,
+            self._store.clock,
+            name=f"limiter {prefix!r} at {store_name(store)}",
+            handle_sigterm=handle_sigterm,
+        )
         self._closing = threading.RLock()
 
     @property
@@ -321,9 +342,10 @@ class AsyncLimiter(_Face):
         share: float | None = None,
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
+        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time)
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
         mode = Mode(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -332,7 +354,13 @@ class AsyncLimiter(_Face):
         self._timeout = mode.timeout
         self._near = open_near(mode, self._book, self._store, inside(self._store))
         self._judge = self._near.judge
-        self._agent = TASKS.serve(self._near, self._work, self._store.clock)
+        self._agent = TASKS.serve(
+            self._near,
+            self._work,
+            self._store.clock,
+            name=f"limiter {prefix!r} at {store_name(store)}",
+            handle_sigterm=handle_sigterm,
+        )
         self._streak = 0
         """Calls in a row that did not have to wait for anything."""
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from _thread import start_new_thread
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.clock import SYSTEM, Clock
+from ..core.waiting import OneShotEvent
 from ..flow.near import Inside, Near
 from ..local.cell import FAR
-from .agent import AGAIN, LOG, PATIENCE, Agent, monotonic, own_up
-from .ending import at_exit, heed_sigterm
+from .agent import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, Agent, Agents, monotonic
+from .ending import ENDING
 
 _STORES = Path(__file__).parents[1] / "store"
 
@@ -23,23 +26,37 @@ class Tasks:
     """The ones for awaiting limiters, one in each event loop."""
 
     def __init__(self) -> None:
+        self.agents = Agents()
+        ENDING.add(self)
         self.after_fork()
 
     def after_fork(self) -> None:
         """Loops stay in the parent."""
+        for agent in self.agents.alive():
+            agent.at_work = agent.task = None
         self._lock = threading.RLock()
         self._workers: dict[asyncio.AbstractEventLoop, _Worker] = {}
 
-    def serve(self, near: Near, work: Callable[[bool], Any], clock: Clock) -> Agent:
+    def serve(
+        self,
+        near: Near,
+        work: Callable[[bool], Any],
+        clock: Clock,
+        *,
+        name: str,
+        handle_sigterm: bool,
+    ) -> Agent:
         """From now on `work` is awaited when `near` says so. Not where time is moved by hand."""
-        agent = Agent(near, work)
+        agent = Agent(near, work, name)
         if clock is SYSTEM and not isinstance(near, Inside):
-            near.wake = lambda: self._wake(agent)
-            heed_sigterm(self)
+            near.wake = partial(self._wake, agent)
+            self.agents.add(agent)
+            ENDING.serve(near, handle_sigterm=handle_sigterm)
         return agent
 
     async def dismiss(self, agent: Agent) -> None:
         """It is being closed: leave it alone, once what is under way has been done."""
+        agent.dismissed = True
         with self._lock:
             for worker in self._workers.values():
                 worker.busy.discard(agent)
@@ -47,34 +64,38 @@ class Tasks:
 
     async def wait_for(self, agent: Agent) -> None:
         """Until what is under way in this loop has been done."""
-        at_work: asyncio.Future[None] | None = agent.at_work
-        if at_work is not None and at_work.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([at_work], timeout=PATIENCE)
+        task = agent.task
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([task], timeout=EXIT_TIMEOUT_S)
 
-    def finish(self) -> None:
-        """Carry everything in a loop of its own, as the process ends."""
-        with self._lock:
-            left = {agent for worker in self._workers.values() for agent in worker.busy}
-        if not left:
+    def flush_all(self, deadline: float, *, final: bool) -> None:
+        """Send everything there is, in a loop of its own; see `Thread.flush_all`."""
+        agents = self.agents.open()
+        if not any(agent.is_left or agent.near.unsent() for agent in agents):
             return
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            _carry(left)
+            _flush(agents, deadline, final)
             return
-        thread = threading.Thread(target=_carry, args=(left,), daemon=True)
-        thread.start()
-        thread.join(PATIENCE)
+        done = OneShotEvent()
 
-    def go_on(self) -> None:
-        """The process did not end, after all: the loops have their tasks."""
+        def flush() -> None:
+            try:
+                _flush(agents, deadline, final)
+            finally:
+                done.set()
+
+        start_new_thread(flush, ())
+        done.wait(deadline - monotonic())
 
     def _wake(self, agent: Agent) -> None:
+        agent.dismissed = False
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # not out of a call: the next one wakes it
             return
-        if isinstance(loop, _Loop):  # `finish` carries it
+        if isinstance(loop, _Loop):  # `flush_all` sends it
             return
         with self._lock:
             for closed in [other for other in self._workers if other.is_closed()]:
@@ -82,7 +103,7 @@ class Tasks:
                     self._worker(loop).busy |= self._workers[closed].busy
                 del self._workers[closed]
             self._worker(loop).wake(agent)
-        at_exit(self)
+        ENDING.hook_exit()
 
     def _worker(self, loop: asyncio.AbstractEventLoop) -> _Worker:
         return self._workers.setdefault(loop, _Worker(loop))
@@ -121,8 +142,15 @@ class _Worker:
             self._task = self._loop.create_task(self._run(), name="distwindow")
 
     async def _run(self) -> None:
+        # An exception out of a signal handler may have kept `_start` from noting the task, so that
+        # another one was started.
+        mine = asyncio.current_task()
+        if self._task is not None and self._task is not mine and not self._task.done():
+            return
+        self._task = mine
         try:
             while self.busy:
+                ENDING.hold()  # the ending thread flushes now
                 now = monotonic()
                 soonest = min(agent.near.next_at for agent in self.busy)
                 if soonest == FAR:  # somebody else has carried it
@@ -134,17 +162,17 @@ class _Worker:
                     await self._sleep(soonest - now)
                 else:
                     due = [agent for agent in self.busy if agent.near.next_at <= now]
-                    await asyncio.gather(*(_ado(agent, last=False) for agent in due))
+                    await asyncio.gather(*(_started(agent, last=False) for agent in due))
                     self._rest()
         except asyncio.CancelledError:
             # The loop is shutting down, and runs on until its tasks have ended.
             self._cancelled = True
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_all(self.busy), PATIENCE)
+                await asyncio.wait_for(_all(self.busy), EXIT_TIMEOUT_S)
             await _end_stores_tasks()
             self._rest()
             for agent in self.busy:
-                agent.tried = True
+                agent.given_up = True
             raise
 
     async def _sleep(self, seconds: float) -> None:
@@ -167,33 +195,39 @@ def _opened(woken: asyncio.Future[None]) -> None:
 
 
 async def _all(agents: set[Agent]) -> None:
-    await asyncio.gather(*(_finished(agent) for agent in list(agents)))
+    await asyncio.gather(*(_sent(agent, FAR, final=True) for agent in list(agents)))
 
 
-async def _finished(agent: Agent) -> None:
-    await _ado(agent, last=True)
-    # The store was late? Whoever waits for this does not for long, and only once.
-    while agent.near.next_at < FAR and not agent.tried:
-        await asyncio.sleep(AGAIN)
-        await _ado(agent, last=True)
+async def _sent(agent: Agent, deadline: float, *, final: bool) -> None:
+    """Send everything that `agent` has; as often as it takes, but a store that was waited for in
+    vain by one end of this process is not waited for by the next.
+    """
+    await _started(agent, last=True)
+    while (
+        (agent.failure or (final and agent.is_left))
+        and not agent.given_up
+        and monotonic() < deadline
+    ):
+        await asyncio.sleep(RETRY_EVERY_S)
+        await _started(agent, last=True)
 
 
-def _ado(agent: Agent, *, last: bool) -> Awaitable[None]:
+def _started(agent: Agent, *, last: bool) -> asyncio.Task[None]:
     """At work from now on, and not only once the loop comes to it."""
-    done = agent.at_work = asyncio.get_running_loop().create_future()
-    return _working(agent, last, done)
+    done = agent.at_work = OneShotEvent()
+    task = agent.task = asyncio.get_running_loop().create_task(_do(agent, last))
+    task.add_done_callback(lambda _: done.set())
+    return task
 
 
-async def _working(agent: Agent, last: bool, done: asyncio.Future[None]) -> None:
+async def _do(agent: Agent, last: bool) -> None:
     try:
         work: Awaitable[Exception | None] = agent.work(last)
         agent.went(await work)
-    except Exception:
+    except Exception as exc:
         agent.near.worked(monotonic())
-        LOG.exception("distwindow's worker failed; it goes on")
-    finally:
-        if not done.done():
-            done.set_result(None)
+        agent.failure = exc
+        LOG.exception("flushing the counts of %s failed with an unexpected error", agent.name)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -203,17 +237,25 @@ class _Loop(asyncio.SelectorEventLoop):
         return socket.getaddrinfo(host, port, **how)
 
 
-def _carry(agents: set[Agent]) -> None:
+def _flush(agents: list[Agent], deadline: float, final: bool) -> None:
+    if not final:  # else the tasks of other loops have stopped for good
+        for agent in agents:
+            # Nothing is counted twice beside such a task, but what it sends may not be there yet.
+            agent.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
     loop = _Loop()
     try:
         with suppress(asyncio.TimeoutError):
-            loop.run_until_complete(asyncio.wait_for(_all(agents), PATIENCE))
+            loop.run_until_complete(_flush_in_loop(agents, deadline, final))
         loop.run_until_complete(_end_stores_tasks())
-        own_up(agents, again=True)
     except Exception as exc:
-        LOG.warning("what was left could not be carried to the store: %r", exc)
+        LOG.warning("flushing the counts of asyncio limiters failed at exit: %r", exc)
     finally:
         loop.close()
+
+
+async def _flush_in_loop(agents: list[Agent], deadline: float, final: bool) -> None:
+    flushes = asyncio.gather(*(_sent(agent, deadline, final=final) for agent in agents))
+    await asyncio.wait_for(flushes, max(RETRY_EVERY_S, deadline - monotonic()))
 
 
 async def _end_stores_tasks() -> None:
@@ -222,7 +264,7 @@ async def _end_stores_tasks() -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=AGAIN)
+        await asyncio.wait(tasks, timeout=RETRY_EVERY_S)
 
 
 def _is_stores(task: asyncio.Task[Any]) -> bool:

@@ -1,119 +1,160 @@
-"""The worker of blocking limiters: one thread."""
+"""The worker of blocking limiters: one thread.
+
+A caller may be interrupted by a signal handler's exception anywhere in here. So callers only take
+single steps in C (see `core/waiting.py`), in an order that leaves nothing to undo:
+
+    caller interrupted                       what the next wake-up finds
+    before the thread was started            no thread: it starts one
+    after that                               `_running` is held by the thread: it starts no other
+    before the wake-up was sent              the worker looks at all limiters, not only at the one
+                                             that woke it
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from threading import Lock, get_ident
 from typing import Any
 
 from ..core.clock import SYSTEM, Clock
+from ..core.waiting import OneShotEvent, WakeUp
 from ..flow.near import Inside, Near
 from ..local.cell import FAR
-from .agent import AGAIN, LOG, PATIENCE, Agent, monotonic, own_up
-from .ending import at_exit, heed_sigterm
+from .agent import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, Agent, Agents, monotonic
+from .ending import ENDING
 
 
 class Thread:
     """The one for blocking limiters."""
 
     def __init__(self) -> None:
-        self._busy: set[Agent] = set()
+        self.agents = Agents()
+        ENDING.add(self)
         self.after_fork()
 
     def after_fork(self) -> None:
         """Threads stay in the parent, and what they had to do does, too."""
-        for agent in self._busy:
+        for agent in self.agents.alive():
             agent.at_work = None  # nobody will ever have done with it here
-        self._changed = threading.Condition()
-        self._busy = set()
-        self._thread: threading.Thread | None = None
-        self._ending = False
+        self._wake_up = WakeUp()
+        self._running = Lock()
+        """Held by the thread for as long as it lives."""
+        self._ident: int | None = None
+        self._unsent: set[Agent] = set()
+        """Those that have something to send, kept alive although their owners may have gone."""
 
-    def serve(self, near: Near, work: Callable[[bool], Any], clock: Clock) -> Agent:
+    def serve(
+        self,
+        near: Near,
+        work: Callable[[bool], Any],
+        clock: Clock,
+        *,
+        name: str,
+        handle_sigterm: bool,
+    ) -> Agent:
         """From now on `work` is called when `near` says so. Not where time is moved by hand."""
-        agent = Agent(near, work)
+        agent = Agent(near, work, name)
         if clock is SYSTEM and not isinstance(near, Inside):
-            near.wake = lambda: self._wake(agent)
-            heed_sigterm(self)
+            near.wake = partial(self._wake, agent)
+            self.agents.add(agent)
+            ENDING.serve(near, handle_sigterm=handle_sigterm)
         return agent
 
     def dismiss(self, agent: Agent) -> None:
         """It is being closed: leave it alone, once what is under way has been done."""
-        with self._changed:
-            self._busy.discard(agent)
+        agent.dismissed = True  # before looking for what is under way, see `_work_for`
+        self._unsent.discard(agent)
         self.wait_for(agent)
 
     def wait_for(self, agent: Agent) -> None:
         """Until what is under way has been done."""
-        with self._changed:
-            at_work = agent.at_work
-        if at_work is not None and threading.current_thread() is not self._thread:
-            at_work.wait(PATIENCE)
+        if get_ident() != self._ident:
+            agent.wait(EXIT_TIMEOUT_S)
 
-    def finish(self) -> None:
-        """Carry everything, as the process ends."""
-        with self._changed:
-            thread, self._ending = self._thread, True
-            self._changed.notify()
-        if thread is not None and thread.is_alive():
-            thread.join(PATIENCE)
-        else:
-            self._finish()
-        own_up(self._busy)
-
-    def go_on(self) -> None:
-        """The process did not end, after all."""
-        with self._changed:
-            self._thread, self._ending = None, False
+    def flush_all(self, deadline: float, *, final: bool) -> None:
+        """Send everything there is, in this thread; as often as it takes until `deadline`. Without
+        `final` callers go on counting, and what they count meanwhile is left.
+        """
+        agents = self.agents.open()
+        for agent in agents:
+            # Beside the worker nothing is counted twice, but what it is sending may not be there.
+            agent.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
+            _do(agent, last=True)
+        while monotonic() < deadline:
+            late = [
+                agent
+                for agent in agents
+                if not agent.given_up and (agent.failure or (final and agent.is_left))
+            ]
+            if not late:
+                return
+            time.sleep(RETRY_EVERY_S)
+            for agent in late:
+                _do(agent, last=True)
 
     def _wake(self, agent: Agent) -> None:
-        with self._changed:
-            self._busy.add(agent)
-            if self._thread is None and not self._ending:
-                thread = threading.Thread(target=self._run, name="distwindow", daemon=True)
-                with suppress(RuntimeError):  # too late to start one: `finish` does without
-                    thread.start()
-                    self._thread = thread
-                at_exit(self)
-            self._changed.notify()
+        agent.dismissed = False  # the store of a closed limiter may be the caller's, and open
+        self._unsent.add(agent)
+        if not self._running.locked():
+            self._start()
+        self._wake_up.wake()
+
+    def _start(self) -> None:
+        ENDING.hook_exit()
+        with suppress(RuntimeError):  # Python is exiting: `flush_all` does without
+            start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                now = monotonic()
-                soonest = min((agent.near.next_at for agent in self._busy), default=FAR)
-                if soonest > now and not self._ending:
-                    self._changed.wait(None if soonest == FAR else soonest - now)
-                    continue
-                due = [agent for agent in self._busy if agent.near.next_at <= now]
-            if self._ending:
-                self._finish()
-                return
-            for agent in due:
-                with self._changed:
-                    if agent not in self._busy:  # dismissed while others were worked for
-                        continue
-                    done = agent.at_work = threading.Event()
-                _do(agent, last=False)
-                done.set()
-            with self._changed:
-                self._busy = {agent for agent in self._busy if agent.near.next_at < FAR}
+        running, wake_up = self._running, self._wake_up
+        if not running.acquire(False):  # another caller has started one just before
+            return
+        self._ident = get_ident()
+        try:
+            threading.current_thread().name = "distwindow"
+            while True:
+                soonest = self._work()
+                wake_up.sleep(None if soonest == FAR else max(0.0, soonest - monotonic()))
+        finally:
+            self._ident = None
+            running.release()
 
-    def _finish(self) -> None:
-        ends = monotonic() + PATIENCE
-        for agent in list(self._busy):
-            _do(agent, last=True)
-            # The store was late? Once it is waited for.
-            while agent.near.next_at < FAR and monotonic() < ends and not agent.tried:
-                time.sleep(AGAIN)
-                _do(agent, last=True)
+    def _work(self) -> float:
+        """Do what is due; when is there something to do again?"""
+        soonest = FAR
+        for agent in self.agents.alive():
+            near = agent.near
+            if agent.dismissed:
+                self._unsent.discard(agent)
+                continue
+            ENDING.hold()  # the ending thread flushes now
+            if near.next_at <= monotonic():
+                self._work_for(agent)
+            if near.next_at == FAR:
+                self._unsent.discard(agent)
+                if near.next_at == FAR:  # it was not set again in between
+                    continue
+            self._unsent.add(agent)
+            soonest = min(soonest, near.next_at)
+        return soonest
+
+    def _work_for(self, agent: Agent) -> None:
+        done = agent.at_work = OneShotEvent()
+        try:
+            if not agent.dismissed:  # else who closes it may not have seen us
+                _do(agent, last=False)
+        finally:
+            done.set()
 
 
 def _do(agent: Agent, *, last: bool) -> None:
     try:
         agent.went(agent.work(last))
-    except Exception:
+    except Exception as exc:
         agent.near.worked(monotonic())
-        LOG.exception("distwindow's worker failed; it goes on")
+        agent.failure = exc
+        LOG.exception("flushing the counts of %s failed with an unexpected error", agent.name)

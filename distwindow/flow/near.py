@@ -18,7 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from threading import RLock
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
@@ -327,6 +327,36 @@ class Nearby(Generic[C]):
         self._left_behind = self._cells.all()
         self._cells.empty()
 
+    # -- the end of the process (background/ending.py) --------------------------------------------
+
+    def freeze(self, hold: Callable[[], object]) -> None:
+        """Have calls wait in `hold` before they are decided here. Not where the caller has `slow`:
+        the last flush needs that lock.
+        """
+        cells = self._cells
+        owned: Callable[[], bool] = getattr(cells.slow, "_is_owned")  # noqa: B009
+
+        def get(key: AnyKey) -> C | None:
+            if not owned():
+                hold()
+            return cells.get(key)
+
+        self._get = cast(Any, get)
+
+    def unfreeze(self) -> None:
+        """Decide calls again."""
+        self._get = self._cells.get
+
+    def unsent(self) -> int:
+        """How many counts the store has not been sent, or has not acknowledged."""
+        total = 0
+        for cell in self._cells.all():
+            total += cell.passed + cell.blocked + cell.success + cell.error
+            sent = () if cell.flight is None else cell.flight.buckets
+            for seen in (*cell.pending, *sent):
+                total += seen.passed + seen.blocked + seen.success + seen.error
+        return total
+
     def _soil(self, cell: C) -> None:
         at = self._monotonic() + self._interval
         self._due(at)  # where a signal handler raises after the next lines, the worker comes
@@ -481,6 +511,9 @@ class Near(Protocol):
     def worked(self, now: float) -> None: ...
     def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]: ...
     def close(self) -> None: ...
+    def freeze(self, hold: Callable[[], object]) -> None: ...
+    def unfreeze(self) -> None: ...
+    def unsent(self) -> int: ...
     def after_fork(self) -> None: ...
 
 
@@ -537,6 +570,13 @@ class Inside:
         return []
 
     def close(self) -> None: ...
+
+    def freeze(self, hold: Callable[[], object]) -> None: ...
+
+    def unfreeze(self) -> None: ...
+
+    def unsent(self) -> int:
+        return 0
 
     def after_fork(self) -> None: ...
 

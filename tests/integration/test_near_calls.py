@@ -103,8 +103,9 @@ def test_syncs_that_begin_to_fail_are_logged_once_and_their_mending_too(
         time.sleep(0.1)
     until(lambda: len(caplog.messages) > 1)
     began, mended = caplog.messages
-    assert began.startswith("the store does not take what is counted here: ")
-    assert mended == "the store takes what is counted here again"
+    name = f"limiter '{prefix}' at {proxy.url}"
+    assert began.startswith(f"flushing the counts of {name} failed: ")
+    assert mended == f"the counts of {name} can be flushed again"
 
 
 def test_who_closes_it_too_waits_until_everything_is_told(

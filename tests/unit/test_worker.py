@@ -1,0 +1,187 @@
+"""The worker of blocking limiters, and callers that a signal handler's exception interrupts.
+
+A handler may run wherever a Python function begins, a loop goes back or a call has returned, so an
+exception is raised before each line in turn, and before each function's first.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from distwindow.background import ending
+from distwindow.background.agent import Agent, Agents
+from distwindow.background.thread import Thread
+from distwindow.core.clock import SYSTEM
+from distwindow.local.cell import FAR
+from tests.servers import until
+
+
+class Interrupt(BaseException):
+    """As of a signal handler."""
+
+
+class Work:
+    """Stands in for a limiter: counts that are sent when they are due."""
+
+    def __init__(self) -> None:
+        self.next_at = FAR
+        self.wake: Callable[[], object] = lambda: None
+        self.counted = self.sent = 0
+        self.senders: set[int] = set()
+
+    def count(self) -> None:
+        self.counted += 1
+        self.next_at = SYSTEM.monotonic()
+        self.wake()
+
+    def send(self, last: bool) -> None:
+        self.senders.add(threading.get_ident())
+        self.next_at = FAR
+        self.sent = self.counted
+
+    def unsent(self) -> int:
+        return self.counted - self.sent
+
+    def worked(self, now: float) -> None: ...
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Thread:
+    """One of its own, which does not take part in the end of this process."""
+    monkeypatch.setattr("distwindow.background.thread.ENDING", ending.Ending())
+    monkeypatch.setattr(ending.Ending, "serve", lambda *_, **__: None)
+    monkeypatch.setattr(ending.Ending, "hook_exit", lambda *_: None)
+    return Thread()
+
+
+def serve(worker: Thread, work: Any) -> Agent:
+    return worker.serve(work, work.send, SYSTEM, name="a test", handle_sigterm=False)
+
+
+def interrupted(step: Callable[[], object], number: int) -> bool:
+    """Do `step`, with an exception before the line of that number outside of this file; did it come
+    to that?
+    """
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if event in ("call", "line") and frame.f_code.co_filename != __file__:
+            left -= 1
+            if left == 0:
+                raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        step()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int:
+    """Interrupt `step` at each of its moments, with `after` each time; how many there were."""
+    for number in range(1, 500):
+        was_interrupted = interrupted(step, number)
+        after()
+        if not was_interrupted:
+            return number - 1
+    raise AssertionError("it never ends")
+
+
+def test_a_wake_up_that_is_interrupted(worker: Thread) -> None:
+    """The next one has everything sent, by the one thread."""
+    works = [Work(), Work()]
+    for work in works:
+        serve(worker, work)
+
+    def after() -> None:
+        works[1].count()
+        until(lambda: works[0].sent == works[0].counted, timeout=5)
+        until(lambda: works[1].sent == works[1].counted, timeout=5)
+
+    assert every_moment(works[0].count, after) > 2
+    assert works[0].counted > 2
+    assert len(works[0].senders | works[1].senders) == 1
+
+
+def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread is never at work beside the first."""
+    monkeypatch.setattr("distwindow.background.thread.ENDING", ending.Ending())
+    monkeypatch.setattr(ending.Ending, "serve", lambda *_, **__: None)
+    for number in range(1, 30):
+        worker, work = Thread(), Work()
+        serve(worker, work)
+        was_interrupted = interrupted(work.count, number)
+        for _ in range(20):
+            work.count()
+            until(lambda work=work: work.sent == work.counted, timeout=5, every=0.0005)  # type: ignore[misc]
+        assert len(work.senders) == 1
+        if not was_interrupted:
+            break
+    assert number > 2
+
+
+@pytest.mark.parametrize("name", ["wait_for", "dismiss"])
+def test_waiting_that_is_interrupted(worker: Thread, name: str) -> None:
+    work = Work()
+    agent = serve(worker, work)
+    entered, release = threading.Event(), threading.Event()
+
+    def send(last: bool) -> None:
+        entered.set()
+        release.wait(5)
+        work.send(last)
+
+    agent.work = send
+
+    def step() -> None:
+        getattr(worker, name)(agent)
+
+    def after() -> None:
+        release.set()
+        if agent.at_work is not None:
+            agent.at_work.wait(5)
+        entered.clear()
+        release.clear()
+        work.count()
+        entered.wait(5)
+        threading.Timer(0.005, release.set).start()  # so that there is something to wait for
+
+    after()
+    assert every_moment(step, after) > 1
+    release.set()
+    until(lambda: work.sent == work.counted, timeout=5)
+    assert len(work.senders) == 1
+
+
+def test_flushing_all_needs_no_wake_up(worker: Thread) -> None:
+    """A caller was interrupted between counting and waking, and its process ends."""
+    work = Work()
+    agent = serve(worker, work)
+    work.counted = 3
+    worker.flush_all(SYSTEM.monotonic() + 5, final=True)
+    assert work.sent == 3
+    worker.dismiss(agent)
+    work.counted = 4
+    worker.flush_all(SYSTEM.monotonic() + 5, final=True)
+    assert work.sent == 3, "it is closed"
+
+
+def test_a_limiter_that_is_dropped_is_forgotten() -> None:
+    agents, work = Agents(), Work()
+    agent = Agent(work, work.send, "a test")  # type: ignore[arg-type]
+    agents.add(agent)
+    assert agents.alive() == [agent]
+    del agent
+    assert agents.alive() == []
+    assert not agents._refs
