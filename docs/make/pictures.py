@@ -185,12 +185,12 @@ class Shared(MemoryStore):
         super().__init__(clock)
         self.log = []
 
-    def execute(self, command):
+    def execute(self, command, deadline=None):
         reply = super().execute(command)
         self.log.append((self.clock.now_ms() - EPOCH, command, reply))
         return reply
 
-    def attempt(self, command):
+    def attempt(self, command, deadline=None):
         return decide(command, self.execute(command), self.source)
 
 

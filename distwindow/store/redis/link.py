@@ -18,7 +18,7 @@ from .handshake import check_version, misconfigured, time_ms
 from .outcome import is_interruption
 from .patience import Job
 from .place import Node
-from .talk import Talk, talk_of
+from .talk import Talk, socket_of, talk_of
 
 _FRESH = 0.005
 """Seconds for which a connection that has answered is taken to be alive: a look costs a system
@@ -137,7 +137,9 @@ class Link:
         if opening is None:
             if (why := node.down()) is not None:
                 return Lost(why, sent=False)
-            opening = self._opening = Job(partial(_opened, node, self._clock), _dropped)
+            opening = self._opening = Job(
+                partial(_opened, node, self._clock), partial(_dropped, clock=self._clock)
+            )
         opening.start()
         if not opening.wait(deadline - self._clock.monotonic()):
             return Lost("connecting", sent=False, late=True)
@@ -152,14 +154,16 @@ class Link:
         node.reached()
         if opened.now_ms is not None:
             node.clock.learn(opened.now_ms, opened.at)
+        talk = talk_of(opened.socket, self._clock)
         # In one step: who is interrupted before leaves it to the next call.
-        self._generation, self._trip, self._talk = opened.generation, opened.trip, opened.talk
+        self._generation, self._trip, self._talk = opened.generation, opened.trip, talk
         self._opening = None
         return None
 
 
 class _Opened(NamedTuple):
-    talk: Talk
+    socket: Any
+    """See `socket_of`."""
     generation: int
     now_ms: int | None
     """The server's time where it matters, and our time (monotonic seconds) when it said so."""
@@ -168,8 +172,8 @@ class _Opened(NamedTuple):
     """Seconds that connecting's last question took."""
 
 
-def _dropped(opened: _Opened) -> None:
-    opened.talk.close()
+def _dropped(opened: _Opened, clock: Clock) -> None:
+    talk_of(opened.socket, clock).close()
 
 
 def _opened(node: Node, clock: Clock) -> _Opened:
@@ -185,7 +189,7 @@ def _opened(node: Node, clock: Clock) -> _Opened:
         began = clock.monotonic()
         now_ms = time_ms(_ask(connection, "TIME")) if node.clock.used else None
         at = clock.monotonic()
-        return _Opened(talk_of(connection, clock), generation, now_ms, at, at - began)
+        return _Opened(socket_of(connection), generation, now_ms, at, at - began)
     except BaseException:  # whatever it is: nobody else knows of this connection
         connection.disconnect()
         raise

@@ -51,20 +51,30 @@ class Talk(Protocol):
         ...
 
 
-def talk_of(connection: Any, clock: Clock) -> Talk:
-    """The way to talk over an open redis-py connection. Its socket is taken from it: destructors of
-    redis-py are Python code, and what a signal handler raises in one is dropped by Python. That of
-    a socket is C.
+def socket_of(connection: Any) -> Any:
+    """The socket of an open redis-py connection, taken from it; the connection, if it has none.
+
+    Destructors of redis-py are Python code, and what a signal handler raises in one is dropped by
+    Python. That of a socket is C.
     """
     sock = getattr(connection, "_sock", None)
     if not isinstance(sock, socket.socket):
-        return ClientTalk(connection)
+        return connection
     connection._sock = None
     # They hold themselves by bound methods: without this, the garbage collector would run their
     # destructors later, in any thread.
     vars(connection._parser).clear()
     vars(connection).clear()
-    return TlsTalk(sock, clock) if isinstance(sock, ssl.SSLSocket) else TcpTalk(sock, clock)
+    return sock
+
+
+def talk_of(opened: Any, clock: Clock) -> Talk:
+    """The way to talk over what `socket_of` has returned; made in the thread that will use it, as
+    gevent's polls belong to the thread in which they were made.
+    """
+    if not isinstance(opened, socket.socket):
+        return ClientTalk(opened)
+    return TlsTalk(opened, clock) if isinstance(opened, ssl.SSLSocket) else TcpTalk(opened, clock)
 
 
 def _close(sock: socket.socket, opened_by: int) -> None:
