@@ -271,36 +271,33 @@ class Nearby(Generic[C]):
         """Put to `found` what the worker has to carry now; with `last`, all that is to be carried
         ever. Where this raises, what has been found is to be settled as not sent.
         """
-        seen: list[C] = []
+        done: dict[int, C] = {}
         with self._collecting:
             try:
                 for _ in range(len(self._dirty)):
                     cell = self._dirty[0]
-                    seen.append(cell)
                     cell.dirty = False  # before its counts are taken: later ones are noticed
-                    errand = self._flush(cell)
-                    if errand is not None:
-                        found.append(errand)
+                    self._collect(cell, done, found)
                     # Only now, so that a signal handler that raises leaves it there.
                     if self._dirty and self._dirty[0] is cell:
                         self._dirty.popleft()
                 if last:
-                    self._overlooked(seen, found)
+                    # Also what is not marked: where a signal handler has raised just before it was,
+                    # or when the reply to its flush had come.
+                    for cell in [*self._cells.all(), *self._left_behind]:
+                        if cell.counted():
+                            self._collect(cell, done, found)
             except BaseException:
-                self._dirty.extend(seen)  # nothing of `found` will be sent
+                self._dirty.extend(done.values())  # nothing of `found` will be sent
                 raise
 
-    def _overlooked(self, seen: Iterable[C], found: list[Errand]) -> None:
-        """What is counted in cells that are not marked: where a signal handler has raised just
-        before they were, or when the reply to their flush had come.
-        """
-        done = {id(cell) for cell in seen}
-        for cell in [*self._cells.all(), *self._left_behind]:
-            if id(cell) not in done and cell.counted():
-                done.add(id(cell))
-                errand = self._flush(cell)
-                if errand is not None:
-                    found.append(errand)
+    def _collect(self, cell: C, done: dict[int, C], found: list[Errand]) -> None:
+        """Put the flush of `cell` to `found`, once."""
+        if id(cell) not in done:
+            done[id(cell)] = cell
+            errand = self._flush(cell)
+            if errand is not None:
+                found.append(errand)
 
     def worked(self, now: float) -> None:
         """The worker has been: when is it to come again?"""
