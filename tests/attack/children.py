@@ -32,8 +32,10 @@ class Child:
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         self.name = name
         self.plan = plan
-        self._said = tempfile.TemporaryFile("w+", encoding="utf-8")
-        self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the child
+        self._complaints = tempfile.TemporaryFile(  # noqa: SIM115
+            "w+", encoding="utf-8", errors="replace"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.attack.{name}", json.dumps(plan)],
             stdin=subprocess.PIPE,
@@ -105,7 +107,7 @@ class Child:
 
 
 def watched() -> None:
-    """In the child: print all stacks at SIGQUIT, then die of it. Signals start as a shell has them."""
+    """In the child: print all stacks at SIGQUIT, then die of it. SIGINT is as a shell has it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)

@@ -15,7 +15,7 @@ from tests.attack.children import Child
 from tests.attack.frame import FOREVER, Run, Violation, derived
 from tests.attack.shared_counts import SharedCounts
 from tests.attack.stored import all_stored, conserved
-from tests.servers import Standalone, until
+from tests.servers import Delay, Proxy, Standalone, until
 
 MODES = ["direct", "leased", "eventual"]
 ENDS = [
@@ -43,16 +43,19 @@ END_S = 8.0
 def ends(run: Run) -> None:
     """Ways to end, drawn by the seed, until the time is up; or only the one that is asked for."""
     rng = random.Random(run.seed)
-    with Standalone() as server:
+    # A link that is slow, so that a lease is often on its way when its limiter closes.
+    with Standalone() as server, Proxy(server.port) as proxy:
+        proxy.fault = Delay(replies=0.03)
         stop, left = time.monotonic() + run.seconds, rng.sample(VARIANTS, len(VARIANTS))
         turn = 0
         while turn == 0 or time.monotonic() < stop:
             variant = run.only or left[turn % len(left)]
-            _one(run, server, variant, turn)
+            url = proxy.url if "close amid" in variant else server.url
+            _one(run, server, url, variant, turn)
             turn += 1
 
 
-def _one(run: Run, server: Standalone, variant: str, turn: int) -> None:
+def _one(run: Run, server: Standalone, url: str, variant: str, turn: int) -> None:
     mode, way = variant.split(": ")
     # A direct limiter counts refusals by itself: nearly all of its calls are refused.
     limit = Limit("1/day" if mode == "direct" else FOREVER)
@@ -60,7 +63,7 @@ def _one(run: Run, server: Standalone, variant: str, turn: int) -> None:
     counts = SharedCounts.made(2 * THREADS, KEYS)
     try:
         told = {
-            "url": server.url, "prefix": prefix, "mode": mode, "way": way, "limit": str(limit),
+            "url": url, "prefix": prefix, "mode": mode, "way": way, "limit": str(limit),
             "keys": KEYS, "threads": THREADS, "counts": str(counts.path),
             "seconds": 0.3, "seed": derived(run.seed, turn), "closes": CLOSES,
         }  # fmt: skip

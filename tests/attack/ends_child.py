@@ -34,7 +34,11 @@ def made() -> Limiter:
 
 def calls(limiter: Limiter, row: int, seconds: float) -> None:
     """Calls on all keys, and on a few of them often, until the limiter is closed."""
-    mine, rng, until = counts.row(row), random.Random(told["seed"] + row), time.monotonic() + seconds
+    mine, rng, until = (
+        counts.row(row),
+        random.Random(told["seed"] + row),
+        time.monotonic() + seconds,
+    )
     hot = rng.sample(range(len(names)), 10)
     rare = 0 if "close amid" in way else 0.5  # hot keys alone have large leases
     acquire = limiter.try_acquire
@@ -113,7 +117,11 @@ def forked(limiter: Limiter) -> None:
 
 
 async def acalls(limiter: AsyncLimiter, row: int, seconds: float) -> None:
-    mine, rng, until = counts.row(row), random.Random(told["seed"] + row), time.monotonic() + seconds
+    mine, rng, until = (
+        counts.row(row),
+        random.Random(told["seed"] + row),
+        time.monotonic() + seconds,
+    )
     while time.monotonic() < until:
         for _ in range(50):
             index = rng.randrange(5 if "close amid" in way else len(names))

@@ -20,7 +20,7 @@ FOREVER = "1000000000/day"
 
 
 class Violation(AssertionError):
-    """Something that the documentation promises did not hold. `history`: the events that show it."""
+    """Something that the documentation promises does not hold. `history`: the events of it."""
 
     def __init__(self, what: str, history: Iterable[Any] = ()) -> None:
         super().__init__(what)

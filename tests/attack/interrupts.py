@@ -120,7 +120,7 @@ def _is_ours(finalizer: Any) -> bool:
 
 def _where(frame: FrameType | None) -> str:
     """The innermost lines of the code that was interrupted, outermost last."""
-    lines = []
+    lines: list[str] = []
     while frame is not None and len(lines) < 6:
         lines.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
         frame = frame.f_back

@@ -1,8 +1,8 @@
 """Scenario `model`: random script commands at given times, to Redis and to a model; equal answers.
 
-Deterministic: a difference is shrunk by delta debugging to the fewest commands that show it. Replies
-are compared for what they mean, through `Command` objects and a `Limiter`, so that the wire format
-may change.
+Deterministic: a difference is shrunk by delta debugging to the fewest commands that show it.
+Replies are compared for what they mean, through `Command` objects and a `Limiter`, so that the wire
+format may change.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from distwindow import Decision, Limit, Limiter
@@ -165,9 +166,8 @@ class Subject:
         if state is None:
             return self.model.read(parts[0]), None
         rows = [
-            (b.start, b.passed, b.blocked, b.success, b.error, b.rt_sum_ms)
-            + (-1 if b.rt_min_ms is None else b.rt_min_ms,)
-            for b in state.buckets
+            (*row[:6], -1 if row[6] is None else row[6])
+            for row in (astuple(bucket) for bucket in state.buckets)
         ]
         return self.model.read(parts[0]), rows
 
@@ -229,8 +229,12 @@ def drawn(rng: random.Random) -> Iterator[Op]:
         )
         match verb:
             case "acquire":
-                yield verb, dt, some(), rng.choice([1, 1, 1, 2, rng.randint(1, 12)]), (
-                    rng.random() < 0.1
+                yield (
+                    verb,
+                    dt,
+                    some(),
+                    rng.choice([1, 1, 1, 2, rng.randint(1, 12)]),
+                    (rng.random() < 0.1),
                 )
             case "peek" | "call":
                 yield verb, dt, some()

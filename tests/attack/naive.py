@@ -117,8 +117,7 @@ class Model:
                     ring.log.append(Counted(ring.newest, blocked=part.cost))
             return Answer(0, *_refusal(parts, rings, now)), 0, 0
         rest = min(
-            part.amount - ring.passed() - part.cost
-            for part, ring in zip(parts, rings, strict=True)
+            part.amount - ring.passed() - part.cost for part, ring in zip(parts, rings, strict=True)
         )
         granted = min(more, rest // 2)
         _add(parts, rings, [part.cost + granted for part in parts])
@@ -199,10 +198,16 @@ class Model:
         rows = []
         for number in range(ring.newest - part.span + 1, ring.newest + 1):
             here = [one for one in ring.log if one.number == number]
-            sums = [sum(one[i] for one in here) for i in range(1, 6)]
-            ends = [one.rt_min_ms for one in here if one.success or one.error]
-            if any(sums[:4]):
-                least = min(end for end in ends if end is not None) if ends else -1
+            sums = [
+                sum(one.passed for one in here),
+                sum(one.blocked for one in here),
+                sum(one.success for one in here),
+                sum(one.error for one in here),
+                sum(one.rt_sum_ms for one in here),
+            ]
+            ends = [one.rt_min_ms or 0 for one in here if one.success or one.error]
+            if sums[:4] != [0, 0, 0, 0]:
+                least = min(ends, default=-1)
                 rows.append((number * part.bucket_ms, *sums, least))
         return rows
 
@@ -217,10 +222,7 @@ class Model:
         return not self.rings.get(part.ring, Ring()).lost(now, part.bucket_ms, part.span)
 
     def _view(self, parts: Sequence[Part], now: int) -> list[Ring]:
-        return [
-            self.rings.get(part.ring, Ring()).seen(now, part)
-            for part in parts
-        ]
+        return [self.rings.get(part.ring, Ring()).seen(now, part) for part in parts]
 
     def _open(self, parts: Sequence[Part], now: int) -> list[Ring]:
         rings = self._view(parts, now)

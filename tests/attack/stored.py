@@ -61,8 +61,8 @@ def conserved(
     history: Iterable[Any] = (),
 ) -> tuple[int, int]:
     """For each key: what the server has counted is what returned calls have counted, and at most
-    what calls of unknown outcome have. `stranded` and `lost` are allowances over all keys: of permits
-    that leases may have left behind, of counts that killed processes had not told.
+    what calls of unknown outcome have. `stranded` and `lost` are allowed over all keys: permits
+    that leases may have left behind, counts that killed processes had not told.
 
     Returns how many were stranded and lost.
     """
@@ -82,8 +82,8 @@ def conserved(
         if sum(by_key.values()) > allowed:
             worst = sorted(by_key, key=lambda key: by_key[key], reverse=True)[:8]
             raise Violation(
-                f"{what}: {sum(by_key.values())} {word}, over {len(by_key)} of {len(certain)} keys; "
-                f"{allowed} are explained",
+                f"{what}: {sum(by_key.values())} {word}, over {len(by_key)} of "
+                f"{len(certain)} keys; {allowed} are explained",
                 [
                     *history,
                     *(

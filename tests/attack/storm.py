@@ -1,8 +1,8 @@
 """Scenario `storm`: exceptions out of signal handlers at random moments, in every mode.
 
 The application's exception must arrive as itself, no call may outlive its deadline, no thread may
-hang, the worker must live, and what the server has counted must be what the calls have returned, but
-for the interrupted ones.
+hang, the worker must live, and what the server has counted must be what the calls have returned,
+but for the interrupted ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _calling(run: Run, server: Standalone, mode: str, threads: int, **more: Any)
             "interrupts": 10**9, "threads": threads, "keys": rng.choice([3, 3, 2000]), **more,
         }  # fmt: skip
         facts = _said(run, f"{mode}-{threads}", told)
-        _conserved(run, server, prefix, mode, facts)
+        _conserved(run, server, told, facts)
 
 
 def _said(run: Run, variant: str, told: dict[str, Any]) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def _said(run: Run, variant: str, told: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _conserved(
-    run: Run, server: Standalone, prefix: str, mode: str, facts: dict[str, Any]
-) -> None:
+def _conserved(run: Run, server: Standalone, told: dict[str, Any], facts: dict[str, Any]) -> None:
+    prefix, mode = told["prefix"], told["mode"]
     sums: dict[str, dict[str, int]] = facts["sums"]
     with server.client(decode_responses=False) as client:
-        counts = all_stored(client, prefix, sums["certain"].keys() | sums["unsure"].keys(), LONG)
+        keys = [f"k{number}" for number in range(told["keys"])]
+        counts = all_stored(client, prefix, keys, LONG)
         tight = all_stored(client, prefix + "-tight", sums["blocked"], Limit("5/day"))
     # A fetch that was interrupted may strand the lease it was to bring: at most what was called
     # in a quarter of a second. More than half of all calls on one key are never as many.
@@ -120,4 +120,3 @@ def _conserved(
     for key, count in tight.items():
         sure, unsure = sums["blocked"].get(key, 0), sums["unsure_blocked"].get(key, 0)
         between(f"storm {mode}: blocked permits of {key}", count.blocked, sure, sure + unsure, [])
-

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.attack.stored import stored
 
 TIMEOUT_S = 1.0
 SLACK_S = 1.0
-HANG_S = 10.0
+HANG_S = float(plan().get("hang_s", 10.0)) if __name__ == "__main__" else 10.0
 TIGHT = "5/day"
 
 
@@ -85,10 +86,11 @@ class Calls:
 
     def op(self, tally: Tally, rng: random.Random) -> tuple[str, Callable[[], None]]:
         """The next thing to do, with its name."""
-        draw = rng.random()
+        # Of a planted fault nothing else is to be seen.
+        draw = 0.92 if self.told.get("planted") else rng.random()
         if draw < 0.6:
             calls = [(rng.choice(self.keys), rng.choice([1, 1, 3])) for _ in range(40)]
-            return "try_acquire", lambda: self.hits(tally, calls)
+            return "try_acquire", partial(self.hits, tally, calls)
         key = rng.choice(self.keys)
         for most, name in (
             (0.72, "tight"),
@@ -99,9 +101,8 @@ class Calls:
             (0.97, "stats"),
         ):
             if draw < most:
-                method = getattr(self, name)
-                return name, lambda: method(tally, key)
-        return "flush", lambda: self.flush(tally, key)
+                return name, partial(getattr(self, name), tally, key)
+        return "flush", partial(self.flush, tally, key)
 
     def hits(self, tally: Tally, calls: list[tuple[str, int]]) -> None:
         certain, acquire, clock = tally.certain, self.limiter.try_acquire, now_s
@@ -162,7 +163,6 @@ class Calls:
 
     def flush(self, tally: Tally, key: str) -> None:
         self.limiter.flush()
-
 
 
 def wrong(storm: Interrupts, tally: Tally, name: str, caught: BaseException | None) -> None:
@@ -234,7 +234,9 @@ def storm(told: dict[str, Any]) -> None:
                 faulthandler.dump_traceback()
                 break
         within = rng.choice([30e-6, 100e-6, 400e-6, 3e-3])
-        if rng.random() < 0.002:
+        if told.get("planted") == "twice":
+            within = 100.0  # no interrupts
+        if rng.random() < 0.002 and not told.get("planted"):
             close_amid(calls, interrupts, within)
             continue
         name, work = calls.op(mine, rng)
@@ -346,17 +348,19 @@ def plant(what: str) -> None:
     real = Limiter.peek
 
     def swallowing(self: Limiter, key: Any) -> Any:
-        try:
-            return real(self, key)
-        except Exception:
-            return None
+        with suppress(Exception):
+            time.sleep(0.01)
 
     def hanging(self: Limiter, key: Any) -> Any:
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
+        while True:
+            with suppress(BaseException):
+                time.sleep(1)
 
-    planted: Any = {"swallow": swallowing, "hang": hanging}[what]
+    def counting_twice(self: Limiter, key: Any) -> Any:
+        self.try_acquire(key)  # which nobody has called
+        return real(self, key)
+
+    planted: Any = {"swallow": swallowing, "hang": hanging, "twice": counting_twice}[what]
     Limiter.peek = planted  # type: ignore[method-assign]
 
 

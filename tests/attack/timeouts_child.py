@@ -23,10 +23,10 @@ class Calls:
         self.rng = random.Random(told["seed"])
         self.left = told["calls"]
         names = [f"k{number}" for number in range(told["keys"])]
-        self.certain: Counter[str] = Counter({name: 0 for name in names})
+        self.certain: Counter[str] = Counter(dict.fromkeys(names, 0))
         self.unsure: Counter[str] = Counter()
         self.figures: Counter[str] = Counter()
-        self.lease: Counter[str] = Counter({name: 2 for name in names})
+        self.lease: Counter[str] = Counter(dict.fromkeys(names, 2))
         self._recent: dict[str, deque[float]] = {name: deque() for name in names}
         self.names = names
 

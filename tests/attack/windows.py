@@ -1,4 +1,4 @@
-"""Checks of admissions over time: no window holds more than its limit, no call outlives its deadline."""
+"""Checks over time: no window holds more than its limit, no call outlives its deadline."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def any_window(calls: Iterable[Admitted], amount: int, interval_ms: int) -> int:
             if held > amount:
                 begin = call.now_ms - interval_ms + 1
                 raise Violation(
-                    f"{held} of {amount} permits of {key!r} in the {interval_ms} ms from {begin} on",
+                    f"{held} of {amount} permits of {key!r} in {interval_ms} ms from {begin} on",
                     _inside(admitted, key, begin, call.now_ms + 1),
                 )
     return fullest
@@ -85,6 +85,4 @@ def in_time(calls: Iterable[Timed], slack_ms: int) -> int:
 
 
 def _inside(calls: Iterable[Admitted], key: str, since: int, until: int) -> list[dict[str, Any]]:
-    return [
-        call._asdict() for call in calls if call.key == key and since <= call.now_ms < until
-    ]
+    return [call._asdict() for call in calls if call.key == key and since <= call.now_ms < until]
