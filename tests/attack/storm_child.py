@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from distwindow import ConfigurationError, Limit, Limiter, RateLimitExceeded, StoreError
+from distwindow import ConfigurationError, Limit, Limiter, StoreError
 from tests.attack.children import alive_for, plan, say, watched
 from tests.attack.frame import FOREVER
 from tests.attack.interrupts import Interrupts, now_s
@@ -169,7 +169,7 @@ def wrong(storm: Interrupts, tally: Tally, name: str, caught: BaseException | No
     """What a call has raised that nobody has promised."""
     if isinstance(caught, StoreError):
         storm.tally[f"raised {type(caught).__name__}"] += 1
-    elif caught is not None and not isinstance(caught, RateLimitExceeded):
+    elif caught is not None:
         storm.wrong(f"raised {type(caught).__name__}", call=name, error=repr(caught)[:300])
 
 
