@@ -24,6 +24,7 @@ from tests.attack.stored import stored
 
 TIMEOUT_S = 1.0
 SLACK_S = 1.0
+LINE_S = 1.5
 HANG_S = float(plan().get("hang_s", 10.0)) if __name__ == "__main__" else 10.0
 TIGHT = "5/day"
 
@@ -70,6 +71,7 @@ class Calls:
         self.rng = random.Random(told["seed"])
         self.keys = [f"k{number}" for number in range(told["keys"])]
         self.unknown = 0
+        self.waited = 0
         self.limiter = self.made(FOREVER)
         self.tight_limiter = self.made(TIGHT)
 
@@ -151,7 +153,10 @@ class Calls:
 
     def acquire(self, tally: Tally, key: str) -> None:
         tally.what, tally.cost, tally.key = "call", 1, key
-        self.limiter.acquire(key, timeout=0.5)
+        began = now_s()
+        self.limiter.acquire(key, timeout=LINE_S)
+        if now_s() - began > LINE_S * 0.8:
+            self.waited = self.waited + 1  # in a line in which nobody can be for that long
         tally.certain[key] = tally.certain[key] + 1
         tally.key = None
 
@@ -289,6 +294,8 @@ def reckon(calls: Calls, interrupts: Interrupts, tallies: list[Tally]) -> None:
             for key, number in getattr(tally, name).items():
                 total[key] += number
         sums[name] = dict(total)
+    if calls.waited:
+        interrupts.wrong("acquire waits its whole time, under a limit that refuses nobody")
     worst = max(tally.worst_s for tally in tallies)
     if worst > TIMEOUT_S + SLACK_S:
         interrupts.wrong("a call outlives its deadline", seconds=round(worst, 2))
