@@ -27,7 +27,7 @@ def test_scripts_answer_as_the_model_does(seed: int) -> None:
 @pytest.mark.parametrize("variant", STORMS)
 def test_interrupts_arrive_as_themselves(variant: str) -> None:
     """And no call hangs, and what is counted is what was called."""
-    run = Run(3, 1.5 if variant.startswith("connecting") else 3, variant)
+    run = Run(3, 2 if variant.startswith("connecting") else 4, variant)
     storm(run)
     assert run.figures["interrupts"] > (10 if variant.startswith("connecting") else 200)
 
