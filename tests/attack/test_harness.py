@@ -16,7 +16,8 @@ from tests.attack import children, fleet_check, storm
 from tests.attack.__main__ import main
 from tests.attack.frame import Run, Violation, between, derived
 from tests.attack.interrupts import Interrupts
-from tests.attack.model import Op, Subject, differs, drawn, model, shrunk
+from tests.attack.model import Subject, differs, model, shrunk
+from tests.attack.model_cases import Op, drawn
 from tests.attack.naive import Model, Part
 from tests.attack.stored import conserved
 from tests.attack.windows import Admitted, Timed, aligned, any_window, in_time
