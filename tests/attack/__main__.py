@@ -10,11 +10,17 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 
 from tests.attack.frame import Run, Scenario, Violation, derived
 
 SCENARIOS = ("model", "storm", "fleet", "ends", "timeouts", "cold_start")
+TURNS = (
+    *("model", "storm", "fleet", "storm", "ends"),
+    *("storm", "timeouts", "storm", "cold_start", "storm"),
+)
+"""The storm has twelve variants, of which a turn plays one."""
 TURN_S = {"model": 10.0, "storm": 15.0, "fleet": 18.0, "ends": 15.0, "timeouts": 6.0}
 """Seconds of one turn; five for those that are not named."""
 
@@ -49,7 +55,7 @@ def main(arguments: list[str]) -> int:
     stop, turn = time.monotonic() + told.minutes * 60, 0
     try:
         while turn == 0 or (time.monotonic() < stop and not told.only):
-            name = only or SCENARIOS[turn % len(SCENARIOS)]
+            name = only or TURNS[turn % len(TURNS)]
             own = seed if told.only else derived(seed, name, turn) % 10**9
             seconds = told.seconds or TURN_S.get(name, 5.0)
             if not told.only:
@@ -74,6 +80,9 @@ def _turn(name: str, run: Run, sums: Run) -> bool:
         scenario(name)(run)
     except Violation as found:
         violation = found
+    except Exception as exc:
+        # A server that does not start, or a child that says what nobody expects.
+        violation = Violation(f"the scenario failed: {exc!r}", [traceback.format_exc()])
     took = time.monotonic() - began
     sums.gather(dict(run.figures))
     sums.count("turns")
