@@ -65,7 +65,8 @@ def _one(run: Run, server: Standalone, url: str, variant: str, turn: int) -> Non
         told = {
             "url": url, "prefix": prefix, "mode": mode, "way": way, "limit": str(limit),
             "keys": KEYS, "threads": THREADS, "counts": str(counts.path),
-            "seconds": 0.3, "seed": derived(run.seed, turn), "closes": CLOSES,
+            "seconds": 0.3 if run.seconds else 0.15, "seed": derived(run.seed, turn),
+            "closes": CLOSES,
         }  # fmt: skip
         history = [f"variant {variant!r}, plan {told}"]
         before = _play(run, told, way, counts, history)
