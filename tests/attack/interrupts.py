@@ -8,7 +8,6 @@ the bookkeeping here consists of those.
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -56,6 +55,7 @@ class Interrupts:
         self._kind: type[BaseException] = Interrupt
         self._pending: BaseException | None = None
         self._where = ""
+        self._destroying = False
         signal.signal(signal.SIGALRM, self._handle)
         sys.unraisablehook = self._unraisable
 
@@ -64,6 +64,7 @@ class Interrupts:
             self._armed = False
             self._pending = exc = self._kind("of the application")
             self._where = _where(frame)
+            self._destroying = _is_destroying(frame)
             raise exc
 
     def round(self, name: str, work: Callable[[], object], within: float) -> Outcome:
@@ -72,7 +73,6 @@ class Interrupts:
         self._pending = None
         delay = max(1e-6, self._rng.random() * within)
         caught: BaseException | None = None
-        collections = _collections()
         try:
             signal.setitimer(signal.ITIMER_REAL, delay)
             try:
@@ -88,9 +88,8 @@ class Interrupts:
         if pending is None:
             return Outcome(caught, False)
         self.tally["interrupts"] += 1
-        if caught is None and _collections() != collections:
-            # Whatever is raised in a destructor that the collection has called is dropped.
-            self.tally["swallowed in rounds with a garbage collection"] += 1
+        if caught is None and self._destroying:
+            self.tally["lost in destructors of others"] += 1
         elif caught is not pending:
             wrong = "swallowed" if caught is None else f"replaced by {type(caught).__name__}"
             self.wrong(wrong, call=name, kind=type(pending).__name__, where=self._where)
@@ -112,20 +111,24 @@ class Interrupts:
             if ours:
                 self.wrong("lost in a finalizer", of=repr(args.object)[:200], where=self._where)
             else:
-                self.tally["lost in finalizers of others"] += 1
+                self.tally["lost in destructors of others"] += 1
         elif ours:
             self.wrong("unraisable", error=repr(args.exc_value), of=repr(args.object)[:200])
 
 
-def _collections() -> int:
-    """How often the garbage collector has run."""
-    return sum(generation["collections"] for generation in gc.get_stats())
+def _is_destroying(frame: FrameType | None) -> bool:
+    """Is it a destructor of redis-py or the standard library? Some drop exceptions themselves."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" and not _is_ours(frame):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_ours(finalizer: Any) -> bool:
     """Is it code of distwindow?"""
-    code = getattr(finalizer, "__code__", None) or getattr(finalizer, "gi_code", None)
-    return f"{os.sep}distwindow{os.sep}" in getattr(code, "co_filename", "")
+    codes = (getattr(finalizer, name, None) for name in ("__code__", "gi_code", "f_code"))
+    return any(f"{os.sep}distwindow{os.sep}" in code.co_filename for code in codes if code)
 
 
 def _where(frame: FrameType | None) -> str:
