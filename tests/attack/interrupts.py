@@ -15,8 +15,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import distwindow
+
+OURS = f"{Path(distwindow.__file__).parent}{os.sep}"
 
 
 class Interrupt(Exception):
@@ -128,7 +133,7 @@ def _is_destroying(frame: FrameType | None) -> bool:
 def _is_ours(finalizer: Any) -> bool:
     """Is it code of distwindow?"""
     codes = (getattr(finalizer, name, None) for name in ("__code__", "gi_code", "f_code"))
-    return any(f"{os.sep}distwindow{os.sep}" in code.co_filename for code in codes if code)
+    return any(code.co_filename.startswith(OURS) for code in codes if code)
 
 
 def _where(frame: FrameType | None) -> str:

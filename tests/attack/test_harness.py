@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from tests.attack import children, fleet_check, storm
+from distwindow import Limiter
+from tests.attack import children, fleet_check, interrupts, storm
 from tests.attack.__main__ import main
 from tests.attack.frame import Run, Violation, between, derived
 from tests.attack.interrupts import Interrupts
@@ -191,15 +193,15 @@ def _replacing() -> None:
 def test_a_swallowed_exception_is_found() -> None:
     before, hook = signal.getsignal(signal.SIGALRM), sys.unraisablehook
     try:
-        interrupts = Interrupts(random.Random(1))
+        rounds = Interrupts(random.Random(1))
         Interrupts.KINDS, kinds = (ValueError,), Interrupts.KINDS
-        assert interrupts.round("fair", lambda: time.sleep(0.5), 0.01).interrupted
-        assert not any(name.startswith("wrong") for name in interrupts.tally)
-        interrupts.round("x", _swallowing, 0.01)
-        interrupts.round("y", _replacing, 0.01)
-        assert interrupts.tally["wrong: swallowed"] == 1
-        assert interrupts.tally["wrong: replaced by RuntimeError"] == 1
-        assert not interrupts.round("quick", lambda: None, 0.5).interrupted
+        assert rounds.round("fair", lambda: time.sleep(0.5), 0.01).interrupted
+        assert not any(name.startswith("wrong") for name in rounds.tally)
+        rounds.round("x", _swallowing, 0.01)
+        rounds.round("y", _replacing, 0.01)
+        assert rounds.tally["wrong: swallowed"] == 1
+        assert rounds.tally["wrong: replaced by RuntimeError"] == 1
+        assert not rounds.round("quick", lambda: None, 0.5).interrupted
         Interrupts.KINDS = kinds
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -251,3 +253,11 @@ def test_ctrl_c_ends_it_with_its_figures(
     monkeypatch.setattr("tests.attack.__main__.scenario", lambda name: interrupted)
     assert main(["--seed", "9"]) == 0
     assert "interrupted" in capsys.readouterr().out
+
+
+def test_whose_destructor_it_is() -> None:
+    """By the file of its code: an exception lost in our own is a fault, in others' it is counted."""
+    assert interrupts._is_ours(Limiter.try_acquire)
+    assert not interrupts._is_ours(redis.Connection.__del__)
+    assert not interrupts._is_ours(test_conservation)
+    assert interrupts._is_destroying(None) is False
