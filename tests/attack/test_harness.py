@@ -256,7 +256,7 @@ def test_ctrl_c_ends_it_with_its_figures(
 
 
 def test_whose_destructor_it_is() -> None:
-    """By the file of its code: an exception lost in our own is a fault, in others' it is counted."""
+    """By the file of its code: what is lost in our own is a fault, in others' it is counted."""
     assert interrupts._is_ours(Limiter.try_acquire)
     assert not interrupts._is_ours(redis.Connection.__del__)
     assert not interrupts._is_ours(test_conservation)
