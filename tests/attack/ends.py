@@ -65,8 +65,8 @@ def _one(run: Run, server: Standalone, url: str, variant: str, turn: int) -> Non
         told = {
             "url": url, "prefix": prefix, "mode": mode, "way": way, "limit": str(limit),
             "keys": KEYS, "threads": THREADS, "counts": str(counts.path),
-            "seconds": 0.3 if run.seconds else 0.15, "seed": derived(run.seed, turn),
-            "closes": CLOSES,
+            "seconds": 0.3 if run.seconds or "close amid" in way else 0.15,
+            "seed": derived(run.seed, turn), "closes": CLOSES,
         }  # fmt: skip
         history = [f"variant {variant!r}, plan {told}"]
         before = _play(run, told, way, counts, history)
@@ -137,6 +137,9 @@ def _unreturned(variant: str) -> int:
     mode, way = variant.split(": ")
     if way in ("normal", "exception", "thread exits", "fork", "async normal"):
         return 0
+    if way == "aclose amid calls" and mode == "leased":
+        # It cuts calls off, whose outcome is unknown then, each with the lease it was to fetch.
+        return THREADS * CLOSES * 16
     if "close amid" in way:
         return THREADS * CLOSES  # what a call fetches for others that late, it gives back
     return 2 * THREADS * (8 if mode == "leased" else 1)

@@ -102,7 +102,7 @@ def storm(told: dict[str, Any]) -> None:
             close_amid(calls, interrupts, within)
             continue
         name, work = calls.op(mine, rng)
-        began = time.monotonic()
+        began = mine.began = time.monotonic()
         outcome = interrupts.round(name, work, within)
         spent = time.monotonic() - (mine.began if name == "try_acquire" else began)
         mine.worst_s = max(mine.worst_s, spent)
