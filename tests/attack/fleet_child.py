@@ -1,0 +1,193 @@
+"""A client of scenario `fleet`: threads or tasks that call, and log each call when it has returned.
+
+Its main thread takes orders from stdin: `fork` makes a child that calls for a moment with the same
+limiters, `end` tells everything and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError
+from distwindow.core.decision import Decision
+from tests.attack.children import monotonic_ms, plan, watched
+
+told = plan()
+PAUSE_S = 0.004
+HICCUP_S = 0.02
+
+
+class Log:
+    """A file of JSON lines, each written by one call of the kernel: a killed process leaves all it
+    has finished.
+    """
+
+    def __init__(self, name: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(os.path.join(told["folder"], name), flags)  # noqa: PTH118
+        self.name = name
+        self.rng = random.Random(f"{told['seed']} {name}")
+        own = [f"{name}-{number}" for number in range(3)]
+        self.short = told["short_keys"]
+        self.long = [*told["long_keys"], *own]
+
+    def write(self, **facts: Any) -> None:
+        os.write(self._file, json.dumps(facts).encode() + b"\n")
+
+    def call(self, window: str, key: str, cost: int, began: int, outcome: Any) -> None:
+        took = monotonic_ms() - began
+        facts: dict[str, Any] = {"window": window, "key": key, "cost": cost, "at": began}
+        if isinstance(outcome, Decision):
+            facts |= {"ok": outcome.allowed, "now": outcome.now_ms, "by": outcome.source}
+        elif isinstance(outcome, StoreError):
+            facts |= {"ok": None if outcome.charged is None else False, "by": "error"}
+        else:
+            facts |= {"ok": None, "wrong": repr(outcome)[:300]}
+        self.write(**facts, took=took)
+
+    def drawn(self) -> tuple[str, str, int]:
+        """Which window, key and cost comes next."""
+        rng = self.rng
+        if rng.random() < 0.6:
+            return "short", rng.choice(self.short), rng.choice([1, 1, 1, 2])
+        return "long", rng.choice(self.long), rng.choice([1, 1, 3])
+
+
+def settings(window: str) -> dict[str, Any]:
+    return {
+        "limits": told[window],
+        "prefix": f"{told['prefix']}-{window}",
+        "consistency": told["mode"],
+        "timeout": told["timeout"],
+    }
+
+
+def work(limiters: dict[str, Limiter], log: Log, stop: threading.Event) -> None:
+    while not stop.is_set():
+        window, key, cost = log.drawn()
+        began = monotonic_ms()
+        outcome: Any
+        try:
+            outcome = limiters[window].try_acquire(key, cost)
+        except Exception as exc:
+            outcome = exc
+        log.call(window, key, cost, began, outcome)
+        time.sleep(log.rng.random() * PAUSE_S)
+
+
+def hiccups(log: Log, stop: threading.Event) -> None:
+    """When this process could not run: frozen, or the machine was busy."""
+    while not stop.is_set():
+        before = monotonic_ms()
+        time.sleep(HICCUP_S)
+        lost = monotonic_ms() - before - int(HICCUP_S * 1000)
+        if lost > 20:
+            log.write(hiccup=before, lost=lost)
+
+
+def tell(limiters: dict[str, Limiter], log: Log) -> None:
+    """Flush, with patience: the link is sound again."""
+    for limiter in limiters.values():
+        for _ in range(20):
+            try:
+                limiter.flush()
+                break
+            except (StoreError, ConfigurationError) as exc:
+                log.write(flush=repr(exc))
+                time.sleep(0.2)
+        limiter.close()
+    log.write(ended=True, unknown=sum(limiter.unknown_total for limiter in limiters.values()))
+
+
+def forked(limiters: dict[str, Limiter], name: str) -> None:
+    """In the parent: note it first, so that a child that dies at once is missed."""
+    if os.fork() != 0:
+        return
+    try:
+        log = Log(name)
+        stop = threading.Event()
+        threading.Timer(0.7, stop.set).start()
+        threading.Thread(target=hiccups, args=(log, stop), daemon=True).start()
+        work(limiters, log, stop)
+        tell(limiters, log)
+    finally:
+        os._exit(0)
+
+
+def blocking() -> None:
+    log, stop = Log(told["name"]), threading.Event()
+    limiters = {window: Limiter(told["url"], **settings(window)) for window in ("short", "long")}
+    threads = [
+        threading.Thread(target=work, args=(limiters, log, stop), daemon=True)
+        for _ in range(told["threads"])
+    ]
+    threads.append(threading.Thread(target=hiccups, args=(log, stop), daemon=True))
+    for thread in threads:
+        thread.start()
+    forks = 0
+    for order in sys.stdin:
+        if order == "fork\n":
+            forks += 1
+            name = f"{told['name']}f{forks}"
+            log.write(fork=name)
+            forked(limiters, name)
+        else:
+            break
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    tell(limiters, log)
+
+
+async def awork(limiters: dict[str, AsyncLimiter], log: Log, stop: threading.Event) -> None:
+    while not stop.is_set():
+        window, key, cost = log.drawn()
+        began = monotonic_ms()
+        outcome: Any
+        try:
+            outcome = await limiters[window].try_acquire(key, cost)
+        except Exception as exc:
+            outcome = exc
+        log.call(window, key, cost, began, outcome)
+        await asyncio.sleep(log.rng.random() * PAUSE_S)
+
+
+async def awaiting() -> None:
+    log, stop = Log(told["name"]), threading.Event()
+    limiters = {
+        window: AsyncLimiter(told["url"], **settings(window)) for window in ("short", "long")
+    }
+    threading.Thread(target=hiccups, args=(log, stop), daemon=True).start()
+    tasks = [asyncio.create_task(awork(limiters, log, stop)) for _ in range(told["threads"])]
+    order = "fork\n"
+    while order == "fork\n":
+        order = await asyncio.to_thread(sys.stdin.readline)
+    stop.set()
+    await asyncio.gather(*tasks)
+    unknown = 0
+    for limiter in limiters.values():
+        for _ in range(20):
+            try:
+                await limiter.flush()
+                break
+            except (StoreError, ConfigurationError) as exc:
+                log.write(flush=repr(exc))
+                await asyncio.sleep(0.2)
+        unknown += limiter.unknown_total
+        await limiter.aclose()
+    log.write(ended=True, unknown=unknown)
+
+
+if __name__ == "__main__":
+    watched()
+    if told["kind"] == "async":
+        asyncio.run(awaiting())
+    else:
+        blocking()

@@ -1,0 +1,240 @@
+"""Scenario `model`: random script commands at given times, to Redis and to a model; equal answers.
+
+Deterministic: a difference is shrunk by delta debugging to the fewest commands that show it.
+Replies are compared for what they mean, through `Command` objects and a `Limiter`, so that the wire
+format may change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from distwindow import Decision, Limit, Limiter
+from distwindow.connect import open_store
+from distwindow.core.stats import Bucket
+from distwindow.wire.command import Acquire, Charge, Flush, Lease, Peek, Read, Reset, Verdict
+from distwindow.wire.keys import ring_name, stem
+from tests.attack.frame import Run, Violation, derived
+from tests.attack.model_cases import KEYS, SHAPES, Op, drawn
+from tests.attack.naive import Answer, Model, Part
+from tests.servers import Standalone
+
+BEGIN_MS = 1_800_000_003_217
+
+
+class HandClock:
+    """Wall time moved by hand; the rest is the machine's, for timeouts."""
+
+    def __init__(self) -> None:
+        self.ms = BEGIN_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Subject:
+    """One case: the commands go to Redis and to the model."""
+
+    def __init__(self, url: str) -> None:
+        self.clock = HandClock()
+        self.store = open_store(url, timeout=10, clock="client", time=self.clock)
+        self.begin("unused")
+
+    def begin(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.limiter = Limiter(self.store, "1/second", prefix=prefix, time=self.clock)
+        self.clock.ms = BEGIN_MS
+        self.model = Model()
+        self.decisions: list[tuple[Decision, list[Part], list[int]]] = []
+        self.flushes: dict[str, list[tuple[int, list[Charge], list[Part], Any]]] = {}
+        self._seq = itertools.count(1)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def limit(self, shape: int, amount: int) -> Limit:
+        bucket_ms, buckets, bound = SHAPES[shape]
+        return Limit(amount, bucket_ms * buckets / 1000, buckets, bound)  # type: ignore[arg-type]
+
+    def parts(self, rings: Sequence[Sequence[int]]) -> tuple[list[Charge], list[Part]]:
+        charges, parts = [], []
+        for key, shape, amount, cost in rings:
+            limit = self.limit(shape, amount)
+            name = ring_name(stem(self.prefix, KEYS[key]), limit)
+            charges.append(Charge(name, limit, cost, KEYS[key]))
+            parts.append(Part(name.decode(), amount, limit.bucket_ms, limit.span, cost))
+        return charges, parts
+
+    def do(self, op: Op) -> tuple[Any, Any]:
+        """What the model says and what Redis says; equal where the command is skipped."""
+        verb, dt, *rest = op
+        self.clock.ms = max(BEGIN_MS - 10**9, self.clock.ms + dt)
+        method: Callable[..., tuple[Any, Any]] = getattr(self, f"_{verb}")
+        return method(*rest)
+
+    def _acquire(self, rings: Any, times: int, tell: bool) -> tuple[Any, Any]:
+        charges, parts = self.parts(rings)
+        reply = self.store.execute(Acquire(tuple(charges), times=times, tell=tell))
+        return self.model.acquire(parts, self.clock.ms, times), answer(reply)
+
+    def _peek(self, rings: Any) -> tuple[Any, Any]:
+        charges, parts = self.parts(rings)
+        reply = self.store.execute(Peek(tuple(charges)))
+        return self.model.peek(parts, self.clock.ms), answer(reply)
+
+    def _lease(self, rings: Any, more: int, quiet: bool) -> tuple[Any, Any]:
+        charges, parts = self.parts(rings)
+        now = self.clock.ms
+        if len(parts) > 1 and any(
+            self.model.newest(part, now) > now // part.bucket_ms for part in parts
+        ):
+            more = 0  # where the clock is behind one of several rings, nothing need be lent
+        reply = self.store.execute(Lease(tuple(charges), more=more, quiet=quiet))
+        expected = self.model.lease(parts, self.clock.ms, more, quiet)
+        return expected, (answer(reply.verdict), reply.more, reply.ends_ms)
+
+    def _flush(self, rings: Any, counts: Any, sender: str, pull: bool, how: str) -> tuple[Any, Any]:
+        charges, parts = self.parts(rings)
+        now = self.clock.ms
+        seen = [[(now + ago, *row) for ago, *row in ring] for ring in counts]
+        seq = next(self._seq)
+        sent = self.flushes.setdefault(sender, [])
+        if how != "new" and sender:
+            if not sent:
+                return None, None
+            seq, charges, parts, old = sent[-1] if how == "again" else sent[len(sent) // 2]
+            seen = old if how == "again" else seen
+            # Whether a ring that began anew still knows a sender is nowhere promised: leave it out.
+            if how == "stale" and len(seen) != len(parts):
+                return None, None
+            for part in parts:
+                last = self.model.taken(part, sender, now)
+                if last is None or not last[1] or last[0] < seq:
+                    return None, None
+        elif sender:
+            sent.append((seq, charges, parts, seen))
+        buckets = tuple(tuple(_bucket(row) for row in ring) for ring in seen)
+        reply = self.store.execute(
+            Flush(tuple(charges), counts=buckets, sender=sender, seq=seq, pull=pull)
+        )
+        passed = [{at: sum_ for at, sum_ in ring.items() if sum_} for ring in reply.passed]
+        expected = self.model.flush(parts, now, seen, sender, seq, pull)
+        return expected if pull else [], passed
+
+    def _call(self, rings: Any) -> tuple[Any, Any]:
+        """A call through the limiter, to be refunded later."""
+        _, parts = self.parts(rings)
+        items = [(KEYS[k], self.limit(shape, amount), cost) for k, shape, amount, cost in rings]
+        decision = self.limiter.try_acquire_all(items)
+        expected = self.model.acquire(parts, self.clock.ms)
+        if decision.allowed:
+            numbers = [self.model.newest(part, self.clock.ms) for part in parts]
+            self.decisions.append((decision, parts, numbers))
+            return (expected.admitted, expected.left), (1, decision.remaining)
+        said = (0, decision.remaining, round(decision.retry_after * 1000))
+        return (expected.admitted, max(0, expected.left), expected.retry_ms), said
+
+    def _refund(self, which: int) -> tuple[Any, Any]:
+        if not self.decisions:
+            return None, None
+        decision, parts, numbers = self.decisions[which % len(self.decisions)]
+        given = self.limiter.refund(decision)
+        return self.model.refund(parts, self.clock.ms, numbers), given
+
+    def _read(self, ring: Any) -> tuple[Any, Any]:
+        charges, parts = self.parts([ring])
+        (state,) = self.store.execute(Read(tuple(charges))).states
+        if state is None:
+            return self.model.read(parts[0]), None
+        rows = [
+            (*row[:6], -1 if row[6] is None else row[6])
+            for row in (astuple(bucket) for bucket in state.buckets)
+        ]
+        return self.model.read(parts[0]), rows
+
+    def _reset(self, rings: Any) -> tuple[Any, Any]:
+        charges, parts = self.parts(rings)
+        return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).done
+
+
+def answer(verdict: Verdict) -> Answer:
+    v = verdict
+    return Answer(v.admitted, v.ring, v.left, v.reset_ms, v.retry_ms, v.admitted_by)
+
+
+def _bucket(row: Sequence[int]) -> Bucket:
+    start, passed, blocked, success, error, rt_sum, rt_min = row
+    return Bucket(start, passed, blocked, success, error, rt_sum, rt_min)
+
+
+def differs(subject: Subject, ops: Sequence[Op], prefix: str) -> tuple[int, Any, Any] | None:
+    """The first command that the two answer differently; at the end each ring is read, too."""
+    subject.begin(prefix)
+    rings = sorted({tuple(r[:2]) for op in ops for r in op[2:3] if isinstance(r, list) for r in r})
+    last: list[Op] = [("read", 0, (*ring, 1, 1)) for ring in rings]
+    for index, op in enumerate([*ops, *last]):
+        try:
+            expected, found = subject.do(op)
+        except Exception as exc:
+            expected, found = "no error", repr(exc)
+        if expected != found:
+            return index, expected, found
+    return None
+
+
+def shrunk(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool], seconds: float) -> list[Op]:
+    """Delta debugging: the fewest commands that still fail, as far as time allows."""
+    left, parts, until = list(ops), 2, time.monotonic() + seconds
+    while len(left) > 1 and time.monotonic() < until:
+        size = -(-len(left) // parts)
+        for at in range(0, len(left), size):
+            fewer = left[:at] + left[at + size :]
+            if fails(fewer):
+                left, parts = fewer, max(parts - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(left), parts * 2)
+    return left
+
+
+def model(run: Run) -> None:
+    """Cases one after the other until the time is up."""
+    with Standalone() as server:
+        subject, until = Subject(server.url), time.monotonic() + run.seconds
+        try:
+            for case in itertools.count():
+                if time.monotonic() >= until:
+                    return
+                ops = list(drawn(random.Random(derived(run.seed, "model", case))))
+                names = (f"m{case}-{attempt}" for attempt in itertools.count())
+                found = differs(subject, ops, next(names))
+                run.count("calls", len(ops))
+                if found is not None:
+                    _report(subject, ops, names, case)
+        finally:
+            subject.close()
+
+
+def _report(subject: Subject, ops: list[Op], names: Iterator[str], case: int) -> None:
+    few = shrunk(ops, lambda fewer: differs(subject, fewer, next(names)) is not None, 20)
+    found = differs(subject, few, next(names))
+    assert found is not None
+    index, expected, reply = found
+    raise Violation(
+        f"case {case}: command {index} is answered otherwise than the model says\n"
+        f"  model {expected}\n  redis {reply}",
+        [list(op) for op in few],
+    )

@@ -1,0 +1,158 @@
+"""In the child of scenario `storm`: the calls, and what each thread knows of its own."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from distwindow import Limiter
+from tests.attack.frame import FOREVER
+from tests.attack.interrupts import now_s
+
+TIMEOUT_S = 1.0
+LINE_S = 1.5
+TIGHT = "5/day"
+
+
+class Tally:
+    """What one thread knows of its calls. All by assignment: no interrupt leaves half of it."""
+
+    def __init__(self) -> None:
+        self.certain: dict[str, int] = defaultdict(int)
+        self.unsure: dict[str, int] = defaultdict(int)
+        self.ends: dict[str, int] = defaultdict(int)
+        self.unsure_ends: dict[str, int] = defaultdict(int)
+        self.blocked: dict[str, int] = defaultdict(int)
+        self.unsure_blocked: dict[str, int] = defaultdict(int)
+        self.key: str | None = None
+        """Of the call under way; so its cost, and in which of the three it will be counted."""
+        self.cost = 0
+        self.what = ""
+        self.calls = 0
+        self.worst_s = 0.0
+        self.began = 0.0
+
+    def doubt(self) -> None:
+        """The call under way has ended with an error: whether it has counted is not known."""
+        key, cost = self.key, self.cost
+        self.key = None
+        if key is None:
+            return
+        if self.what == "refund":
+            self.certain[key] -= cost
+        if self.what == "tight":
+            self.unsure_blocked[key] += cost
+        else:
+            self.unsure[key] += cost
+        if self.what == "entry":
+            self.unsure_ends[key] += 1
+
+
+class Calls:
+    """The limiters and the calls to them."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+        self.rng = random.Random(told["seed"])
+        self.keys = [f"k{number}" for number in range(told["keys"])]
+        self.unknown = 0
+        self.waited = 0
+        self.limiter = self.made(FOREVER)
+        self.tight_limiter = self.made(TIGHT)
+
+    def made(self, limit: str) -> Limiter:
+        return Limiter(
+            self.told["url"],
+            limit,
+            prefix=self.told["prefix"] + ("-tight" if limit == TIGHT else ""),
+            consistency=self.told["mode"],
+            timeout=TIMEOUT_S,
+            flush_interval=0.05,
+            sync_interval=0.05,
+        )
+
+    def op(self, tally: Tally, rng: random.Random) -> tuple[str, Callable[[], None]]:
+        """The next thing to do, with its name."""
+        # Of a planted fault nothing else is to be seen.
+        draw = 0.92 if self.told.get("planted") else rng.random()
+        if draw < 0.6:
+            calls = [(rng.choice(self.keys), rng.choice([1, 1, 3])) for _ in range(40)]
+            return "try_acquire", partial(self.hits, tally, calls)
+        key = rng.choice(self.keys)
+        for most, name in (
+            (0.72, "tight"),
+            (0.78, "entry"),
+            (0.84, "refund"),
+            (0.90, "acquire"),
+            (0.94, "peek"),
+            (0.97, "stats"),
+        ):
+            if draw < most:
+                return name, partial(getattr(self, name), tally, key)
+        return "flush", partial(self.flush, tally, key)
+
+    def hits(self, tally: Tally, calls: list[tuple[str, int]]) -> None:
+        certain, acquire, clock = tally.certain, self.limiter.try_acquire, now_s
+        for number, (key, cost) in enumerate(calls):
+            name = key.encode() if number % 3 == 0 else key
+            tally.what, tally.cost, tally.key = "call", cost, key
+            tally.began = clock()
+            decision = acquire(name, cost)
+            if decision[0]:
+                certain[key] = certain[key] + cost
+            tally.key = None
+            tally.calls = tally.calls + 1
+            spent = clock() - tally.began
+            if spent > tally.worst_s:
+                tally.worst_s = spent
+
+    def tight(self, tally: Tally, key: str) -> None:
+        name = "t" + key[-1]
+        for _ in range(10):
+            tally.what, tally.cost, tally.key = "tight", 2, name
+            decision = self.tight_limiter.try_acquire(name, 2)
+            if not decision[0]:
+                tally.blocked[name] = tally.blocked[name] + 2
+            tally.key = None
+
+    def entry(self, tally: Tally, key: str) -> None:
+        tally.what, tally.cost, tally.key = "entry", 1, key
+        try:
+            with self.limiter.entry(key):
+                if tally.calls % 2:
+                    raise LookupError
+        except LookupError:
+            pass
+        tally.certain[key] = tally.certain[key] + 1
+        tally.ends[key] = tally.ends[key] + 1
+        tally.key = None
+
+    def refund(self, tally: Tally, key: str) -> None:
+        tally.what, tally.cost, tally.key = "call", 4, key
+        decision = self.limiter.try_acquire(key, 4)
+        tally.certain[key] = tally.certain[key] + 4
+        tally.what = "refund"
+        given = self.limiter.refund(decision)
+        tally.certain[key] = tally.certain[key] - given
+        tally.key = None
+
+    def acquire(self, tally: Tally, key: str) -> None:
+        tally.what, tally.cost, tally.key = "call", 1, key
+        began = now_s()
+        self.limiter.acquire(key, timeout=LINE_S)
+        if now_s() - began > LINE_S * 0.8:
+            self.waited = self.waited + 1  # in a line in which nobody can be for that long
+        tally.certain[key] = tally.certain[key] + 1
+        tally.key = None
+
+    def peek(self, tally: Tally, key: str) -> None:
+        self.limiter.peek(key)
+
+    def stats(self, tally: Tally, key: str) -> None:
+        self.limiter.stats(key)
+
+    def flush(self, tally: Tally, key: str) -> None:
+        self.limiter.flush()
