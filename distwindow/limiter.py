@@ -36,7 +36,7 @@ from .flow.admit import wait
 from .flow.book import Book
 from .flow.drive import arun, run
 from .flow.effect import Dialogue, Fetch, Together
-from .flow.line import Lines
+from .flow.line import AsyncPlace, Lines, Place
 from .flow.sync import work
 from .store.memory import MemoryStore
 from .wire.command import Acquire
@@ -190,8 +190,15 @@ class Limiter(_Face):
         """
         command = self._book.acquire(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
-        with self._lines.turn(command, _patience(timeout)) as place:
+        place = Place(self._lines, command, _patience(timeout))
+        try:
+            place.wait()
             return run(wait(command, place), lambda _: attempt(), self._store.clock.sleep)
+        finally:
+            try:
+                place.leave()
+            finally:
+                place.leave()  # a signal handler may have raised in the first
 
     def peek(self, key: AnyKey) -> Decision:
         """The decision a cost of 1 would get now; counts nothing, so `remaining` is before it."""
@@ -261,12 +268,13 @@ class Limiter(_Face):
         A store object that the caller made stays open, as it stays the caller's.
         """
         with self._closing:  # who closes it, too, waits until everything is told
-            THREAD.dismiss(self._agent)
             if not self._kept:
                 self._near.close()  # first: what is counted after that, nobody would tell
                 ends = self._store.clock.monotonic() + self._timeout
                 for fetch in self._near.fetches():  # what they bring has to be given back
                     fetch.gate.wait(ends - self._store.clock.monotonic())
+                self._near.wake = _nobody  # the worker would only be in the way
+            THREAD.dismiss(self._agent)
             failure = self._work(True)
             if not self._kept:
                 failure = self._work(True) or failure  # of calls that were just being decided
@@ -392,8 +400,12 @@ class AsyncLimiter(_Face):
         """See `Limiter.acquire`."""
         command = self._book.acquire(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
-        async with self._lines.aturn(command, _patience(timeout)) as place:
+        place = AsyncPlace(self._lines, command, _patience(timeout))
+        try:
+            await place.await_()
             return await arun(wait(command, place), lambda _: attempt(), self._store.sleep)
+        finally:
+            place.leave()
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
@@ -446,11 +458,12 @@ class AsyncLimiter(_Face):
 
     async def aclose(self) -> None:
         """See `Limiter.close`."""
-        await TASKS.dismiss(self._agent)
         if not self._kept:
             self._near.close()
             if self._near.leases:
                 await self._store.drain()  # a lease on its way has to be given back
+            self._near.wake = _nobody
+        await TASKS.dismiss(self._agent)
         failure = await self._work(True)
         if not self._kept:
             failure = await self._work(True) or failure
@@ -500,6 +513,10 @@ def _named(function: Callable[..., Any]) -> str:
 def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A decorator's key or cost for this call."""
     return value(*args, **kwargs) if callable(value) else value
+
+
+def _nobody() -> None:
+    """In the place of the worker's wake-up, once a limiter is closed."""
 
 
 _STREAK = 64

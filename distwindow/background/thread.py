@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import start_new_thread
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any
 
 from ..core.clock import SYSTEM, Clock
-from ..core.waiting import OneShotEvent, WakeUp
+from ..core.waiting import OneShotEvent, WakeUp, start_thread
 from ..flow.near import Inside, Near
 from ..local.cell import FAR
 from .agent import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, Agent, Agents, monotonic
@@ -106,8 +104,7 @@ class Thread:
 
     def _start(self) -> None:
         ENDING.hook_exit()
-        with suppress(RuntimeError):  # Python is exiting: `flush_all` does without
-            start_new_thread(self._run, ())
+        start_thread(self._run)  # where Python is exiting, `flush_all` does without
 
     def _run(self) -> None:
         running, wake_up = self._running, self._wake_up

@@ -16,9 +16,11 @@ leaves their inner lock held for ever. What waits or wakes here does so by one c
 
 from __future__ import annotations
 
+from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 
 class OneShotEvent:
@@ -71,3 +73,17 @@ class WakeUp:
         while not self._tokens.empty():  # several may have called at once
             self._tokens.get()
         return True
+
+
+def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
+    """Start a thread; False where Python is exiting, and starts none any more.
+
+    Not a `threading.Thread`, whose `start` waits for an Event: an exception leaves that half done.
+    """
+    try:
+        start_new_thread(function, arguments)
+    except RuntimeError as exc:
+        if exc.__traceback__ is not None and exc.__traceback__.tb_next is not None:
+            raise  # out of a signal handler: `start_new_thread` has no frame
+        return False
+    return True

@@ -48,6 +48,7 @@ def wait(command: Acquire, place: Place) -> Dialogue[Decision]:
     the caller's patience ends first, without sleeping it off.
     """
     began: int | None = None
+    patience = place.patience
     while True:
         decision: Decision = yield command
         if decision.allowed:
@@ -55,7 +56,7 @@ def wait(command: Acquire, place: Place) -> Dialogue[Decision]:
         if began is None:
             began = decision.now_ms
         waited = (decision.now_ms - began) / 1000
-        if place.patience is not None and waited + decision.retry_after > place.patience:
+        if patience is not None and waited + decision.retry_after > patience:
             raise RateLimitExceeded(decision)
         place.refused(decision)
         yield Sleep(decision.retry_after)

@@ -12,37 +12,113 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import RateLimitExceeded
-from ..wire.command import Acquire, Charge
+from ..core.waiting import WakeUp
+from ..wire.command import Acquire
 
 
 class Place:
-    """A waiter's place as head of its line."""
+    """A waiter's place in the line for a key: `wait` to be its head, and `leave` in any case.
 
-    __slots__ = ("_clock", "_line", "patience")
+    `leave` may be called before it has joined, and again: who is interrupted by a signal handler
+    would else stay in the line, and nobody behind would ever be served.
+    """
 
-    def __init__(self, line: _Line, clock: Clock, ends: float | None) -> None:
-        self._line = line
-        self._clock = clock
-        self.patience = None if ends is None else max(0.0, ends - clock.monotonic())
+    def __init__(self, lines: Lines, command: Acquire, patience: float | None) -> None:
+        """`patience`: seconds that the waiter has in all; None: endless."""
+        self._lines = lines
+        self._clock = lines.clock
+        self._charge = command.charges[0]
+        self._ends = None if patience is None else self._clock.monotonic() + patience
+        self._line: _Line | None = None
+        self._woken = WakeUp()
+
+    @property
+    def patience(self) -> float | None:
         """Seconds from now until the waiter gives up; None: never."""
+        return None if self._ends is None else max(0.0, self._ends - self._clock.monotonic())
+
+    def wait(self) -> None:
+        """Until those who came before have been served, or the time is over.
+
+        Raises `RateLimitExceeded` when patience cannot last that long. Its `retry_after` is when
+        the head of the line has its permits: one's own come no earlier.
+        """
+        self._join()
+        while not self._is_head() and (left := self._left()) != 0.0:
+            self._woken.sleep(left)
+
+    def leave(self) -> None:
+        """Make way for the next."""
+        line = self._line
+        if line is not None:
+            self._lines.leave(self, line, self._charge.ring)
+
+    def wake(self) -> None:
+        """It may be the head now."""
+        self._woken.wake()
 
     def refused(self, decision: Decision) -> None:
         """The head has to wait until then, so those behind it have to wait longer."""
+        assert self._line is not None
         self._line.refusal = (self._clock.monotonic() + decision.retry_after, decision)
+
+    def _join(self) -> None:
+        self._lines.join(self, self._charge.ring)
+
+    def _is_head(self) -> bool:
+        assert self._line is not None
+        return self._line.waiting[0] is self
+
+    def _left(self) -> float | None:
+        """Seconds a waiter may still stand in line. When they are over and nobody ahead has been
+        refused (so the store is slow), the waiter may ask out of turn rather than go empty-handed.
+        """
+        if self._ends is None:
+            return None
+        assert self._line is not None
+        now = self._clock.monotonic()
+        if self._line.refusal is not None:
+            until, decision = self._line.refusal
+            if until > self._ends or now >= self._ends:
+                left, charge = max(0.0, until - now), self._charge
+                raise RateLimitExceeded(
+                    decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
+                )
+        return max(0.0, self._ends - now)
+
+
+class AsyncPlace(Place):
+    """`Place` for tasks."""
+
+    def __init__(self, lines: Lines, command: Acquire, patience: float | None) -> None:
+        super().__init__(lines, command, patience)
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    async def await_(self) -> None:
+        """See `Place.wait`."""
+        self._join()
+        while not self._is_head() and (left := self._left()) != 0.0:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._event.wait(), left)
+            self._event.clear()
+
+    def wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
 
 
 class _Line:
     __slots__ = ("refusal", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Callable[[], object]] = deque()
+        self.waiting: deque[Place] = deque()
         self.refusal: tuple[float, Decision] | None = None
 
 
@@ -50,84 +126,30 @@ class Lines:
     """The lines of one limiter, one for each thing that is waited for. Safe between threads."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.after_fork()
 
     def after_fork(self) -> None:
         """The child begins without waiters: their threads exist in the parent only."""
-        self._lock = threading.Lock()
+        # Re-entrant, because a signal handler may wait for the limiter it has interrupted.
+        self._lock = threading.RLock()
         self._lines: dict[Any, _Line] = {}
 
-    @contextmanager
-    def turn(self, command: Acquire, patience: float | None) -> Iterator[Place]:
-        """Be head of the line for the key of `command`, after those who came before.
-
-        Raises `RateLimitExceeded` when patience (seconds; None: endless) cannot last that long. Its
-        `retry_after` is when the head of the line has its permits: one's own come no earlier.
-        """
-        served = threading.Event()
-        wake = served.set
-        charge = command.charges[0]
-        line, ends = self._join(charge.ring, wake, patience)
-        try:
-            while not served.is_set() and (left := self._left(line, ends, charge)) != 0.0:
-                served.wait(left)
-            yield Place(line, self._clock, ends)
-        finally:
-            self._leave(charge.ring, line, wake)
-
-    @asynccontextmanager
-    async def aturn(self, command: Acquire, patience: float | None) -> AsyncIterator[Place]:
-        """`turn` for tasks."""
-        served = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(served.set)
-
-        charge = command.charges[0]
-        line, ends = self._join(charge.ring, wake, patience)
-        try:
-            while not served.is_set() and (left := self._left(line, ends, charge)) != 0.0:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(served.wait(), left)
-            yield Place(line, self._clock, ends)
-        finally:
-            self._leave(charge.ring, line, wake)
-
-    def _join(
-        self, name: Any, wake: Callable[[], object], patience: float | None
-    ) -> tuple[_Line, float | None]:
-        ends = None if patience is None else self._clock.monotonic() + patience
+    def join(self, place: Place, name: Any) -> None:
+        """Have `place` stand at the end of the line of that name."""
         with self._lock:
-            line = self._lines.setdefault(name, _Line())
-            line.waiting.append(wake)
-            if len(line.waiting) == 1:
-                wake()
-        return line, ends
+            line = self._lines.get(name)
+            if line is None:
+                line = self._lines[name] = _Line()
+            place._line = line  # first, so that a place that is interrupted here can leave
+            line.waiting.append(place)
 
-    def _leave(self, name: Any, line: _Line, wake: Callable[[], object]) -> None:
+    def leave(self, place: Place, line: _Line, name: Any) -> None:
+        """Take `place` out of its line. Whoever is the head then is woken."""
         with self._lock:
-            was_head = line.waiting[0] is wake
-            line.waiting.remove(wake)
-            if was_head and line.waiting:
-                line.waiting[0]()
-            if not line.waiting and self._lines.get(name) is line:
+            if place in line.waiting:
+                line.waiting.remove(place)
+            if line.waiting:
+                line.waiting[0].wake()
+            elif self._lines.get(name) is line:
                 del self._lines[name]
-
-    def _left(self, line: _Line, ends: float | None, charge: Charge) -> float | None:
-        """Seconds a waiter may still stand in line. When they are over and nobody ahead has been
-        refused (so the store is slow), the waiter may ask out of turn rather than go empty-handed.
-        """
-        if ends is None:
-            return None
-        now = self._clock.monotonic()
-        if line.refusal is not None:
-            until, decision = line.refusal
-            if until > ends or now >= ends:
-                left = max(0.0, until - now)
-                raise RateLimitExceeded(
-                    decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
-                )
-        return max(0.0, ends - now)

@@ -307,6 +307,9 @@ class Nearby(Generic[C]):
         except BaseException:  # a signal handler's exception
             self.next_at = now
             raise
+        finally:
+            if self.next_at < FAR:
+                self.wake()  # the worker may have looked just before
 
     def _come_again(self, now: float) -> None:
         if self._dirty:
@@ -321,7 +324,7 @@ class Nearby(Generic[C]):
     def close(self) -> None:
         """Nothing is decided here any more."""
         self._closed = True
-        self._left_behind = self._cells.all()
+        self._left_behind += self._cells.all()  # again, where a signal handler raised in between
         self._cells.empty()
 
     # -- the end of the process (background/ending.py) --------------------------------------------
@@ -365,7 +368,11 @@ class Nearby(Generic[C]):
         # A second overdue: whoever was to come, an event loop, is gone.
         if at < self.next_at or self.next_at < at - self._interval - 1:
             self.next_at = at
-            self.wake()
+            try:
+                self.wake()
+            except BaseException:  # a signal handler's exception: the next caller wakes it
+                self.next_at = FAR
+                raise
 
     def _flush(self, cell: C) -> Errand | None:
         with self._cells.slow:

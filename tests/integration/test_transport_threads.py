@@ -74,27 +74,45 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.compat
-def test_one_connection_a_thread_closed_when_the_thread_ends(redis_url: str, prefix: str) -> None:
+def test_one_connection_a_thread_handed_on_when_the_thread_ends(
+    redis_url: str, prefix: str
+) -> None:
+    def connections(server: Any) -> set[Any]:
+        return set(named(server, prefix))
+
     with (
         Limiter(redis_url, PLENTY, prefix=prefix, name=prefix) as limiter,
         admin(redis_url) as server,
     ):
-        gates = threading.Barrier(7, timeout=10), threading.Barrier(7, timeout=10)
 
-        def work() -> None:
-            for turn in range(20):
-                limiter.try_acquire(f"k{turn % 3}")
-            for gate in gates:
-                gate.wait()
+        def crowd(size: int) -> set[Any]:
+            gates = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
 
-        threads = [in_background(work) for _ in range(6)]
-        gates[0].wait()
-        assert len(named(server, prefix)) == 6
-        gates[1].wait()
-        for thread in threads:
-            thread.join()
-        gc.collect()
-        until(lambda: not named(server, prefix), what="the connections of threads that ended")
+            def work() -> None:
+                for turn in range(20):
+                    limiter.try_acquire(f"k{turn % 3}")
+                for gate in gates:
+                    gate.wait()
+
+            threads = [in_background(work) for _ in range(size)]
+            gates[0].wait()
+            seen = connections(server)
+            gates[1].wait()
+            for thread in threads:
+                thread.join()
+            return seen
+
+        first = crowd(6)
+        assert len(first) == 6
+        assert crowd(6) == first
+        for _ in range(50):
+            crowd(1)
+        assert connections(server) == first
+        crowd(40)
+        crowd(1)
+        until(lambda: len(connections(server)) <= 16 + 1, what="the end of idle connections")
+    with admin(redis_url) as server:
+        until(lambda: not named(server, prefix))
 
 
 def test_connections_do_not_grow_with_threads_that_come_and_go(redis_url: str, prefix: str) -> None:
@@ -362,17 +380,21 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two guards, one behind the other: take the first away, and the second still holds."""
-    from distwindow.store.redis.link import Link
+    from distwindow.store.redis import link
 
-    monkeypatch.setattr(Link, "_hang_up", lambda self: None)
+    monkeypatch.setattr(link, "_close_elsewhere", lambda talk: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     limiter.try_acquire("k")
+    store: Any = limiter._store
+    talk = store._mine.direct._talk
     with alarm(interrupt):
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
                 limiter.try_acquire("k")
+    assert store._mine.direct._talk is None
+    store._mine.direct._talk = talk
     with pytest.raises(StoreError) as caught:
         limiter.try_acquire("k")
     assert caught.value.charged is None

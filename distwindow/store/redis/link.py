@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from _thread import start_new_thread
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,6 +12,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
+from ...core.waiting import start_thread
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
 from .outcome import is_interruption
@@ -81,9 +81,10 @@ class Link:
             if replies > 1 and type(raw) is not Lost:
                 raw = talk.hear(deadline)
         except BaseException as exc:
+            self._talk = None  # at once: see `_hang_up`
+            _close_elsewhere(talk)
             failed = isinstance(exc, (OSError, hiredis.HiredisError))
             if not failed or is_interruption(exc):
-                self._hang_up()
                 raise
             raw = Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
         if type(raw) is Lost:
@@ -118,14 +119,11 @@ class Link:
     def _hang_up(self) -> None:
         """Drop a connection that failed, or in whose exchange a signal handler has raised (Celery's
         soft time limit): the replies that are still to come must not be taken for other calls'.
-        Another thread closes it.
+        Another thread closes it, as a signal handler may raise here again.
         """
         talk, self._talk = self._talk, None
         if talk is not None:
-            try:
-                start_new_thread(talk.close, ())
-            except RuntimeError:  # Python is exiting, and starts no threads any more
-                talk.close()
+            _close_elsewhere(talk)
 
     def _open(self, deadline: float) -> Lost | None:
         """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
@@ -159,6 +157,11 @@ class Link:
         self._generation, self._trip, self._talk = opened.generation, opened.trip, talk
         self._opening = None
         return None
+
+
+def _close_elsewhere(talk: Talk) -> None:
+    if not start_thread(talk.close):
+        talk.close()
 
 
 class _Opened(NamedTuple):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 import traceback
-from _thread import start_new_thread
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ...core.waiting import OneShotEvent
+from ...core.waiting import OneShotEvent, start_thread
 
 T = TypeVar("T")
 
@@ -54,6 +53,7 @@ class Job(Generic[T]):
         """What the work has raised."""
         self._wanted = True
         self._started = False
+        self._claim = threading.Lock()
         self._done = OneShotEvent()
 
     def start(self) -> None:
@@ -62,14 +62,13 @@ class Job(Generic[T]):
         """
         if self._started:
             return
-        self._started = True
-        # Not a threading.Thread: a signal handler that raises in its start() leaves it half made.
-        try:
-            start_new_thread(self._run, ())
-        except RuntimeError:  # Python is exiting, and starts no threads any more
+        if not start_thread(self._run):
             self._run()
+        self._started = True
 
     def _run(self) -> None:
+        if not self._claim.acquire(False):  # started twice, where a signal handler raised between
+            return
         try:
             self._results.append(self._work())
         except Exception as exc:

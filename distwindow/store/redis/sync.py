@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ...core.clock import Clock
@@ -36,6 +37,9 @@ _TRIPS = 3
 rest of the call ahead, and then for its own.
 """
 
+_MOST_IDLE = 16
+"""Connections that ended threads have left, and that are kept for new threads."""
+
 _TOGETHER = 256
 """Commands of an exchange that are written at once: what is under way has to be done in time."""
 
@@ -57,13 +61,24 @@ class RedisStore:
         self._terms = terms
         self._closed = False
         self.unknown_total = 0
-        self.after_fork()
+        self._begin()
 
     def after_fork(self) -> None:
         """The child has its own connections, and locks that nobody holds."""
+        self._finalizer()  # here only: the parent's connections go on
+        self._begin()
+
+    def _begin(self) -> None:
         self._place: Place | None = None
         self._mine = _Mine()
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()  # a thread's end closes its own
+        self._links: dict[weakref.ref[_Token], dict[Node, Link]] = {}
+        """The links of each thread, by its token."""
+        self._ended: SimpleQueue[weakref.ref[_Token]] = SimpleQueue()
+        """The tokens of threads that have ended."""
+        self._idle: list[Link] = []
+        """What ended threads have left for new ones."""
+        self._finalizer = weakref.finalize(self, _close_all, self._links, self._idle)
+        self._finalizer.atexit = False
         # Re-entrant, because a signal handler may call the limiter it has interrupted.
         self._lock = threading.RLock()
         self._rtt = 0.0
@@ -244,10 +259,8 @@ class RedisStore:
         """Close all connections. Calls after this raise `ConfigurationError`."""
         with self._lock:
             self._closed = True
-            links = list(self._links)
             self._mine = _Mine()  # so that no thread has a connection that it need not ask for
-        for link in links:
-            link.close()
+        self._finalizer()
         if self._place is not None:
             _released(self._place)
 
@@ -399,13 +412,29 @@ class RedisStore:
         mine = self._mine
         link = mine.links.get(node)
         if link is None:
-            link = mine.links[node] = Link(node, self.clock)
             with self._lock:
                 self._check_open()
-                self._links.add(link)
+                if mine.token is None:
+                    token = _Token()
+                    self._links[weakref.ref(token, self._ended.put)] = mine.own
+                    mine.token = token
+                link = mine.links[node] = self._left_over(node) or Link(node, self.clock)
             if isinstance(self._place, OnePlace) and not self._terms.client_clock:
                 mine.direct = link
         return link
+
+    def _left_over(self, node: Node) -> Link | None:
+        """A link to `node` of a thread that has ended. Under the lock."""
+        while not self._ended.empty():
+            links = self._links.pop(self._ended.get(), {})
+            self._idle += links.values()
+            while len(self._idle) > _MOST_IDLE:
+                self._idle.pop(0).close()
+        for link in self._idle:
+            if link.node is node:
+                self._idle.remove(link)
+                return link
+        return None
 
 
 def _decided(command: Acquire, part: Part) -> Decision:
@@ -417,6 +446,15 @@ def _decided(command: Acquire, part: Part) -> Decision:
     return admitted(command, 0, left, limit.span * width - now % width, now, "store")
 
 
+class _Token:
+    """Kept by a thread alone, so that it goes when the thread ends. Its weak reference is told of
+    that: by a call of C, as a destructor would be Python code, and Python drops what a signal
+    handler raises in a destructor.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 class _Mine(threading.local):
     """A thread's own links."""
 
@@ -424,22 +462,20 @@ class _Mine(threading.local):
         self.busy = False
         """A call is under way."""
         self.links: dict[Node, Link] = {}
+        self.own = self.links
+        """`links`, but for calls out of a signal handler, which have others."""
         self.direct: Link | None = None
         """The one that all calls take, where there is one server."""
-        self._closer = _Closer(self.links)
+        self.token: _Token | None = None
 
 
-class _Closer:
-    """Closes a thread's links when the thread ends. Apart from the links, whose destructor would
-    run wherever one is dropped: Python drops what a signal handler raises in a destructor.
-    """
-
-    def __init__(self, links: dict[Node, Link]) -> None:
-        self._links = links
-
-    def __del__(self) -> None:
-        for link in self._links.values():
+def _close_all(threads: dict[Any, dict[Node, Link]], idle: list[Link]) -> None:
+    """Close every link, as the limiter is closed, or nobody has it any more."""
+    for links in list(threads.values()):
+        for link in list(links.values()):
             link.close()
+    while idle:
+        idle.pop().close()
 
 
 def _released(place: Place) -> None:

@@ -14,7 +14,6 @@ import os
 import select
 import socket
 import ssl
-from contextlib import suppress
 from typing import Any, Protocol
 
 import hiredis
@@ -79,8 +78,11 @@ def talk_of(opened: Any, clock: Clock) -> Talk:
 
 def _close(sock: socket.socket, opened_by: int) -> None:
     if os.getpid() == opened_by:  # a forked child must not end the connection of its parent
-        with suppress(OSError):  # the other side may have closed it already
+        try:
             sock.shutdown(socket.SHUT_RDWR)
+        except OSError as exc:  # the other side may have closed it already
+            if is_interruption(exc):
+                raise
     sock.close()
 
 
