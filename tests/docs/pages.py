@@ -1,7 +1,10 @@
 """The pages, and the fenced blocks in them.
 
-A block of Python is run, a block of `console` is typed into the command line. One that cannot be,
-says why in its fence: ```{.python norun="needs Celery"}
+A block of Python is run, a block of `console` is typed into the command line. Its fence may say:
+
+```{.python norun="needs Celery"}         it cannot be run, and why
+```{.console shape="counts differ"}       its output is compared by shape, and why (test_console.py)
+```{.console shape="..." config="maxmemory-policy allkeys-lru"}    run on a server configured so
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _OPEN = re.compile(
     r"""^(?P<indent>[ ]*)(?P<fence>`{3,})
-    (?: (?P<language>[\w-]*) | \{\.(?P<marked>[\w-]+)[ ]norun="(?P<norun>[^"]+)"\} )$""",
+    (?: (?P<language>[\w-]*) | \{\.(?P<marked>[\w-]+) (?P<attributes>(?:[ ]\w+="[^"]+")+) \} )$""",
     re.VERBOSE,
 )
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]+)"')
 
 
 def name(page: Path) -> str:
@@ -38,6 +42,8 @@ class Block:
     line: int
     language: str
     norun: str | None
+    shape: str | None
+    config: str | None
     text: str
 
     @property
@@ -62,7 +68,10 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
             at += 1
         text = "".join(line.removeprefix(indent) + "\n" for line in lines[first:at])
         spoken = opening["language"] or opening["marked"] or ""
-        found.append(Block(page, first + 1, spoken, opening["norun"], text))
+        said = dict(_ATTRIBUTE.findall(opening["attributes"] or ""))
+        norun, shape, config = (said.pop(known, None) for known in ("norun", "shape", "config"))
+        assert not said, f"{name(page)}:{first}: unknown attributes {list(said)}"
+        found.append(Block(page, first + 1, spoken, norun, shape, config, text))
         at += 1
     return [block for block in found if language in (None, block.language)]
 

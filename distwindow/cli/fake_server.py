@@ -1,0 +1,90 @@
+"""fakeredis on a TCP port: for the demo on a machine without a redis-server, and for the tests.
+
+Importing this module needs fakeredis, which is not a dependency of the package.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import redis
+from fakeredis import TcpFakeServer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class _ErrorsAsReplies:
+    """A client's connection inside fakeredis that returns an error reply instead of raising it.
+
+    The handler of fakeredis's TCP server sends what a connection raises and then closes the
+    client's socket. Redis goes on after an error reply, and our clients rely on that: the first
+    call of a script is answered by NOSCRIPT, and the script is sent on the same connection.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def read_response(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as exc:
+            return exc
+
+
+class FakeServer:
+    """fakeredis's TCP server in a thread of this process; `version` is the Redis it imitates."""
+
+    def __init__(self, version: tuple[int, ...] = (7, 0)) -> None:
+        self.version = version
+        self.host = "127.0.0.1"
+        self.port = 0
+        self._server: TcpFakeServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}/0"
+
+    def start(self) -> Self:
+        # Port 0: the system picks a free port at bind, so nobody else can take it in between.
+        server = TcpFakeServer((self.host, 0), server_version=self.version)
+        # A client that was not closed must not keep the process from ending.
+        server.daemon_threads = True
+        server.block_on_close = False
+        handler = server.RequestHandlerClass
+
+        class Handler(handler):  # type: ignore[misc,valid-type]
+            current_client: Any
+
+            def setup(self) -> None:
+                super().setup()
+                self.current_client = _ErrorsAsReplies(self.current_client)
+
+        server.RequestHandlerClass = Handler
+        self.port = server.server_address[1]
+        self._server = server
+        self._thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,89 @@
+"""Every file and folder that the pages about the code name is there, and stores have the members
+that `docs/architecture.md` lists.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distwindow.store.base import AsyncStore, Store
+
+from .pages import ROOT, name
+
+PAGES = [
+    ROOT / "docs" / "architecture.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+]
+# A name with or without folders. What follows a colon or a slash is part of a URL or a limit.
+_NAME = re.compile(r"(?<![\w/:.*-])\.?\w[\w-]*(?:[./][\w-]+)*/?(?![\w:*])")
+_IS_FILE = re.compile(r"\.(?:py|lua|md|sh|toml|yml|txt)$")
+
+
+def named_paths(line: str) -> list[str]:
+    """What looks like a file (`name.py`) or a folder (`name/`, or below one of ours) in a line."""
+    return [
+        found
+        for found in _NAME.findall(line)
+        if _IS_FILE.search(found)
+        or (found.endswith("/") and len(found) > 2)  # "n/" is a division
+        or ("/" in found and (ROOT / found.partition("/")[0]).is_dir())
+    ]
+
+
+def missing(page: Path, text: str) -> list[str]:
+    """The names in `text` that lead nowhere, from the page, the checkout or the package.
+
+    A bare file name may also belong to the folder of the path before it in the same line, as in
+    "`flow/near.py`, `leased.py`".
+    """
+    absent: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        folders = [page.parent, ROOT, ROOT / "distwindow"]
+        beside: Path | None = None
+        for path in named_paths(line):
+            bare = "/" not in path
+            places = [*([beside] if beside is not None and bare else []), *folders]
+            found = next((place / path for place in places if (place / path).exists()), None)
+            if found is None:
+                absent.append(f"{name(page)}:{number}: {path}")
+            elif not bare:
+                beside = found.parent if found.is_file() else found
+    return absent
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_named_files_exist(page: Path) -> None:
+    assert missing(page, page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("`core/limit.py`, `stats.py` and `connect.py`", []),
+        ("redis://localhost:6379/0, `memory://`, 100/second, and/or, `.ci/run`, near.errands", []),
+        ("see `lua/shared/ring.lua` and flow/ and tests/lua", []),
+        ("`flow/stats.py`", ["flow/stats.py"]),
+        ("`background.py` calls", ["background.py"]),
+        ("`store/redis/sync.py`, `limit.py`", ["limit.py"]),
+        ("the folder moved/ and tests/moved", ["moved/", "tests/moved"]),
+    ],
+)
+def test_a_missing_file_is_found(text: str, absent: list[str]) -> None:
+    page = PAGES[0]
+    assert missing(page, text) == [f"{name(page)}:1: {path}" for path in absent]
+
+
+def test_the_members_of_a_store_are_listed() -> None:
+    section = PAGES[0].read_text(encoding="utf-8").split("## To add a store\n")[1]
+    members = {
+        member
+        for kind in (Store, AsyncStore)
+        for member in [*vars(kind), *kind.__annotations__]
+        if not member.startswith("_")
+    }
+    assert "attempt" in members
+    assert [member for member in sorted(members) if not re.search(rf"`{member}\b", section)] == []
