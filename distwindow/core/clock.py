@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -22,11 +24,23 @@ class Clock(Protocol):
         ...
 
 
+def _monotonic() -> Callable[[], float]:
+    """Linux's clock that goes on while the machine is suspended: a lease or a deadline must not
+    outlive that. Elsewhere `time.monotonic`, which may stand still.
+    """
+    try:
+        clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+        clock()
+    except (AttributeError, OSError):
+        return time.monotonic
+    return clock
+
+
 class SystemClock:
     """The machine's clocks."""
 
     now_ms = staticmethod(lambda: time.time_ns() // 1_000_000)
-    monotonic = staticmethod(time.monotonic)
+    monotonic = staticmethod(_monotonic())
     sleep = staticmethod(time.sleep)
 
 
