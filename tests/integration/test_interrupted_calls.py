@@ -45,7 +45,7 @@ def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
 
 
 class Eager(Demand):
-    """As if there had always been calls: the next one fetches a lease on the slowest machine, too."""
+    """As if there had always been calls: the next one fetches a lease, on slow machines, too."""
 
     def needed(self, now: float, seconds: float) -> int:
         return 50

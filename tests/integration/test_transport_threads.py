@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Decision, Limiter, StoreError
+from distwindow.core.waiting import OneShotEvent
+from distwindow.store.redis.call import Lost
 from tests.integration.faces import (
     HICCUPS,
     PLENTY,
@@ -424,3 +426,27 @@ def test_a_server_restarted_with_nothing_remembered_is_fine(sync_face: SyncFace)
         limiter.each(["k"] * 3)
         server.restart()
         assert limiter.try_acquire("k").remaining == 999_999
+
+
+def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
+    redis_url: str, prefix: str
+) -> None:
+    """The socket that its connecting thread has brought is closed under it."""
+    limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=2)
+    store: Any = limiter._store
+    with store._lock:
+        link = store._link((store._place or store._found(time.monotonic() + 2)).node)
+    wait = OneShotEvent.wait
+
+    def closes(event: OneShotEvent, seconds: float) -> bool:
+        done = wait(event, seconds)
+        link._opening.result.socket.close()
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OneShotEvent, "wait", closes)
+        lost = link._open(link._clock.monotonic() + 2)
+    assert isinstance(lost, Lost)
+    assert not lost.sent
+    assert limiter.try_acquire("k")
+    limiter.close()

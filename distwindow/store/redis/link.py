@@ -152,7 +152,13 @@ class Link:
         node.reached()
         if opened.now_ms is not None:
             node.clock.learn(opened.now_ms, opened.at)
-        talk = talk_of(opened.socket, self._clock)
+        try:
+            talk = talk_of(opened.socket, self._clock)
+        except (OSError, ValueError) as failure:  # another thread has just closed the limiter
+            if is_interruption(failure):
+                raise
+            self._opening = None
+            return Lost(failure, sent=False)
         # In one step: who is interrupted before leaves it to the next call.
         self._generation, self._trip, self._talk = opened.generation, opened.trip, talk
         self._opening = None
