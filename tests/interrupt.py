@@ -28,9 +28,11 @@ class Interruption(Exception):
 def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str | None:
     """Call `action`, and raise `Interruption` at the `number`-th place in the code of `package`
     where a signal handler might; says where that was, None where there are fewer. What else
-    `action` raises is passed on: the exception of a handler must never be replaced by another.
+    `action` raises is passed on: the exception of a handler must never be replaced by another. Nor
+    may it be lost, but where Python itself drops it, as a generator or an object is destroyed.
     """
     seen, place = 0, None
+    dropped: list[Any] = []
 
     def watch(frame: FrameType, event: str, arg: object) -> None:
         nonlocal seen, place
@@ -43,6 +45,7 @@ def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str 
                 place = f"{frame.f_code.co_filename}:{frame.f_lineno} {event} {arg}"
                 raise Interruption
 
+    before, sys.unraisablehook = sys.unraisablehook, dropped.append
     sys.setprofile(watch)
     try:
         action()
@@ -50,4 +53,6 @@ def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str 
         return place
     finally:
         sys.setprofile(None)
-    return None
+        sys.unraisablehook = before
+    assert place is None or dropped, f"swallowed: {place}"
+    return place

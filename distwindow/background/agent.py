@@ -52,7 +52,10 @@ class Agent:
     @property
     def is_left(self) -> bool:
         """Is there anything that the store has not taken? Looks at all keys."""
-        return (self.failure is not None and self.near.next_at < FAR) or self.near.unsent() > 0
+        near = self.near
+        if self.failure is not None and near.next_at < FAR:
+            return True
+        return near.unsent() > 0 or near.held() > 0
 
     def went(self, failure: Exception | None) -> None:
         """Note how a flush ended. Log when flushes begin to fail, and when they succeed again."""

@@ -234,9 +234,13 @@ class Ending:
                 agent.given_up = agent.reported = False
 
     def _send_all(self, began: float) -> None:
-        self._flush(began + FIRST_FLUSH_S, final=False)
+        first = self._flush(began + FIRST_FLUSH_S, final=False)
         self.phase = FROZEN
         deadline = began + EXIT_TIMEOUT_S
+        # What is on its way goes on: leases that are being given back must not be given back twice,
+        # so nobody would send them again.
+        for done in first:
+            done.wait(deadline - monotonic())
         while True:
             time.sleep(PAUSE_S)
             self._flush(deadline, final=True)
@@ -250,11 +254,11 @@ class Ending:
             for agent in worker.agents.open():
                 agent.near.freeze(self.hold)
 
-    def _flush(self, deadline: float, *, final: bool) -> None:
+    def _flush(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
         """Have all workers flush at the same time, each in a thread: a store that does not answer
-        may keep one beyond `deadline`.
+        may keep one beyond `deadline`. Returns what is set when they have done.
         """
-        flushes = []
+        flushes: list[OneShotEvent] = []
         for worker in self._workers:
             if worker.agents.open():
                 done = OneShotEvent()
@@ -266,6 +270,7 @@ class Ending:
                 flushes.append(done)
         for done in flushes:
             done.wait(deadline - monotonic())
+        return flushes
 
     def _flush_one(self, worker: Worker, deadline: float, final: bool, done: OneShotEvent) -> None:
         ident = get_ident()

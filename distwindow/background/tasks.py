@@ -17,7 +17,7 @@ from ..core.waiting import OneShotEvent
 from ..flow.near import Inside, Near
 from ..local.cell import FAR
 from .agent import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, Agent, Agents, monotonic
-from .ending import ENDING
+from .ending import ENDING, POLL_S, RUNNING
 
 _STORES = Path(__file__).parents[1] / "store"
 
@@ -71,7 +71,7 @@ class Tasks:
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything there is, in a loop of its own; see `Thread.flush_all`."""
         agents = self.agents.open()
-        if not any(agent.is_left or agent.near.unsent() for agent in agents):
+        if not any(agent.is_left for agent in agents):
             return
         try:
             asyncio.get_running_loop()
@@ -150,7 +150,10 @@ class _Worker:
         self._task = mine
         try:
             while self.busy:
-                ENDING.hold()  # the ending thread flushes now
+                # The ending thread flushes now. What this loop collected would be stuck in it, as
+                # soon as a call has the loop wait for the end.
+                while ENDING.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
+                    await asyncio.sleep(POLL_S)
                 now = monotonic()
                 soonest = min(agent.near.next_at for agent in self.busy)
                 if soonest == FAR:  # somebody else has carried it
@@ -255,7 +258,10 @@ def _flush(agents: list[Agent], deadline: float, final: bool) -> None:
 
 async def _flush_in_loop(agents: list[Agent], deadline: float, final: bool) -> None:
     flushes = asyncio.gather(*(_sent(agent, deadline, final=final) for agent in agents))
-    await asyncio.wait_for(flushes, max(RETRY_EVERY_S, deadline - monotonic()))
+    # The first of two flushes is not broken off at its deadline: nothing is begun after that, but
+    # what is on its way may arrive.
+    seconds = deadline - monotonic() if final else EXIT_TIMEOUT_S
+    await asyncio.wait_for(flushes, max(RETRY_EVERY_S, seconds))
 
 
 async def _end_stores_tasks() -> None:

@@ -336,6 +336,10 @@ class Leased(Nearby[LeasedCell]):
             self._returns.append(_Return(cell, charges, permits, charged_ms))
             self._due(self._monotonic())
 
+    def held(self) -> int:
+        leases = sum([cell.left for cell in self._cells.all()])
+        return leases + sum([back.permits for back in list(self._returns)])
+
     def _collect_returns(self, found: list[Errand]) -> None:
         with self._cells.slow:
             returns, self._returns = self._returns, deque()

@@ -347,6 +347,10 @@ class Nearby(Generic[C]):
         """Decide calls again."""
         self._get = self._cells.get
 
+    def held(self) -> int:
+        """How many permits are still to be given back."""
+        return 0
+
     def unsent(self) -> int:
         """How many counts the store has not been sent, or has not acknowledged."""
         total = 0
@@ -517,6 +521,7 @@ class Near(Protocol):
     def close(self) -> None: ...
     def freeze(self, hold: Callable[[], object]) -> None: ...
     def unfreeze(self) -> None: ...
+    def held(self) -> int: ...
     def unsent(self) -> int: ...
     def after_fork(self) -> None: ...
 
@@ -578,6 +583,9 @@ class Inside:
     def freeze(self, hold: Callable[[], object]) -> None: ...
 
     def unfreeze(self) -> None: ...
+
+    def held(self) -> int:
+        return 0
 
     def unsent(self) -> int:
         return 0

@@ -21,7 +21,7 @@ from distwindow.flow.admin import refund
 from distwindow.flow.admit import decide
 from distwindow.flow.book import Book
 from distwindow.flow.drive import run
-from distwindow.flow.effect import Together
+from distwindow.flow.effect import Fetch, Together
 from distwindow.flow.eventual import Eventual
 from distwindow.flow.leased import Leased
 from distwindow.flow.near import Direct
@@ -78,6 +78,8 @@ class Told:
     def execute(self, command: Any) -> Any:
         if isinstance(command, Together):
             return [self._one(each) for each in command.commands]
+        if isinstance(command, Fetch):
+            command = command.command
         reply = self._one(command)
         return decide(command, reply, "store") if type(command) is Acquire else reply
 

@@ -45,6 +45,9 @@ class Work:
         self.next_at = FAR
         self.sent = self.counted
 
+    def held(self) -> int:
+        return 0
+
     def unsent(self) -> int:
         return self.counted - self.sent
 

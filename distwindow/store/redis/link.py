@@ -16,7 +16,7 @@ from ...core.waiting import start_thread
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
 from .outcome import is_interruption
-from .patience import Job
+from .patience import Abandoned, Job
 from .place import Node
 from .talk import Talk, socket_of, talk_of
 
@@ -144,6 +144,8 @@ class Link:
         exc = opening.failure
         if exc is not None:
             self._opening = None
+            if isinstance(exc, Abandoned):
+                return Lost(exc, sent=False)
             if (error := misconfigured(exc, node.name)) is not None:
                 raise error from exc
             node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))

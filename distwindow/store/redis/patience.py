@@ -16,6 +16,10 @@ from ...core.waiting import OneShotEvent, start_thread
 T = TypeVar("T")
 
 
+class Abandoned(Exception):
+    """Nobody wants the work any more, while somebody still waited for it."""
+
+
 class OutOfTime(Exception):
     """The work goes on, unwanted."""
 
@@ -69,14 +73,17 @@ class Job(Generic[T]):
     def _run(self) -> None:
         if not self._claim.acquire(False):  # started twice, where a signal handler raised between
             return
+        failure: Exception | None = None
         try:
             self._results.append(self._work())
         except Exception as exc:
-            self.failure = exc
+            failure = exc
             _forget_locals(exc)
         with self._lock:
-            self._done.set()
             wanted = self._wanted
+            if wanted:
+                self.failure = failure
+                self._done.set()
         if not wanted:
             self._throw_away()
 
@@ -84,6 +91,9 @@ class Job(Generic[T]):
         with self._lock:
             self._wanted = False
             done = self._done.is_set
+            if not done:
+                self.failure = Abandoned("the limiter was closed")
+                self._done.set()
         if done:
             self._throw_away()
 
