@@ -72,7 +72,8 @@ async def test_frames_are_written_to_the_transport(
 
 def pipes_of(limiter: AsyncLimiter) -> list[Any]:
     """The connections of the running loop."""
-    desk = limiter._store._desks[asyncio.get_running_loop()]
+    store: Any = limiter._store
+    desk = store._desks[asyncio.get_running_loop()]
     return list(desk._pipes.values())
 
 

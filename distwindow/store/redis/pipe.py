@@ -240,7 +240,7 @@ class Pipe(asyncio.Protocol):
         if now_ms is not None:
             node.clock.learn(now_ms)
         writer: Any = getattr(self._connection, "_writer", None)
-        transport = getattr(writer, "transport", None)
+        transport: Any = getattr(writer, "transport", None)
         if _takes_protocol(transport):
             transport.set_protocol(self)
             self._transport = transport
