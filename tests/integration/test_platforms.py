@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distwindow.core.clock import SYSTEM
 from distwindow.store.redis.call import Lost
-from distwindow.store.redis.talk import SelectTalk
+from distwindow.store.redis.talk import SelectTalk, talk_of
 from tests.integration.faces import admin, used
 from tests.servers import Delay, Proxy, Standalone
 
@@ -113,9 +115,12 @@ def test_without_poll(request: pytest.FixtureRequest, server: str, prefix: str, 
         assert used(client, prefix, "k") == 81
 
 
-def test_frames_that_a_socket_does_not_take_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", [(select, "poll"), (socket, "MSG_DONTWAIT")])
+def test_frames_that_a_socket_does_not_take_at_once(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[Any, str]
+) -> None:
     """The rest is written as the other side reads, and a late reader ends the call in time."""
-    monkeypatch.delattr(select, "poll")
+    monkeypatch.delattr(*missing)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         frame = b"x" * 4_000_000
@@ -126,7 +131,9 @@ def test_frames_that_a_socket_does_not_take_at_once(monkeypatch: pytest.MonkeyPa
                 left -= len(theirs.recv(65_536))
             theirs.sendall(b"+OK\r\n")
 
-        talk = SelectTalk(ours, SYSTEM)
+        connection = SimpleNamespace(_sock=ours, _parser=SimpleNamespace())  # of redis-py
+        talk = talk_of(connection, SYSTEM)
+        assert type(talk) is SelectTalk
         thread = threading.Thread(target=answer)
         thread.start()
         assert talk.say(frame, SYSTEM.monotonic() + 20) == b"OK"
