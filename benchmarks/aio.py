@@ -1,10 +1,12 @@
-"""200 asyncio tasks, on one hot key and over 10,000 keys: right verdicts per second."""
+"""200 asyncio tasks, on one hot key and over 10,000 keys: right verdicts per second. All run on
+asyncio's event loop; distwindow on uvloop is compared with distwindow on asyncio.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,9 +80,14 @@ async def _warm(acquire: peers.AsyncAcquire, scene: Scene) -> None:
 class _Loop:
     """One event loop for a whole race, in which every contender stays open."""
 
-    def __init__(self, server: Server, scene: Scene) -> None:
+    def __init__(
+        self,
+        server: Server,
+        scene: Scene,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         self.server, self.scene = server, scene
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_loop()
         self.stack = AsyncExitStack()
 
     def race(
@@ -88,19 +95,25 @@ class _Loop:
     ) -> Results:
         self.server.flush()
         try:
-            opened, errors = self.loop.run_until_complete(self._open(section, entered))
-            results = rounds(
-                section,
-                {name: partial(self._trial, call, seconds) for name, call in opened.items()},
-                count,
-            )
+            contenders, errors = self.contenders(section, entered, seconds)
+            results = rounds(section, contenders, count)
             results.errors |= errors
             return results
         finally:
-            with suppress(Exception):
-                self.loop.run_until_complete(self.stack.aclose())
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+            self.close()
+
+    def contenders(
+        self, section: str, entered: Sequence[peers.AsyncPeer], seconds: float
+    ) -> tuple[dict[str, Callable[[], float]], dict[str, str]]:
+        """A trial for each that could be opened, and the errors of the others."""
+        opened, errors = self.loop.run_until_complete(self._open(section, entered))
+        return {name: partial(self._trial, call, seconds) for name, call in opened.items()}, errors
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self.loop.run_until_complete(self.stack.aclose())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
 
     def _trial(self, acquire: peers.AsyncAcquire, seconds: float) -> float:
         admitted = self.scene.quota is peers.AMPLE
@@ -124,6 +137,33 @@ class _Loop:
         return opened, errors
 
 
+def _on_uvloop(section: Section, server: Server, scene: Scene, seconds: float, count: int) -> None:
+    """distwindow on uvloop over distwindow on asyncio: the same scene, round by round."""
+    import uvloop
+
+    server.flush()
+    loops = {
+        "asyncio": _Loop(server, scene),
+        "uvloop": _Loop(server, scene, uvloop.new_event_loop),
+    }
+    trials: dict[str, Callable[[], float]] = {}
+    try:
+        for name, loop in loops.items():
+            opened, errors = loop.contenders(name, peers.our_async(), seconds)
+            section.failed(errors, f"{scene.label}, on {name}: ")
+            if peers.OURS in opened:
+                trials[name] = opened[peers.OURS]
+        results = rounds(f"asyncio, {scene.label}, event loops", trials, count)
+    finally:
+        for loop in loops.values():
+            loop.close()
+    section.failed(results.errors, f"{scene.label}, on ")
+    if len(results.values) == len(loops):
+        detail = ", ".join(f"{results.median(name):,.0f}/s on {name}" for name in loops)
+        ratio = results.ratio("uvloop", "asyncio")
+        section.add(f"{scene.label}: on uvloop, over asyncio", ratio, detail=detail)
+
+
 def run(quick: bool) -> Section:
     section = Section("asyncio", f"{TASKS} asyncio tasks, against each peer's best")
     heat, final, count = (0.1, 0.25, 3) if quick else (0.25, 0.5, 9)
@@ -142,4 +182,5 @@ def run(quick: bool) -> Section:
                 f"asyncio, {scene.label}, finals", chosen, final, count
             )
             finals.report(section, scene.label, chosen, results, scene.target)
+            _on_uvloop(section, server, scene, final, count)
     return section

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import math
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
@@ -30,6 +30,15 @@ from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
 from .core.limit import Limit, LimitSpec
 from .core.stats import Stats
+from .core.waiting import check_patched_before_import
+from .decorator import (
+    LimitDecorator,
+    check_arguments,
+    is_async_generator,
+    is_awaiting,
+    limited_generator,
+    name_of,
+)
 from .entry import AsyncEntry, Entry
 from .flow import admin
 from .flow.admit import wait
@@ -135,6 +144,7 @@ class Limiter(_Face):
         handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
+        check_patched_before_import()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
         mode = Mode(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
@@ -227,13 +237,17 @@ class Limiter(_Face):
     ) -> Callable[[F], F]:
         """Decorator: a call of the function is refused with `RateLimitExceeded` when over limit.
 
-        `key` and `cost` may be callables of the function's own arguments.
+        `key` and `cost` may be callables of the function's own arguments. Raises
+        `ConfigurationError` for what can never work, when it is applied.
         """
+        here = sys._getframe(1)
+        check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
 
-        def decorate(function: F) -> F:
-            if inspect.iscoroutinefunction(function):
+        def make(function: Any) -> Any:
+            if is_awaiting(function) or is_async_generator(function):
+                kind = "a coroutine function" if is_awaiting(function) else "an async generator"
                 raise ConfigurationError(
-                    f"{_named(function)} is a coroutine function; use AsyncLimiter.limit, "
+                    f"{name_of(function)} is {kind}; use AsyncLimiter.limit, "
                     "as a blocking limiter would stop the event loop"
                 )
 
@@ -242,9 +256,9 @@ class Limiter(_Face):
                 _demand(self.try_acquire(_of(key, args, kwargs), _of(cost, args, kwargs)))
                 return function(*args, **kwargs)
 
-            return limited  # type: ignore[return-value]  # it has the signature of what it wraps
+            return limited
 
-        return decorate
+        return LimitDecorator(key, make)
 
     def entry(self, key: AnyKey, cost: int = 1) -> Entry:
         """`with limiter.entry(key) as entry:` acquires (or raises `RateLimitExceeded`), and when
@@ -428,12 +442,21 @@ class AsyncLimiter(_Face):
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
     ) -> Callable[[F], F]:
-        """See `Limiter.limit`; for coroutine functions."""
+        """See `Limiter.limit`; for coroutine functions, and for asynchronous generators, whose
+        first step is refused.
+        """
+        here = sys._getframe(1)
+        check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
 
-        def decorate(function: F) -> F:
-            if not inspect.iscoroutinefunction(function):
+        async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            _demand(await self.try_acquire(_of(key, args, kwargs), _of(cost, args, kwargs)))
+
+        def make(function: Any) -> Any:
+            if is_async_generator(function):
+                return limited_generator(function, admit)
+            if not is_awaiting(function):
                 raise ConfigurationError(
-                    f"{_named(function)} is no coroutine function; use Limiter.limit"
+                    f"{name_of(function)} is no coroutine function; use Limiter.limit"
                 )
 
             @functools.wraps(function)
@@ -441,9 +464,9 @@ class AsyncLimiter(_Face):
                 _demand(await self.try_acquire(_of(key, args, kwargs), _of(cost, args, kwargs)))
                 return await function(*args, **kwargs)
 
-            return limited  # type: ignore[return-value]  # it has the signature of what it wraps
+            return limited
 
-        return decorate
+        return LimitDecorator(key, make)
 
     def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
@@ -504,10 +527,6 @@ class AsyncLimiter(_Face):
         if type(effect) is Fetch:
             return self._store.execute(effect.command, deadline, effect.unclaimed)
         return self._store.execute(effect, deadline)
-
-
-def _named(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))
 
 
 def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ configures a server starts one of its own from `tests.servers`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import uuid
@@ -16,6 +17,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests import event_loops
 from tests.servers import (
     Cluster,
     Container,
@@ -40,8 +42,28 @@ def pytest_configure(config: pytest.Config) -> None:
             os.kill(os.getpid(), number)
         raise KeyboardInterrupt
 
+    asyncio.set_event_loop_policy(event_loops.POLICY)
+
     # A run that is told to end must still stop its servers: SIGTERM alone skips atexit.
     signal.signal(signal.SIGTERM, end)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if event_loops.runs_on_both(metafunc.definition):
+        slow = metafunc.definition.path.stem not in event_loops.IN_QUICK_TIER
+        kinds = ["asyncio", event_loops.uvloop_param(slow=slow)]
+        metafunc.parametrize("event_loop_kind", kinds, indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    event_loops.choose_for(item)
+
+
+@pytest.fixture(autouse=True)
+def event_loop_kind(request: pytest.FixtureRequest) -> str:
+    """ "asyncio" or "uvloop": what the loops of this test are. See tests/event_loops.py."""
+    return getattr(request, "param", "asyncio")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -16,11 +16,31 @@ leaves their inner lock held for ever. What waits or wakes here does so by one c
 
 from __future__ import annotations
 
+import queue
+import sys
 from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from .errors import ConfigurationError
+
+
+def check_patched_before_import() -> None:
+    """Raise `ConfigurationError` where eventlet has patched the standard library after this module
+    took its queue from it: a wait would then stop every green thread, also the one waited for.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if (
+        patcher is not None
+        and patcher.is_monkey_patched("thread")
+        and SimpleQueue is not queue.SimpleQueue
+    ):
+        raise ConfigurationError(
+            "eventlet.monkey_patch() was called after distwindow was imported, and a call would "
+            "stop all green threads; call it before the first import of distwindow"
+        )
 
 
 class OneShotEvent:

@@ -23,6 +23,7 @@ FLOORS = {
     "telemetry": 4,
     "limiter": 5,
     "entry": 5,
+    "decorator": 5,
     "breaker": 5,
     "concurrency": 5,
     "background": 5,

@@ -1,4 +1,6 @@
-"""The two faces as one fixture: a test that takes `face` is run for each."""
+"""The two faces as one fixture: a test that takes `face` is run for each, and for the awaiting one
+on both kinds of event loop.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.event_loops import uvloop_param
 from tests.integration.faces import FACES, HICCUPS, Face
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", "async", uvloop_param()])
 def face(request: pytest.FixtureRequest) -> Iterator[Face]:
     HICCUPS.watch()
     made = FACES[request.param]()

@@ -409,7 +409,12 @@ class AsyncFace:
         return client
 
 
-FACES: dict[str, Callable[[], Face]] = {"sync": SyncFace, "async": AsyncFace}
+# tests/event_loops.py sees to it that the loop of the third is one of uvloop.
+FACES: dict[str, Callable[[], Face]] = {
+    "sync": SyncFace,
+    "async": AsyncFace,
+    "uvloop": AsyncFace,
+}
 
 
 def used(server: Any, prefix: str, key: str = "*") -> int:

@@ -29,6 +29,7 @@ from distwindow import (
     StoreUnavailable,
 )
 from distwindow.wire.keys import escape
+from tests.event_loops import uvloop_param
 from tests.servers import Standalone
 from tests.unit.stage import fresh
 
@@ -64,7 +65,14 @@ def everything_said(exc: BaseException) -> str:
     return "\n".join(said)
 
 
-faces = pytest.mark.parametrize("face", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"])
+faces = pytest.mark.parametrize(
+    "face",
+    [
+        pytest.param(Limiter, id="blocking"),
+        pytest.param(AsyncLimiter, id="awaiting"),
+        uvloop_param(AsyncLimiter),
+    ],
+)
 
 
 # -- where the state lives ------------------------------------------------------------------------
@@ -147,6 +155,7 @@ def test_no_password_where_a_limit_or_a_clock_should_be(face: type) -> None:
     assert SECRET not in everything_said(error_of(face, "memory://", clock=url))
 
 
+@pytest.mark.event_loops
 def test_a_client_of_the_other_world() -> None:
     blocking, awaiting = redis.Redis(), redis.asyncio.Redis()
     assert "use AsyncLimiter with it" in str(error_of(Limiter, awaiting))
@@ -431,6 +440,7 @@ def test_a_key_that_is_none(face: type, key: Any) -> None:
     assert "a key is str, bytes or Key" in str(exc)
 
 
+@pytest.mark.event_loops
 def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> None:
     keys = [f"{{{n}}}\x00%{n:x}~\n" for n in range(5_000)] + [b"\xff%d" % n for n in range(5_000)]
     assert len({escape(key) for key in keys}) == 10_000

@@ -26,6 +26,7 @@ from distwindow.wire.command import (
     charges_of,
 )
 from distwindow.wire.keys import AnyKey, stem
+from tests.event_loops import uvloop_param
 from tests.integration.faces import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone
 from tests.unit.stage import T0, fresh
@@ -73,7 +74,7 @@ def awaiting(where: Any, **options: Any) -> Iterator[Exchange]:
     loop.close()
 
 
-@pytest.fixture(params=[blocking, awaiting])
+@pytest.fixture(params=[blocking, awaiting, uvloop_param(awaiting)])
 def opened(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -149,6 +150,7 @@ def test_a_server_that_is_away_is_not_tried_for_each(opened: Any) -> None:
     assert {answer.charged for answer in answers} == {False}
 
 
+@pytest.mark.event_loops
 def test_a_closed_store_answers_each_with_that() -> None:
     store, awaited = open_store("redis://127.0.0.1:1"), open_async_store("redis://127.0.0.1:1")
     store.close()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Decision, Limiter, RateLimitExceeded
+from tests.event_loops import uvloop_param
 from tests.servers import until
 from tests.unit.stage import ManualClock, fresh
 
@@ -65,7 +66,7 @@ def limiter(where: str, clock: ManualClock) -> Iterator[Limiter]:
 Told = Callable[[Callable[[Any], Any]], Any]
 
 
-@pytest.fixture(params=["blocking", "awaiting"])
+@pytest.fixture(params=["blocking", "awaiting", uvloop_param()])
 def face(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Told:
     """Runs a story on either face: `face(story)` calls `await story(limiter)` with a limiter all
     of whose calls are awaited.
@@ -73,7 +74,7 @@ def face(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Told
 
     async def play(story: Callable[[Any], Awaitable[Any]]) -> Any:
         options: Any = {"clock": "client", "time": clock, "timeout": 10}
-        if request.param == "awaiting":
+        if request.param != "blocking":
             async with AsyncLimiter(where, "5/minute", **options) as one:
                 return await story(one)
         with Limiter(where, "5/minute", **options) as other:
@@ -580,6 +581,7 @@ def test_a_fork_in_the_middle_of_other_threads_calls(redis_url: str) -> None:
         assert limiter.stats(key).passed == len(made) + 15
 
 
+@pytest.mark.event_loops
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_an_awaiting_limiter_survives_a_fork(redis_url: str) -> None:
     limiter = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10)
@@ -648,6 +650,7 @@ def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
         other.reset(key)
 
 
+@pytest.mark.event_loops
 def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:
     key = fresh()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from distwindow import Limiter, Stats
+from tests.event_loops import program_header, uvloop_param
 from tests.integration.faces import admin, used
 from tests.interrupt import reachable
 from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone, until
@@ -133,7 +134,18 @@ class Program:
         self.prefix = f"{prefix}-{way.replace(' ', '-')}"
         forks = "ignore:.*fork.*:DeprecationWarning"
         self._process = subprocess.Popen(
-            [sys.executable, "-W", forks, "-c", PROGRAM, url, self.prefix, kind, mode, way],
+            [
+                sys.executable,
+                "-W",
+                forks,
+                "-c",
+                program_header() + PROGRAM,
+                url,
+                self.prefix,
+                kind,
+                mode,
+                way,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -195,7 +207,7 @@ def nothing_lost(url: str, prefix: str, more: int = 0) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", uvloop_param()])
 def test_what_was_counted_arrives(redis_url: str, prefix: str, kind: str, mode: str) -> None:
     ways = ["normal", "sigterm", "child"]
     if mode == "direct":
@@ -215,6 +227,7 @@ def test_what_was_counted_arrives(redis_url: str, prefix: str, kind: str, mode: 
 
 
 @pytest.mark.slow
+@pytest.mark.event_loops
 @pytest.mark.parametrize("mode", MODES)
 def test_however_its_loop_ends(redis_url: str, prefix: str, mode: str) -> None:
     ways = ["waiting task", "last words"]
@@ -316,7 +329,7 @@ def test_sigkill_loses_what_an_interval_counted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", uvloop_param()])
 def test_an_exit_does_not_hang_where_the_store_is_away(
     standalone: Standalone, prefix: str, kind: str
 ) -> None:

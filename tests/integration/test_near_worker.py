@@ -91,6 +91,7 @@ async def test_one_task_a_loop_that_ends_when_there_is_nothing(
         assert len(worker_tasks()) == 1
 
 
+@pytest.mark.event_loops
 def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
     """And what a closed loop has left is carried by the next."""
     limiter = AsyncLimiter(redis_url, "2/hour", prefix=prefix, timeout=5, flush_interval=0.3)

@@ -54,6 +54,7 @@ def test_threads_of_one_key_fare_as_threads_of_two(proxy: Proxy, prefix: str) ->
     limiter.close()
 
 
+@pytest.mark.event_loops
 @pytest.mark.parametrize("awaiting", [False, True])
 def test_a_link_of_many_round_trips_is_opened_in_the_end(
     proxy: Proxy, prefix: str, awaiting: bool
@@ -123,6 +124,7 @@ def test_a_frame_too_large_for_a_stalled_server_ends_by_its_deadline(prefix: str
             server.resume()
 
 
+@pytest.mark.event_loops
 def test_a_call_under_way_when_the_limiter_closes_leaves_no_connection(prefix: str) -> None:
     async def race(url: str) -> None:
         limiter = AsyncLimiter(url, PLENTY, prefix=prefix, timeout=1)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
+from tests.event_loops import program_header
 from tests.integration.faces import PLENTY, Call, admin, tally, timed, used
 from tests.servers import Cluster
 
@@ -232,6 +233,7 @@ async def test_parent_and_child_of_a_running_loop_go_on(redis_url: str, prefix: 
             assert named(server, prefix) == before
 
 
+@pytest.mark.event_loops
 def test_a_child_that_drops_the_parents_loop_does_not_cut_the_parent_off(
     redis_url: str, prefix: str
 ) -> None:
@@ -281,12 +283,13 @@ asyncio.run(parent(AsyncLimiter(url, "1000/hour", prefix=prefix, timeout=5)))
 """
 
 
+@pytest.mark.event_loops
 @pytest.mark.slow
 def test_a_child_that_ends_as_programs_end_leaves_the_parent_well(
     redis_url: str, prefix: str
 ) -> None:
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, redis_url, prefix],
+        [sys.executable, "-W", "ignore", "-c", program_header() + PROGRAM, redis_url, prefix],
         capture_output=True,
         text=True,
         check=False,

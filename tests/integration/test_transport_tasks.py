@@ -50,6 +50,7 @@ async def test_one_connection_carries_all_tasks(redis_url: str, prefix: str) -> 
         until(lambda: named(server, prefix) == 0, what="closed")
 
 
+@pytest.mark.event_loops
 @pytest.mark.compat
 def test_one_limiter_in_one_loop_after_another(redis_url: str, prefix: str) -> None:
     limiter = AsyncLimiter(redis_url, PLENTY, prefix=prefix, name=prefix)
@@ -74,6 +75,7 @@ def test_one_limiter_in_one_loop_after_another(redis_url: str, prefix: str) -> N
         gc.collect()
 
 
+@pytest.mark.event_loops
 @pytest.mark.compat
 def test_one_limiter_in_many_loops_at_once(redis_url: str, prefix: str) -> None:
     limiter = AsyncLimiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5)

@@ -51,6 +51,7 @@ async def _tasks(url: str, prefix: str, proxy: Proxy) -> list[int]:
     return seen
 
 
+@pytest.mark.event_loops
 def test_everyone_who_shares_a_lost_call_counts_and_who_was_cancelled_under_way(
     proxy: Proxy, prefix: str
 ) -> None:

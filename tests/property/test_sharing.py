@@ -75,6 +75,7 @@ def test_threads(url: str, amount: int, costs: list[int]) -> None:
         serial(in_threads(limiter, key, costs), amount)
 
 
+@pytest.mark.event_loops
 @settings(LENIENT, max_examples=15)
 @given(
     amount=st.integers(5, 60),
@@ -93,6 +94,7 @@ def test_tasks(redis_url: str, amount: int, several: list[list[int]]) -> None:
     serial(asyncio.run(story()), amount)
 
 
+@pytest.mark.event_loops
 @settings(LENIENT, max_examples=30)
 @given(
     used=st.integers(0, 12),
@@ -148,6 +150,7 @@ def test_calls_of_one_turn_are_told_what_some_serial_order_would_tell_them(
     assert state == specification(Read(before.charges, T0))
 
 
+@pytest.mark.event_loops
 def test_a_crowd_needs_few_script_calls(redis_url: str) -> None:
     """Two hundred tasks in one turn are one EVALSHA."""
 

@@ -165,6 +165,7 @@ def agree(stores: dict[str, Execute], story: list[Step], key: str | Key) -> None
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
+@pytest.mark.event_loops
 @settings(LENIENT, max_examples=30)
 @given(story=stories)
 def test_every_store_answers_as_the_specification(
@@ -173,12 +174,14 @@ def test_every_store_answers_as_the_specification(
     agree(everywhere, story, fresh())
 
 
+@pytest.mark.event_loops
 @settings(LENIENT, max_examples=20)
 @given(story=st.lists(steps, min_size=25, max_size=60))
 def test_long_stories_end_alike(everywhere: dict[str, Execute], story: list[Step]) -> None:
     agree({"redis": everywhere["redis"]}, story, Key(fresh(), "t"))
 
 
+@pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(LENIENT, max_examples=200)
@@ -189,6 +192,7 @@ def test_every_store_answers_as_the_specification_at_length(
     agree(everywhere, story, Key(fresh(), "t"))
 
 
+@pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(LENIENT, max_examples=1500)
@@ -213,6 +217,7 @@ one_ring = st.tuples(
 )
 
 
+@pytest.mark.event_loops
 @settings(LENIENT, max_examples=60)
 @given(story=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
@@ -221,6 +226,7 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
     agree({"redis": everywhere["redis"]}, story, fresh())
 
 
+@pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(LENIENT, max_examples=1500)

@@ -118,7 +118,7 @@ class Proxy:
         self._left: int | None = None
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # whatever loops the test is about
         self._thread: threading.Thread | None = None
 
     @property

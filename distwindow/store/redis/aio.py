@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -59,12 +59,15 @@ class AsyncRedisStore:
         self._terms = terms
         self._closed = False
         self.unknown_total = 0
+        self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
         self.after_fork()
 
     def after_fork(self) -> None:
         """The child's loops are new, and so are its connections."""
         self._lock = threading.Lock()
-        self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
+        for desk in self._desks.values():
+            desk.leave_to_parent()
+        self._desks = {}
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
         desk = self._desks.get(asyncio.get_running_loop())
@@ -172,6 +175,7 @@ class _Desk:
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
         self._closed = False
+        self._left_to_parent = False
         self._turns: list[Turn] = []
         """Those that gather calls; more than one where their deadlines are far apart."""
         self._under_way: deque[Turn] = deque()  # by deadline, so the first to be late
@@ -179,6 +183,9 @@ class _Desk:
         self._pipes: dict[Node, Pipe] = {}
         self._retired: set[Pipe] = set()
         """Connections that were too slow for a call; they may still bring the replies of others."""
+        self._shutdown_hook = self._end_with_loop()
+        with suppress(StopIteration):
+            self._shutdown_hook.__anext__().send(None)  # up to its `yield`
         self.place: Place | None = None
         """None until a cluster's map has been read."""
         if not isinstance(client, redis.asyncio.RedisCluster):
@@ -219,10 +226,35 @@ class _Desk:
         batch.futures.append(future)
         return future
 
+    async def _end_with_loop(self) -> AsyncGenerator[None, None]:
+        """Closes the connections before the loop is closed, where nobody calls `aclose`.
+
+        `asyncio.run` and its like end the tasks of a loop, then its asynchronous generators, then
+        close it. This one ends after the last flush. Without it, closing the loop would warn of
+        open connections, and that of uvloop hangs where `ResourceWarning` is an error.
+        """
+        try:
+            yield
+        finally:
+            if not self._left_to_parent:
+                self._end_pipes("the event loop is shutting down")
+
+    def _end_shutdown_hook(self) -> None:
+        """Now and without the loop, which would make a task for it once it is collected."""
+        with suppress(StopIteration, StopAsyncIteration, RuntimeError):
+            self._shutdown_hook.aclose().send(None)
+
     def abandon(self) -> None:
         """The loop was closed without `close`."""
         for pipe in (*self._pipes.values(), *self._retired):
             pipe.abandon()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child."""
+        self._left_to_parent = True
+        self._end_shutdown_hook()
+        for pipe in (*self._pipes.values(), *self._retired):
+            pipe.leave_to_parent()
 
     async def drain(self) -> None:
         """Until what was sent is answered: replies come in order, so that of a PING comes last."""
@@ -237,13 +269,17 @@ class _Desk:
 
     def close(self) -> None:
         self._closed = True
-        for pipe in (*self._pipes.values(), *self._retired):
-            pipe.end("this limiter is being closed")
+        self._end_pipes("this limiter is being closed")
+        self._end_shutdown_hook()
         if self._timer is not None:
             self._timer.cancel()
         for task in (self._finding, self._refreshing):
             if task is not None:
                 task.cancel()
+
+    def _end_pipes(self, why: str) -> None:
+        for pipe in (*self._pipes.values(), *self._retired):
+            pipe.end(why)
 
     def judge(self, batch: Batch, answer: Any) -> None:
         """Let the dialogue of `batch` say what its answer means, and do what it wants next."""

@@ -7,6 +7,7 @@ frames are written in one piece per turn of the loop, and replies go to their ca
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from contextlib import suppress
@@ -28,6 +29,10 @@ _PIECE = 64
 
 _STEPS = 6
 """Round trips that connecting may take: TCP, TLS, AUTH, SELECT, names, our own questions."""
+
+
+_TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
+"""What is called of a transport here."""
 
 
 class Caller(Protocol):
@@ -62,6 +67,13 @@ class _Taken:
     @staticmethod
     def is_closing() -> bool:
         return True
+
+
+def _takes_protocol(transport: Any) -> bool:
+    """Can the transport's replies be sent to a protocol of ours? Asked of the object, because the
+    transports of uvloop do not derive from `asyncio.Transport`.
+    """
+    return all(callable(getattr(transport, name, None)) for name in _TRANSPORT_METHODS)
 
 
 class Pipe(asyncio.Protocol):
@@ -136,6 +148,8 @@ class Pipe(asyncio.Protocol):
         parked, self._parked = self._parked, []
         for _, caller in parked:
             caller.heard(why if isinstance(why, ConfigurationError) else Lost(why, sent=False))
+        while self._plain is not None and not self._plain.empty():
+            self._plain.get_nowait()[1].heard(Lost(why, sent=False))
         while self._pending:
             waiting = self._pending.popleft()
             if waiting is not None:
@@ -160,10 +174,30 @@ class Pipe(asyncio.Protocol):
             self.node.clock.learn(raw[2])
 
     def abandon(self) -> None:
-        """Hang up although the loop was closed without us, so that nothing of it can be called."""
+        """Hang up although the loop was closed without us, so that nothing of it can be called.
+
+        asyncio leaves the socket open when a loop is closed. uvloop has closed it by then, and its
+        socket object refuses `shutdown`.
+        """
         if self._transport is not None:
             with suppress(Exception):
                 self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the connection, so that nothing done here reaches it.
+
+        The child has the parent's selector, and whoever destroys a transport takes its descriptor
+        out of that selector: libuv does so without being asked. Once the descriptor names another
+        file here, the parent's entry stays.
+        """
+        transport, self._transport = self._transport, None
+        if transport is None or transport.is_closing():
+            return
+        with suppress(Exception):  # it has no socket any more
+            descriptor = transport.get_extra_info("socket").fileno()
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, descriptor, inheritable=False)
+            os.close(null)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(exc or "the server closed the connection")
@@ -179,6 +213,13 @@ class Pipe(asyncio.Protocol):
             now_ms = await asyncio.wait_for(self._connect(), _STEPS * timeout)
         except asyncio.CancelledError:
             self._drop()
+            # `asyncio.run` cancels every task when the main one has ended. The next call has to
+            # make another connection: the counts that are flushed at the end of the loop need it.
+            # Callers that wait for this one end by their deadlines; to have them retry now would
+            # start new tasks in a loop whose tasks are being ended.
+            if not self._ended:
+                self._ended = True
+                self._owner.ended(self)
             raise
         except asyncio.TimeoutError:
             node.failed("connecting takes longer than the timeout", slow=True)
@@ -199,8 +240,8 @@ class Pipe(asyncio.Protocol):
         if now_ms is not None:
             node.clock.learn(now_ms)
         writer: Any = getattr(self._connection, "_writer", None)
-        transport = getattr(writer, "transport", None)
-        if isinstance(transport, asyncio.Transport):
+        transport: Any = getattr(writer, "transport", None)
+        if _takes_protocol(transport):
             transport.set_protocol(self)
             self._transport = transport
             writer._transport = _Taken
@@ -217,7 +258,10 @@ class Pipe(asyncio.Protocol):
                 caller.heard(Lost("deadline", sent=False, late=True))
         self.flush()
         if self._plain is not None:
-            await self._serve_plainly(self._plain)
+            try:
+                await self._serve_plainly(self._plain)
+            finally:  # cancelled by the end of the loop: without a reader no call may be queued
+                self.end("the task that reads the replies has ended")
 
     def _drop(self) -> None:
         """Close a connection that nobody will use."""
@@ -258,4 +302,7 @@ class Pipe(asyncio.Protocol):
                 raw = with_token(exc)
             except (RedisError, OSError) as exc:
                 raw = Lost(exc, sent=True)
+            except asyncio.CancelledError as exc:
+                caller.heard(Lost(exc, sent=True))
+                raise
             caller.heard(raw)

@@ -1,6 +1,7 @@
-"""How bytes go out and a reply comes back on an open connection: three kinds of connection.
+"""How bytes go out and a reply comes back on an open connection: four kinds of connection.
 
     TcpTalk     straight to the socket (TCP or unix), replies through a hiredis reader
+    SelectTalk  the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
     TlsTalk     the same through TLS, whose socket has to watch its own time
     ClientTalk  redis-py's own methods, for connection classes without a socket (fakeredis)
 
@@ -14,6 +15,7 @@ import os
 import select
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import hiredis
@@ -73,7 +75,27 @@ def talk_of(opened: Any, clock: Clock) -> Talk:
     """
     if not isinstance(opened, socket.socket):
         return ClientTalk(opened)
-    return TlsTalk(opened, clock) if isinstance(opened, ssl.SSLSocket) else TcpTalk(opened, clock)
+    if isinstance(opened, ssl.SSLSocket):
+        return TlsTalk(opened, clock)
+    # Asked for each connection, because eventlet takes `select.poll` away when it patches.
+    if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
+        return TcpTalk(opened, clock)
+    return SelectTalk(opened, clock)
+
+
+def _readable_within(sock: socket.socket) -> Callable[[float], object]:
+    """A function of milliseconds: is there something to be read from `sock`, or comes within them?
+    What it returns is true or false. `poll` costs less than `select` and takes every descriptor.
+    """
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return poll.poll
+
+    def readable(ms: float) -> bool:
+        return bool(select.select((sock,), (), (), ms / 1000)[0])
+
+    return readable
 
 
 def _close(sock: socket.socket, opened_by: int) -> None:
@@ -91,15 +113,17 @@ class TcpTalk:
     timeout costs.
     """
 
+    _flags = getattr(socket, "MSG_DONTWAIT", 0)
+    _socket_timeout_s: float | None = None
+    """The timeout of the socket, except while the rest of a frame is written."""
+
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
-        sock.settimeout(None)
+        sock.settimeout(self._socket_timeout_s)
         self._socket = sock
         self._process = os.getpid()
         self._monotonic = clock.monotonic
         self._reader = hiredis.Reader()
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        self._poll = poll.poll
+        self._poll = _readable_within(sock)
 
     def dead(self) -> bool:
         return bool(self._poll(0))
@@ -108,7 +132,7 @@ class TcpTalk:
         sent = False  # a write that fails at once has sent nothing
         try:
             try:
-                count = self._socket.send(frame, socket.MSG_DONTWAIT)
+                count = self._socket.send(frame, self._flags)
             except BlockingIOError:
                 count = 0
             sent = True
@@ -144,7 +168,21 @@ class TcpTalk:
     def _send_rest(self, rest: bytes, deadline: float) -> None:
         self._socket.settimeout(max(0.001, deadline - self._monotonic()))
         self._socket.sendall(rest)
-        self._socket.settimeout(None)
+        self._socket.settimeout(self._socket_timeout_s)
+
+
+class SelectTalk(TcpTalk):
+    """A socket that never blocks, for platforms that cannot say so with each call."""
+
+    _flags = 0
+    _socket_timeout_s = 0.0
+
+    def _receive(self, deadline: float) -> Any:
+        while True:
+            try:
+                return super()._receive(deadline)
+            except BlockingIOError:  # `select` may report a socket on which nothing is to be read
+                continue
 
 
 class TlsTalk:
@@ -155,11 +193,10 @@ class TlsTalk:
         self._process = os.getpid()
         self._monotonic = clock.monotonic
         self._reader = hiredis.Reader()
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._poll = _readable_within(sock)
 
     def dead(self) -> bool:
-        return bool(self._poll.poll(0))
+        return bool(self._poll(0))
 
     def say(self, frame: bytes, deadline: float) -> Any:
         try:  # a failing write may have sent a part of its record

@@ -1,0 +1,190 @@
+"""The decorator `limit`: what it can be put on, and which mistakes are told when it is applied.
+
+A mistake here would be silent: `@limiter.limit` without parentheses makes the function the key, and
+nothing is ever limited or even run. So everything that cannot be meant raises `ConfigurationError`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
+
+from .core.errors import ConfigurationError, brief
+from .core.limit import Limit
+from .wire.keys import plain_key, stem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
+
+
+class LimitDecorator:
+    """What `limiter.limit(key)` returns. It is called with the function to be limited, once for
+    each function; `make` returns the limited one.
+    """
+
+    def __init__(self, key: Any, make: Callable[[Any], Any]) -> None:
+        self._key = key
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or self._has_replaced_its_key():
+            raise ConfigurationError(self._is_the_key())
+        function = args[0]
+        if isinstance(function, (staticmethod, classmethod)):
+            kind = type(function).__name__
+            raise ConfigurationError(
+                f"limit was put above @{kind} on {name_of(function.__func__)}; "
+                f"write @{kind} above it and limit below"
+            )
+        if not callable(function):
+            why = f"{brief(function)} is not callable, so it cannot be limited; "
+            raise ConfigurationError(why + (self._is_the_key() if callable(self._key) else _WRITE))
+        return self._make(function)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Called when a class is made with this in the place of one of its methods."""
+        if getattr(self._key, "__name__", None) == name:
+            raise ConfigurationError(self._is_the_key())
+
+    def _has_replaced_its_key(self) -> bool:
+        """Is this bound to the name of its key function, as without parentheses it is?"""
+        found: Any = sys.modules.get(getattr(self._key, "__module__", None) or "")
+        for part in getattr(self._key, "__qualname__", "").split("."):
+            found = getattr(found, part, None)
+        return found is self
+
+    def _is_the_key(self) -> str:
+        if not callable(self._key):
+            return f"the decorator limit({brief(self._key)}) takes one function; {_WRITE}"
+        return (
+            f"{name_of(self._key)} was given to limit as the key function, and is not limited; "
+            f"if it was to be limited, {_WRITE}"
+        )
+
+
+def check_arguments(
+    key: Any, cost: Any, prefix: str, limits: tuple[Limit, ...], line: int, caller: CodeType
+) -> None:
+    """Raise `ConfigurationError` for a key or a cost with which no call could ever be decided.
+
+    `line` and `caller`: where limit is called.
+    """
+    if callable(key):
+        if _is_decorated_there(key, line, caller):
+            raise ConfigurationError(
+                f"@limiter.limit without parentheses on {name_of(key)}: {_WRITE}"
+            )
+        _refuse_awaiting(key, "key")
+    else:
+        try:
+            stem(prefix, plain_key(key))
+        except (TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                f"limit({brief(key)}): {exc}; the key is text, bytes, a Key, or a function of the "
+                "limited function's arguments that returns one"
+            ) from exc
+    if callable(cost):
+        _refuse_awaiting(cost, "cost")
+        return
+    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+        raise ConfigurationError(
+            f"limit(cost={brief(cost)}): the cost is a whole number of at least 1, or a function "
+            "of the limited function's arguments that returns one"
+        )
+    smallest = min(limits, key=lambda limit: limit.amount)
+    if cost > smallest.amount:
+        raise ConfigurationError(
+            f"limit(cost={cost}): the limit {smallest} can never admit it; "
+            f"write a cost of at most {smallest.amount}, or a larger limit"
+        )
+
+
+def is_awaiting(function: Any) -> bool:
+    """Is what `function` returns awaited? Coroutine functions, methods and partials of them, and
+    objects whose `__call__` is one.
+    """
+    return any(inspect.iscoroutinefunction(form) for form in _forms(function))
+
+
+def is_async_generator(function: Any) -> bool:
+    """Is what `function` returns an asynchronous generator?"""
+    return any(inspect.isasyncgenfunction(form) for form in _forms(function))
+
+
+def limited_generator(
+    function: Callable[..., AsyncGenerator[Any, Any]],
+    admit: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[object]],
+) -> Callable[..., AsyncGenerator[Any, Any]]:
+    """`function`, whose generators first await `admit`. What is sent to them and thrown into them
+    reaches the generator of `function`: `contextlib.asynccontextmanager` throws.
+    """
+
+    @functools.wraps(function)
+    async def limited(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        await admit(args, kwargs)
+        inner = function(*args, **kwargs)
+        try:
+            item = await inner.__anext__()
+            while True:
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    await inner.aclose()
+                    raise
+                except BaseException as exc:
+                    item = await inner.athrow(exc)
+                else:
+                    item = await inner.asend(sent)
+        except StopAsyncIteration:
+            return
+
+    return limited
+
+
+def name_of(function: Any) -> str:
+    """What messages call it."""
+    return getattr(function, "__qualname__", None) or brief(function)
+
+
+def _forms(function: Any) -> tuple[Any, Any]:
+    """The function below `functools.partial`, and what its class calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isclass(function):
+        return function, None
+    return function, inspect.getattr_static(type(function), "__call__", None)
+
+
+def _refuse_awaiting(function: Any, argument: str) -> None:
+    if is_awaiting(function) or is_async_generator(function):
+        raise ConfigurationError(
+            f"limit({argument}={name_of(function)}): the {argument} function may not be "
+            f"asynchronous; if {name_of(function)} was to be limited, {_WRITE}"
+        )
+
+
+def _is_decorated_there(key: Any, line: int, caller: CodeType) -> bool:
+    """Is `key` the function of a `def` statement that the caller is just executing?
+
+    Then it is being decorated: its code lies in the caller's, and the caller is at a line between
+    its first decorator and its end. A key function that was defined before lies elsewhere. Not
+    seen where another decorator has wrapped it; then the call of the decorator tells.
+    """
+    key = inspect.unwrap(key)
+    if not isinstance(key, FunctionType) or key.__name__ == "<lambda>":
+        return False
+    code = key.__code__
+    if not any(const is code for const in caller.co_consts):
+        return False
+    return code.co_firstlineno <= line <= _last_line(code)
+
+
+def _last_line(code: CodeType) -> int:
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    inner = [_last_line(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return max([code.co_firstlineno, *lines, *inner])

@@ -1,0 +1,410 @@
+"""The decorator `limit`, on both faces: what it limits, and which mistakes it tells and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, ConfigurationError, Key, Limiter, RateLimitExceeded
+
+FACES = pytest.mark.parametrize("face", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"])
+INSTEAD = r'write @limiter\.limit\("key"\)'
+
+
+def limiter_of(face: Any, limits: Any = "2/hour") -> Any:
+    return face("memory://", limits)
+
+
+def functions_of(face: Any) -> Callable[..., Any]:
+    """A function that this face limits."""
+
+    def plain(*args: Any) -> Any:
+        return args
+
+    async def coroutine(*args: Any) -> Any:
+        return args
+
+    return plain if face is Limiter else coroutine
+
+
+def done(result: Any) -> Any:
+    """The result of a call on either face."""
+
+    async def wait() -> Any:
+        return await result
+
+    return asyncio.run(wait()) if inspect.isawaitable(result) else result
+
+
+# -- without parentheses --------------------------------------------------------------------------
+
+
+@FACES
+def test_without_parentheses_on_a_function(face: Any) -> None:
+    limiter = limiter_of(face)
+    with pytest.raises(ConfigurationError, match=f"without parentheses on .*plain: {INSTEAD}"):
+
+        @limiter.limit
+        def plain(x: int) -> int:
+            return x
+
+    with pytest.raises(ConfigurationError, match=f"without parentheses on .*coroutine: {INSTEAD}"):
+
+        @limiter.limit
+        async def coroutine(x: int) -> int:
+            return x
+
+
+@FACES
+def test_without_parentheses_on_a_method_and_below_another_decorator(face: Any) -> None:
+    limiter = limiter_of(face)
+    with pytest.raises(ConfigurationError, match=r"without parentheses on .*method"):
+
+        class Shop:
+            @functools.cache  # noqa: B019
+            @limiter.limit
+            def method(self) -> None: ...
+
+
+def wraps(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@FACES
+def test_without_parentheses_above_another_decorator(face: Any) -> None:
+    limiter = limiter_of(face)
+    with pytest.raises(ConfigurationError, match=r"without parentheses on .*plain"):
+
+        @limiter.limit
+        @wraps
+        def plain() -> None: ...
+
+
+def hidden(function: Any) -> Any:
+    """A decorator whose wrapper names nothing of what it wraps."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@FACES
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2), {}), ((), {"x": 1}), (("text",), {})]
+)
+def test_where_it_cannot_be_seen_at_decoration_the_first_call_tells(
+    face: Any, args: Any, kwargs: Any
+) -> None:
+    @limiter_of(face).limit
+    @hidden
+    def function(*args: Any, **kwargs: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=rf"key function, and is not limited.*{INSTEAD}"):
+        function(*args, **kwargs)
+
+
+@FACES
+def test_so_does_the_class_that_gets_it_as_a_method(face: Any) -> None:
+    def method(self: Any) -> None: ...
+
+    with pytest.raises((ConfigurationError, RuntimeError)) as caught:  # 3.11 wraps what is raised
+        type("Shop", (), {"method": limiter_of(face).limit(method)})
+    error = caught.value if isinstance(caught.value, ConfigurationError) else caught.value.__cause__
+    assert isinstance(error, ConfigurationError)
+    assert "key function, and is not limited" in str(error)
+
+
+def subscribe(callback: Any) -> Any:
+    return callback
+
+
+@FACES
+def test_a_function_of_one_function_is_no_exception(
+    face: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bound to the name of its key function, so it has replaced it."""
+    bare = limiter_of(face).limit(subscribe)
+    monkeypatch.setitem(globals(), "subscribe", bare)
+    with pytest.raises(ConfigurationError, match="subscribe was given to limit as the key"):
+        bare(functions_of(face))
+
+
+# -- key functions that are meant -----------------------------------------------------------------
+
+
+def by_first(*args: Any) -> str:
+    return str(args[0])
+
+
+def key_factory() -> Callable[..., str]:
+    def key(*args: Any) -> str:
+        return str(args[0])
+
+    return key
+
+
+class KeyOf:
+    def __call__(self, *args: Any) -> str:
+        return str(args[0])
+
+    def method(self, *args: Any) -> str:
+        return str(args[0])
+
+
+@FACES
+@pytest.mark.parametrize(
+    "key",
+    [
+        by_first,
+        key_factory(),
+        lambda *args: str(args[0]),
+        KeyOf(),
+        KeyOf().method,
+        functools.partial(by_first),
+        wraps(by_first),
+        hidden(by_first),
+        str,
+        "{}".format,
+    ],
+)
+def test_key_functions(face: Any, key: Any) -> None:
+    """Each is a key function, and none is taken for a function that was to be limited."""
+    limiter = limiter_of(face)
+    limited = limiter.limit(key, cost=lambda *_: 2)(functions_of(face))
+    assert done(limited("a")) == ("a",)
+    with pytest.raises(RateLimitExceeded):
+        done(limited("a"))
+    assert done(limited("b")) == ("b",)
+
+
+@FACES
+def test_a_key_function_of_the_same_scope_and_one_decorator_for_two_functions(face: Any) -> None:
+    limiter = limiter_of(face)
+
+    def by_name(name: str) -> str:
+        return name
+
+    limit = limiter.limit(by_name)
+    first, second = limit(functions_of(face)), limit(functions_of(face))
+    done(first("a"))
+    done(second("a"))
+    with pytest.raises(RateLimitExceeded):
+        done(first("a"))
+
+
+# -- what cannot be limited -----------------------------------------------------------------------
+
+
+@FACES
+@pytest.mark.parametrize("thing", [None, 3, "text", object()])
+def test_what_is_not_callable(face: Any, thing: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"is not callable.*{INSTEAD}"):
+        limiter_of(face).limit("key")(thing)
+
+
+@FACES
+def test_a_generator_that_runs_already(face: Any) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(ConfigurationError, match="is not callable"):
+        limiter_of(face).limit("key")(numbers())
+
+
+@FACES
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_below_limit_a_static_method_would_get_an_object(face: Any, kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"write @{kind.__name__} above it"):
+        limiter_of(face).limit("key")(kind(functions_of(face)))
+
+
+class Service:
+    async def __call__(self, x: int) -> int:
+        return 2 * x
+
+    async def method(self, x: int) -> int:
+        return 2 * x
+
+
+async def double(x: int) -> int:
+    return 2 * x
+
+
+async def count(x: int) -> AsyncIterator[int]:
+    for i in range(x):
+        yield i
+
+
+AWAITED = pytest.mark.parametrize(
+    "function",
+    [
+        double,
+        Service(),
+        Service().method,
+        functools.partial(double),
+        functools.partial(functools.partial(Service())),
+        functools.partial(Service().method),
+    ],
+)
+GENERATORS = pytest.mark.parametrize("function", [count, functools.partial(count)])
+
+
+@AWAITED
+def test_what_is_awaited_is_limited_on_the_awaiting_face(function: Any) -> None:
+    limited = limiter_of(AsyncLimiter).limit("key")(function)
+    assert [done(limited(1)), done(limited(x=2))] == [2, 4]
+    with pytest.raises(RateLimitExceeded):
+        done(limited(3))
+
+
+@AWAITED
+def test_and_refused_on_the_blocking_one(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"coroutine function; use AsyncLimiter\.limit"):
+        limiter_of(Limiter).limit("key")(function)
+
+
+@GENERATORS
+def test_async_generators_are_limited_on_the_awaiting_face(function: Any) -> None:
+    limited = limiter_of(AsyncLimiter).limit(lambda x: f"key-{x}")(function)
+
+    async def all_of(x: int) -> list[int]:
+        return [item async for item in limited(x)]
+
+    assert [asyncio.run(all_of(3)), asyncio.run(all_of(3))] == [[0, 1, 2]] * 2
+    with pytest.raises(RateLimitExceeded):
+        asyncio.run(all_of(3))
+    assert asyncio.run(all_of(1)) == [0]
+
+
+@GENERATORS
+def test_and_refused_on_the_blocking_one_too(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"async generator; use AsyncLimiter\.limit"):
+        limiter_of(Limiter).limit("key")(function)
+
+
+def test_a_limited_generator_is_sent_to_thrown_into_and_closed() -> None:
+    seen: list[Any] = []
+
+    async def echo() -> Any:
+        try:
+            seen.append((yield 1))
+            try:
+                yield 2
+            except KeyError as exc:
+                seen.append(exc)
+            yield 3
+            yield 4
+        finally:
+            seen.append("closed")
+
+    async def story() -> None:
+        limited = limiter_of(AsyncLimiter).limit("key")(echo)
+        generator = limited()
+        assert await generator.__anext__() == 1
+        assert await generator.asend("sent") == 2
+        assert await generator.athrow(error) == 3
+        await generator.aclose()
+        assert seen == ["sent", error, "closed"]
+
+        broken = limited()
+        assert await broken.__anext__() == 1
+        with pytest.raises(ZeroDivisionError):
+            await broken.athrow(ZeroDivisionError())
+
+    error = KeyError("thrown")
+    asyncio.run(story())
+    assert seen[3:] == ["closed"]
+
+
+def test_a_limited_context_manager() -> None:
+    seen: list[str] = []
+
+    async def resource() -> AsyncIterator[str]:
+        try:
+            yield "resource"
+        except KeyError:
+            seen.append("KeyError")
+            raise
+
+    managed: Any = contextlib.asynccontextmanager(limiter_of(AsyncLimiter).limit("key")(resource))
+
+    async def story() -> None:
+        async with managed() as one:
+            assert one == "resource"
+        with pytest.raises(KeyError):
+            async with managed():
+                raise KeyError
+        with pytest.raises(RateLimitExceeded):
+            async with managed():
+                pytest.fail("refused, and entered all the same")
+
+    asyncio.run(story())
+    assert seen == ["KeyError"]
+
+
+@pytest.mark.parametrize("function", [len, lambda: None, functools.partial(len), Service])
+def test_what_is_not_awaited_is_refused_on_the_awaiting_face(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"no coroutine function; use Limiter\.limit"):
+        limiter_of(AsyncLimiter).limit("key")(function)
+
+
+# -- constant mistakes ----------------------------------------------------------------------------
+
+
+@FACES
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (None, r"limit\(None\): .*None"),
+        ("", "empty"),
+        (b"", "empty"),
+        (7, r"limit\(7\)"),
+        (["a"], r"limit\(\['a'\]\)"),
+    ],
+)
+def test_a_key_that_is_none(face: Any, key: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"(?s){says}.*the key is text, bytes, a Key, or"):
+        limiter_of(face).limit(key)
+
+
+@FACES
+@pytest.mark.parametrize("key", ["key", b"key", b"\xff", Key("key", tag="tag")])
+def test_keys(face: Any, key: Any) -> None:
+    limited = limiter_of(face).limit(key)(functions_of(face))
+    assert done(limited(1)) == (1,)
+
+
+@FACES
+@pytest.mark.parametrize("cost", [0, -1, True, 1.0, None, "1"])
+def test_a_cost_that_is_none(face: Any, cost: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the cost is a whole number of at least 1, or"):
+        limiter_of(face).limit("key", cost=cost)
+
+
+@FACES
+def test_a_cost_above_the_smallest_limit(face: Any) -> None:
+    limiter = limiter_of(face, ["5/minute", "100/hour"])
+    with pytest.raises(ConfigurationError, match=r"cost=6.*5/minute.* write a cost of at most 5"):
+        limiter.limit("key", cost=6)
+    done(limiter.limit("key", cost=5)(functions_of(face))())
+
+
+@FACES
+@pytest.mark.parametrize("function", [double, count, Service(), functools.partial(double)])
+def test_a_key_or_cost_function_that_is_asynchronous(face: Any, function: Any) -> None:
+    limiter = limiter_of(face)
+    with pytest.raises(ConfigurationError, match=r"the key function may not be asynchronous"):
+        limiter.limit(function)
+    with pytest.raises(ConfigurationError, match=r"the cost function may not be asynchronous"):
+        limiter.limit("key", cost=function)
