@@ -310,6 +310,7 @@ def test_limits_that_are_none(face: type, limits: Any) -> None:
 BOTH_SHOWN = "5/minute; 7/minute"  # two strings that are well
 
 
+@pytest.mark.event_loops
 @pytest.mark.parametrize("text", [t for t in LIMITS if isinstance(t, str) and t != BOTH_SHOWN])
 def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
     assert repr(text) in str(error_of(Limiter, "memory://", limits=text))
@@ -400,6 +401,7 @@ KEYS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.event_loops
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: ascii(key)[:20])
 @pytest.mark.parametrize(
     ("face", "server"),
