@@ -171,7 +171,7 @@ def test_close_closes_the_connections_of_all_threads(redis_url: str, prefix: str
 def test_close_in_the_midst_of_calls_ends_them_all(redis_url: str, prefix: str) -> None:
     """With a decision, a store error, or word that it is closed; and nothing is left open."""
     for _ in range(8):
-        limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix)
+        limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=2)
         limiter.try_acquire("k")
         ends: list[Call] = []
 
