@@ -124,7 +124,7 @@ def rests(play: Play) -> None:
     play.clock.move(300)
 
 
-STORIES: Sequence[Callable[[Play], None]] = (across_buckets, evicted)
+STORIES: Sequence[Any] = (across_buckets, pytest.param(evicted, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
