@@ -18,7 +18,9 @@ class Decision(NamedTuple):
 
     allowed: bool
     key: Any
-    """The key as the caller gave it; in a call over several keys, that of the binding limit."""
+    """The key, as `str` where it was given as bytes that are UTF-8: both name the same window. In a
+    call over several keys, that of the binding limit.
+    """
     cost: int
     limit: Limit
     """The limit that binds: the one that refused (of several, the last to have room again), or
