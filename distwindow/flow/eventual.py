@@ -177,7 +177,7 @@ class Eventual(Nearby[SharedCell]):
 
     def _estimate(self, cell: SharedCell, now: float) -> None:
         """Say anew how many permits are left until the present bucket ends."""
-        lock = self._lock
+        lock = self._cells.lock
         with self._cells.slow:
             if not cell.roll(lock, now):
                 cell.close(lock)
@@ -300,7 +300,7 @@ class Eventual(Nearby[SharedCell]):
         self._offset_ms = reply.now_ms - now * 1000
         for cell in self._cells.all():
             with self._cells.slow:
-                cell.rebase(self._lock, self._offset_ms, now)
+                cell.rebase(self._cells.lock, self._offset_ms, now)
                 self._estimate(cell, now)
 
     def _told(self, cell: SharedCell, fleet: Fleet) -> None:

@@ -247,7 +247,7 @@ class Leased(Nearby[LeasedCell]):
         return [Wait(gate, self._patience) for gate in gates]
 
     def _lost(self, cell: LeasedCell) -> None:
-        with self._lock:  # it was charged in windows that are no more
+        with self._cells.lock:  # it was charged in windows that are no more
             cell.left = cell.level = 0
             cell.low = -1
 
@@ -267,7 +267,7 @@ class Leased(Nearby[LeasedCell]):
     def _saw(self, cell: LeasedCell, now: float, cost: int = 0) -> None:
         """Note the demand since the last time."""
         with self._cells.slow:
-            with self._lock:
+            with self._cells.lock:
                 spent = cell.level - cell.left
                 cell.level = cell.left
             cell.demand.saw(now, max(0, spent) + cost)
@@ -301,7 +301,7 @@ class Leased(Nearby[LeasedCell]):
             rate = cell.demand.rate(now)
             left = cell.left + permits  # never more than there is: only others' hits lower it
             low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
-            with self._lock:
+            with self._cells.lock:
                 cell.charges = charges
                 cell.left += permits
                 cell.level += permits
@@ -322,7 +322,9 @@ class Leased(Nearby[LeasedCell]):
         """
         back = _Return(cell, cell.charges, 0, cell.charged_ms)
         self._returns.append(back)
-        with self._lock:  # in one step, so that no signal handler comes before it is known there
+        with (
+            self._cells.lock
+        ):  # in one step, so that no signal handler comes before it is known there
             back.charges, back.charged_ms, back.permits = cell.charges, cell.charged_ms, cell.left
             cell.level -= cell.left
             cell.left = 0

@@ -17,7 +17,7 @@ import secrets
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from ..core.clock import Clock
@@ -92,7 +92,9 @@ class Nearby(Generic[C]):
         """The child has its own name, and spends nothing of its parent's."""
         self._cells.clear()
         # Bound once, for the hot path.
-        self._get, self._used, self._lock = self._cells.get, self._cells.used, self._cells.lock
+        self._get, self._used = self._cells.get, self._cells.used
+        self._lock: Lock | _Closed = _Closed() if self._closed else self._cells.lock
+        """Held while a call is counted; what is counted already is moved under the cells' own."""
         self._sender = secrets.token_hex(5)
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._collecting = RLock()
@@ -208,7 +210,7 @@ class Nearby(Generic[C]):
         cell = self._cells.drop(key)
         if cell is not None:
             with self._cells.slow:
-                cell.close(self._lock)
+                cell.close(self._cells.lock)
                 cell.pending, cell.flight = (), None
                 self._lost(cell)
 
@@ -324,6 +326,11 @@ class Nearby(Generic[C]):
     def close(self) -> None:
         """Nothing is decided here any more."""
         self._closed = True
+        # Nobody counts any more after these lines, and whoever was about to is told so: what was
+        # counted after the last flush, nobody would send.
+        self._lock = _Closed()
+        with self._cells.lock:
+            pass
         self._left_behind += self._cells.all()  # again, where a signal handler raised in between
         self._cells.empty()
 
@@ -382,7 +389,7 @@ class Nearby(Generic[C]):
         with self._cells.slow:
             flight: Flight | None = cell.flight
             if flight is None:
-                cell.close(self._lock)
+                cell.close(self._cells.lock)
                 buckets = cell.pending
                 if not buckets and not self._follows(cell):
                     self._cells.settled(cell)
@@ -449,7 +456,7 @@ class Nearby(Generic[C]):
 
     def _roll(self, cell: C, now: float) -> None:
         with self._cells.slow:
-            cell.roll(self._lock, now)
+            cell.roll(self._cells.lock, now)
 
     def _kept(self, key: AnyKey) -> bool:
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
@@ -483,6 +490,15 @@ class Nearby(Generic[C]):
 
     def _evicted(self, cell: C) -> None:
         """The cell has to go: whatever it has not told yet is on its way."""
+
+
+class _Closed:
+    """In the place of a closed limiter's lock, so that being open costs no check."""
+
+    def __enter__(self) -> None:
+        raise ConfigurationError("this limiter is closed; make a new one")
+
+    def __exit__(self, *exc: object) -> None: ...
 
 
 class Direct(Nearby[Cell]):

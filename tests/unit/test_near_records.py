@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from distwindow import Limit
+from distwindow import ConfigurationError, Limit
 from distwindow.core.decision import Decision
 from distwindow.core.stats import window_at
 from distwindow.flow.book import Book
@@ -83,3 +84,26 @@ def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) 
     end(process, decision, 3)
     settle(process)
     assert ended(process) == [(0, 1, 0, 3, 3)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_is_about_to_count_as_the_limiter_closes_is_told(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has found the key before, and counts after the last flush."""
+    made = Process(World(START), LIMIT, MODES[mode], origin=1000.0, skew_ms=-40)
+    decision = made.at_once("k")
+    settle(made)
+    near: Any = made.near
+    mark = near._soil
+
+    def closes(cell: Any) -> None:
+        mark(cell)
+        near.close()
+
+    monkeypatch.setattr(near, "_soil", closes)
+    with pytest.raises(ConfigurationError, match="closed"):
+        end(made, decision, 5)
+    if mode == "eventual":
+        with pytest.raises(ConfigurationError, match="closed"):
+            near.judge("k", 1)
