@@ -378,9 +378,9 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two guards, one behind the other: take the first away, and the second still holds."""
-    from distwindow.store.redis import link
+    from distwindow.store.redis.link import Link
 
-    monkeypatch.setattr(link, "_close_elsewhere", lambda talk: None)
+    monkeypatch.setattr(Link, "_close_elsewhere", lambda self: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     limiter.try_acquire("k")

@@ -30,7 +30,7 @@ class Link:
     """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
 
     __slots__ = (
-        "__weakref__", "_clock", "_generation", "_opening", "_talk", "_trip",
+        "__weakref__", "_clock", "_generation", "_hung_up", "_opening", "_talk", "_trip",
         "_used", "node",
     )  # fmt: skip
 
@@ -40,6 +40,8 @@ class Link:
         self._talk: Talk | None = None
         self._opening: Job[_Opened] | None = None
         """A connection that was not there in time; the next call takes it over."""
+        self._hung_up: Talk | None = None
+        """A connection that failed, and is still to be closed."""
         self._generation = 0
         self._trip = 0.0
         """Seconds of a round trip, on a connection that has just been opened."""
@@ -81,8 +83,8 @@ class Link:
             if replies > 1 and type(raw) is not Lost:
                 raw = talk.hear(deadline)
         except BaseException as exc:
-            self._talk = None  # at once: see `_hang_up`
-            _close_elsewhere(talk)
+            self._hung_up, self._talk = talk, None  # at once: see `_hang_up`
+            self._close_elsewhere()
             failed = isinstance(exc, (OSError, hiredis.HiredisError))
             if not failed or is_interruption(exc):
                 raise
@@ -108,22 +110,34 @@ class Link:
         return raws + [raws[-1]] * (len(sends) - len(raws))
 
     def close(self) -> None:
-        """Drop the connection; the next exchange opens another."""
-        talk, self._talk = self._talk, None
-        opening, self._opening = self._opening, None
+        """Drop the connection; the next exchange opens another. Forgotten last, so that who is
+        interrupted by a signal handler can close it again.
+        """
+        talk, opening = self._talk, self._opening
+        self._close_elsewhere()
         if talk is not None:
             talk.close()
         if opening is not None:
             opening.abandon()
+        if self._talk is talk:
+            self._talk = None
+        if self._opening is opening:
+            self._opening = None
 
     def _hang_up(self) -> None:
         """Drop a connection that failed, or in whose exchange a signal handler has raised (Celery's
         soft time limit): the replies that are still to come must not be taken for other calls'.
         Another thread closes it, as a signal handler may raise here again.
         """
-        talk, self._talk = self._talk, None
-        if talk is not None:
-            _close_elsewhere(talk)
+        if self._talk is not None:
+            self._hung_up, self._talk = self._talk, None
+            self._close_elsewhere()
+
+    def _close_elsewhere(self) -> None:
+        if self._hung_up is not None:
+            if not start_thread(self._hung_up.close):
+                self._hung_up.close()
+            self._hung_up = None
 
     def _open(self, deadline: float) -> Lost | None:
         """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
@@ -131,6 +145,7 @@ class Link:
         link of many round trips could never be opened.
         """
         node = self.node
+        self._close_elsewhere()  # who hung up may have been interrupted before
         opening = self._opening
         if opening is None:
             if (why := node.down()) is not None:
@@ -165,11 +180,6 @@ class Link:
         self._generation, self._trip, self._talk = opened.generation, opened.trip, talk
         self._opening = None
         return None
-
-
-def _close_elsewhere(talk: Talk) -> None:
-    if not start_thread(talk.close):
-        talk.close()
 
 
 class _Opened(NamedTuple):

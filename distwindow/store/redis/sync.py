@@ -260,7 +260,8 @@ class RedisStore:
         with self._lock:
             self._closed = True
             self._mine = _Mine()  # so that no thread has a connection that it need not ask for
-        self._finalizer()
+        _close_all(self._links, self._idle)
+        self._finalizer.detach()
         if self._place is not None:
             _released(self._place)
 
@@ -426,10 +427,14 @@ class RedisStore:
     def _left_over(self, node: Node) -> Link | None:
         """A link to `node` of a thread that has ended. Under the lock."""
         while not self._ended.empty():
-            links = self._links.pop(self._ended.get(), {})
-            self._idle += links.values()
+            # In this order nothing is lost where a signal handler raises: at the worst a link stays
+            # in `_links`, and is closed with the limiter.
+            token = self._ended.get()
+            self._idle += self._links.get(token, {}).values()
+            self._links.pop(token, None)
             while len(self._idle) > _MOST_IDLE:
-                self._idle.pop(0).close()
+                self._idle[0].close()
+                self._idle.pop(0)
         for link in self._idle:
             if link.node is node:
                 self._idle.remove(link)
@@ -474,8 +479,8 @@ def _close_all(threads: dict[Any, dict[Node, Link]], idle: list[Link]) -> None:
     for links in list(threads.values()):
         for link in list(links.values()):
             link.close()
-    while idle:
-        idle.pop().close()
+    for link in idle:
+        link.close()
 
 
 def _released(place: Place) -> None:
