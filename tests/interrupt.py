@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from queue import Empty
 from types import FrameType
 from typing import Any
 
@@ -21,8 +22,10 @@ def reachable() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class Interruption(Exception):
-    """What the handler raises."""
+class Interruption(
+    KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, Empty
+):
+    """What the handler raises: of every kind at once that somebody may catch on the way."""
 
 
 def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str | None:

@@ -43,6 +43,28 @@ def check_patched_before_import() -> None:
         )
 
 
+_OURS = (
+    "distwindow", "_thread", "threading", "queue", "socket", "ssl", "redis", "hiredis", "gevent",
+    "eventlet",
+)  # fmt: skip
+"""Packages whose code may stand at the end of the traceback of an error that is handled here."""
+
+
+def is_interruption(exc: BaseException) -> bool:
+    """Was this exception raised by a signal handler, and not by the code that is being tried?
+    Handlers may raise what that code raises, too (`signal.alarm` and `TimeoutError` is a common
+    pair), and then it belongs to the application.
+
+    The handler's own frame is the innermost of the traceback, so its module tells.
+    """
+    trace = exc.__traceback__
+    module = "distwindow"
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return module.partition(".")[0] not in _OURS
+
+
 class OneShotEvent:
     """Set once, waited for by any number of threads.
 
@@ -66,8 +88,9 @@ class OneShotEvent:
         if not self.is_set:
             try:
                 self._tokens.get(True, max(0.0, seconds))
-            except Empty:
-                pass
+            except Empty as exc:
+                if is_interruption(exc):
+                    raise
             finally:
                 if self.is_set:
                     self._tokens.put(None)
@@ -88,7 +111,9 @@ class WakeUp:
         """Until woken, or `seconds` (None: endless) have passed; was it woken?"""
         try:
             self._tokens.get(True, seconds)
-        except Empty:
+        except Empty as exc:
+            if is_interruption(exc):
+                raise
             return False
         while not self._tokens.empty():  # several may have called at once
             self._tokens.get()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import brief
 from ..core.limit import LimitSpec, limits_of
+from ..core.waiting import is_interruption
 from ..wire.command import Acquire, Charge, charges_of
 from ..wire.keys import AnyKey, Key, check_prefix, plain_key, stem
 
@@ -44,7 +45,9 @@ class Book:
                 command = self._commands.get(key if cost == 1 else (_DEAR, key, cost))
                 if command is None and self._older:
                     command = self._remembered(_name(key, cost))
-            except TypeError:  # an unhashable key: `stem` says what a key is
+            except TypeError as exc:  # an unhashable key: `stem` says what a key is
+                if is_interruption(exc):
+                    raise
                 command = None
             if command is not None:
                 return command

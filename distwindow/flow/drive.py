@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from ..core.waiting import is_interruption
 from .effect import Dialogue, Sleep, Wait
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ def run(
             try:
                 effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
             except StopIteration as end:
+                if is_interruption(end):
+                    raise
                 value: T = end.value
                 return value
             answer = failure = None
@@ -58,6 +61,8 @@ async def arun(
             try:
                 effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
             except StopIteration as end:
+                if is_interruption(end):
+                    raise
                 value: T = end.value
                 return value
             answer = failure = None

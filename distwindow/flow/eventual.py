@@ -19,6 +19,7 @@ from typing import Any
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
+from ..core.waiting import is_interruption
 from ..local.cell import FAR, Cell, Denial
 from ..local.share import Share
 from ..wire.command import Charge, Fleet, Flush, counted_in
@@ -95,7 +96,9 @@ class Eventual(Nearby[SharedCell]):
                 cell = self._get(key)
             if cell is not None:
                 self._used(key)
-        except (TypeError, KeyError):
+        except (TypeError, KeyError) as exc:
+            if is_interruption(exc):
+                raise
             cell = None
         if cell is None or type(cost) is not int or not 1 <= cost <= self._dearest:
             cell = self._met_first(key, cost)
@@ -241,7 +244,9 @@ class Eventual(Nearby[SharedCell]):
             return []
         try:
             cell = self._dirty[0]
-        except IndexError:
+        except IndexError as exc:
+            if is_interruption(exc):
+                raise
             return []
         command = Flush(cell.charges, pull=True)
         return [Errand(command, lambda reply, sent_at: self._told_time(reply))]

@@ -25,6 +25,7 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, StoreError
 from ..core.limit import Limit
 from ..core.stats import Bucket
+from ..core.waiting import is_interruption
 from ..local.cell import FAR, Cell, Denial, merged
 from ..local.cells import Cells
 from ..wire.command import NEWEST, Acquire, Charge, Command, Fleet, Flush
@@ -120,7 +121,9 @@ class Nearby(Generic[C]):
                 if cell is None:
                     return None
             self._used(key)
-        except (TypeError, KeyError):  # no key at all, or evicted just now
+        except (TypeError, KeyError) as exc:  # no key at all, or evicted just now
+            if is_interruption(exc):
+                raise
             return None
         if cost.__class__ is not int or cost < 1:
             return None

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.stats import Bucket, RingState
+from ..core.waiting import is_interruption
 from .keys import AnyKey, ring_name, senders_name
 from .script import load
 
@@ -412,6 +413,8 @@ def ring_state(fields: dict[bytes, bytes], width: int, span: int) -> RingState |
         limit = f"{abs(told)} {'strict' if told < 0 else 'leap'}"
         return RingState(start, used, closed, limit, tuple(buckets))
     except (LookupError, ValueError) as exc:
+        if is_interruption(exc):
+            raise
         raise ConfigurationError(
             f"the hash of this key is no distwindow ring ({exc!r}); is the prefix used by others?"
         ) from exc

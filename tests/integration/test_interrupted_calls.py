@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import Empty
 from types import FrameType
 from typing import Any
 
@@ -58,7 +59,8 @@ def subclass(kind: type[BaseException]) -> BaseException:
 
 
 KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, RedisConnectionError,
-         StoreTimeout, KeyboardInterrupt]  # fmt: skip
+         StoreTimeout, KeyboardInterrupt, KeyError, TypeError, ValueError, IndexError, Empty,
+         BlockingIOError]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -68,14 +68,16 @@ def serve(worker: Thread, work: Any) -> Agent:
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:
-    """Do `step`, with an exception before the line of that number outside of this file; did it come
+    """Do `step`, with an exception before the line of that number of distwindow's code; did it come
     to that?
     """
     left = number
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if event in ("call", "line") and frame.f_code.co_filename != __file__:
+        # Not in the standard library's callbacks of weak references: Python drops what they raise.
+        name = str(frame.f_globals.get("__name__"))
+        if event in ("call", "line") and name.startswith("distwindow."):
             left -= 1
             if left == 0:
                 raise Interrupt

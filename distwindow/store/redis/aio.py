@@ -90,12 +90,29 @@ class AsyncRedisStore:
     async def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """Those of one turn of the loop go together anyway."""
+        """Those of one turn of the loop go together anyway.
+
+        A cancellation waits until what has been sent is answered, and takes effect at the next
+        await: leases that are given back, or fetched, would be lost with the replies.
+        """
         answers: list[Any] = []
         for first in range(0, len(commands), _TOGETHER):
             batch = commands[first : first + _TOGETHER]
-            made = [self._execute(command, deadline, decides=False) for command in batch]
-            answers += await asyncio.gather(*made, return_exceptions=True)
+            try:
+                desk = self._desks.get(asyncio.get_running_loop()) or self._open_desk()
+                if desk.place is None:
+                    await desk.find_place()
+            except DistwindowError as exc:
+                answers += [exc] * len(batch)
+                continue
+            made = [desk.execute(command, deadline) for command in batch]
+            replies = asyncio.gather(*made, return_exceptions=True)
+            try:
+                answers += await asyncio.shield(replies)
+            except asyncio.CancelledError:
+                await asyncio.wait([replies])  # each has its deadline
+                answers += replies.result()
+                _cancel_again()
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, DistwindowError):
                 raise answer
@@ -422,6 +439,14 @@ class _Desk:
         except Exception:  # whatever it is: the map stays stale, and is tried again in a second
             return
         place.refreshed()
+
+
+def _cancel_again() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    if hasattr(task, "uncancel"):  # counted once only: `asyncio.timeout` goes by the number
+        task.uncancel()
+    task.cancel()
 
 
 def _heeded(task: asyncio.Future[None]) -> None:

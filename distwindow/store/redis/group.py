@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from ...core.errors import DistwindowError, StoreUnavailable
+from ...core.waiting import is_interruption
 from ...wire.command import Verdict
 
 Part: TypeAlias = "tuple[int, int] | Verdict"
@@ -40,7 +41,9 @@ class Member:
         """Until it is woken, as the leader or with a result; False when its deadline came first."""
         try:
             self._woken.get(True, max(0.0, self.deadline - now))
-        except Empty:
+        except Empty as exc:
+            if is_interruption(exc):
+                raise
             return False
         return True
 

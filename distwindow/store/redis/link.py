@@ -12,10 +12,9 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
-from ...core.waiting import start_thread
+from ...core.waiting import is_interruption, start_thread
 from .call import Lost, Send
 from .handshake import check_version, misconfigured, time_ms
-from .outcome import is_interruption
 from .patience import Abandoned, Job
 from .place import Node
 from .talk import Talk, socket_of, talk_of

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import TracebackType
 
 from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
@@ -96,25 +95,6 @@ def is_unknown(exc: BaseException) -> bool:
     if isinstance(exc, StoreError):
         return exc.charged is None
     return not isinstance(exc, DistwindowError)
-
-
-_TRANSPORT = ("distwindow", "socket", "ssl", "redis", "hiredis", "gevent", "eventlet")
-"""Packages whose code may stand at the end of the traceback of a connection's own failure."""
-
-
-def is_interruption(exc: BaseException) -> bool:
-    """Was this OSError or TimeoutError raised by a signal handler while a connection was used, and
-    not by the connection? Handlers do raise these (`signal.alarm` and `TimeoutError` is a common
-    pair), and then the exception belongs to the application.
-
-    The handler's own frame is the innermost of the traceback, so its module tells.
-    """
-    trace: TracebackType | None = exc.__traceback__
-    module = "distwindow"
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        trace = trace.tb_next
-    return module.partition(".")[0] not in _TRANSPORT
 
 
 def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:

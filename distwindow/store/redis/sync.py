@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ...core.clock import Clock
 from ...core.decision import Decision, Source
 from ...core.errors import ConfigurationError, DistwindowError, StoreTimeout
+from ...core.waiting import is_interruption
 from ...flow.admit import admitted, decide
 from ...wire.command import Acquire, Command, Verdict, each_of
 from .call import Lost, Send, call
@@ -391,6 +392,8 @@ class RedisStore:
                     threading.Thread(target=_refresh, args=(place,), daemon=True).start()
                 answer = self._link(send.node).exchange(send, deadline)
         except StopIteration as end:
+            if is_interruption(end):
+                raise
             reply: Reply = end.value
             return reply
 

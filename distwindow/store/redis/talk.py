@@ -24,8 +24,9 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.clock import Clock
+from ...core.waiting import is_interruption
 from .call import Lost
-from .outcome import is_interruption, with_token
+from .outcome import with_token
 
 _CHUNK = 65536
 
@@ -133,7 +134,9 @@ class TcpTalk:
         try:
             try:
                 count = self._socket.send(frame, self._flags)
-            except BlockingIOError:
+            except BlockingIOError as exc:
+                if is_interruption(exc):
+                    raise
                 count = 0
             sent = True
             if count < len(frame):
