@@ -107,7 +107,7 @@ class Limiter(_Face):
     more than the limit is admitted. `eventual`: this process, by what it and the others had passed
     at the last sync, every `sync_interval` seconds; a call never waits for the store, and the fleet
     may pass more than the limit meanwhile. `share` (0 to 1) caps what one process may admit of each
-    limit then. docs/choosing.md has the bounds and the costs.
+    limit then. docs/consistency.md has the bounds and the costs.
 
     What is counted in this process (blocks, and the ends of entries) is told to the store every
     `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
