@@ -120,14 +120,17 @@ class Calls:
 
     def entry(self, tally: Tally, key: str) -> None:
         tally.what, tally.cost, tally.key = "entry", 1, key
+        limiter = self.limiter
         try:
-            with self.limiter.entry(key):
+            with limiter.entry(key):
                 if tally.calls % 2:
                     raise LookupError
         except LookupError:
             pass
         tally.certain[key] = tally.certain[key] + 1
-        tally.ends[key] = tally.ends[key] + 1
+        # An end that comes as the limiter is being closed is logged as not recorded.
+        ends = tally.ends if limiter is self.limiter else tally.unsure_ends
+        ends[key] = ends[key] + 1
         tally.key = None
 
     def refund(self, tally: Tally, key: str) -> None:

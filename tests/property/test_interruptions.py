@@ -194,7 +194,7 @@ def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
             assert limiter.try_acquire(f"{key}-other").key == f"{key}-other"
             assert limiter.try_acquire(key).key == key
             returned += 1
-        with Limiter(redis_url, limit, prefix=prefix) as other:
+        with Limiter(redis_url, limit, prefix=prefix, timeout=5) as other:
             # Where a lease was being fetched, it is lost with the connection.
             most = 40 if mode == "leased" else 1
             passed = other.stats(key).passed
