@@ -24,8 +24,8 @@ def test_scripts_answer_as_the_model_does(seed: int) -> None:
     assert run.figures["calls"] > 1000
 
 
-# Hangs are told by the wall clock, and a machine that stands still breaks that law without a fault of
-# ours: tried again, which the report says. `scripts/attack` tries nothing again.
+# Hangs are told by the wall clock, and a machine that stands still breaks that law without a fault
+# of ours: tried again, which the report says. `scripts/attack` tries nothing again.
 @pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("variant", STORMS)
 def test_interrupts_arrive_as_themselves(variant: str) -> None:
