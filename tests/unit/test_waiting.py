@@ -1,0 +1,53 @@
+"""Events that threads wait for, and threads that are started. What an interruption does to them is
+in tests/property/test_interruptions.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from distwindow.core.waiting import OneShotEvent, WakeUp, is_interruption, start_thread
+
+
+def test_an_event_that_is_set_stays_set() -> None:
+    event = OneShotEvent()
+    assert not event.wait(0)
+    assert not event.wait(-1)
+    event.set()
+    event.set()
+    assert all(event.wait(0) for _ in range(3))
+
+
+def test_one_event_wakes_all_who_wait_for_it() -> None:
+    event, passed = OneShotEvent(), SimpleQueue[bool]()
+    threads = [threading.Thread(target=lambda: passed.put(event.wait(10))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    event.set()
+    for thread in threads:
+        thread.join(10)
+    assert [passed.get(timeout=1) for _ in threads] == [True] * 5
+
+
+def test_a_wake_up_before_the_sleep_is_kept_once() -> None:
+    wake_up = WakeUp()
+    wake_up.wake()
+    wake_up.wake()
+    assert wake_up.sleep(None)
+    assert not wake_up.sleep(0)
+
+
+def test_a_thread_is_started() -> None:
+    done = OneShotEvent()
+    assert start_thread(done.set)
+    assert done.wait(10)
+
+
+def test_what_other_code_raises_is_told_from_what_ours_raises() -> None:
+    with pytest.raises(Empty) as raised:
+        SimpleQueue[None]().get(False)
+    assert is_interruption(raised.value)  # its innermost frame is this test's
+    assert not is_interruption(raised.value.with_traceback(None))
