@@ -8,7 +8,6 @@ import asyncio
 import functools
 import math
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -30,7 +29,7 @@ from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
 from .core.limit import Limit, LimitSpec
 from .core.stats import Stats
-from .core.waiting import check_patched_before_import
+from .core.waiting import check_patched_before_import, complete_in_thread
 from .decorator import (
     LimitDecorator,
     check_arguments,
@@ -162,7 +161,6 @@ class Limiter(_Face):
             name=f"limiter {prefix!r} at {store_name(store)}",
             handle_sigterm=handle_sigterm,
         )
-        self._closing = threading.RLock()
 
     @property
     def unknown_total(self) -> int:
@@ -273,7 +271,7 @@ class Limiter(_Face):
         (or `sync_interval`) at the most. Raises where the store does not take it; it is kept then.
         """
         THREAD.wait_for(self._agent)
-        _demand_told(self._work(False))
+        _demand_told(complete_in_thread(functools.partial(self._work, False)))
 
     def close(self) -> None:
         """Give back and tell what is kept here, and close the connections. Later calls raise
@@ -281,7 +279,10 @@ class Limiter(_Face):
 
         A store object that the caller made stays open, as it stays the caller's.
         """
-        with self._closing:  # who closes it, too, waits until everything is told
+        complete_in_thread(self._close)
+
+    def _close(self) -> None:
+        with self._agent.closing_lock, self._agent.being_closed():
             if not self._kept:
                 self._near.close()  # first: what is counted after that, nobody would tell
                 ends = self._store.clock.monotonic() + self._timeout
@@ -481,18 +482,19 @@ class AsyncLimiter(_Face):
 
     async def aclose(self) -> None:
         """See `Limiter.close`."""
-        if not self._kept:
-            self._near.close()
-            if self._near.leases:
-                await self._store.drain()  # a lease on its way has to be given back
-            self._near.wake = _nobody
-        await TASKS.dismiss(self._agent)
-        failure = await self._work(True)
-        if not self._kept:
-            failure = await self._work(True) or failure
-            await self._store.aclose()
-        if failure is not None:
-            self._agent.went(failure)
+        with self._agent.being_closed():
+            if not self._kept:
+                self._near.close()
+                if self._near.leases:
+                    await self._store.drain()  # a lease on its way has to be given back
+                self._near.wake = _nobody
+            await TASKS.dismiss(self._agent)
+            failure = await self._work(True)
+            if not self._kept:
+                failure = await self._work(True) or failure
+                await self._store.aclose()
+            if failure is not None:
+                self._agent.went(failure)
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 from weakref import ref
 
@@ -27,8 +29,8 @@ class Agent:
     """One limiter, as the worker sees it: `work(last)` sends what is due, or with `last` all."""
 
     __slots__ = (
-        "__weakref__", "at_work", "dismissed", "failure", "given_up", "name", "near", "reported",
-        "task", "work",
+        "__weakref__", "at_work", "closing", "closing_lock", "dismissed", "failure", "given_up",
+        "name", "near", "reported", "task", "work",
     )  # fmt: skip
 
     def __init__(self, near: Near, work: Callable[[bool], Any], name: str) -> None:
@@ -42,6 +44,10 @@ class Agent:
         """Set when the worker has done with the flush that is under way."""
         self.task: asyncio.Task[None] | None = None
         """The same flush, where it runs in an event loop."""
+        self.closing: OneShotEvent | None = None
+        """Set when the close that is under way is complete."""
+        self.closing_lock = Lock()
+        """Held by the thread that closes a blocking limiter; others that close it wait."""
         self.dismissed = False
         """The limiter is closed: the worker leaves it alone until it is called again."""
         self.given_up = False
@@ -66,6 +72,15 @@ class Agent:
                 LOG.warning("the counts of %s can be flushed again", self.name)
         elif not failed_before:
             LOG.warning("flushing the counts of %s failed: %s", self.name, failure)
+
+    @contextmanager
+    def being_closed(self) -> Iterator[None]:
+        """While the limiter is closed: an end of the process waits for that."""
+        done = self.closing = OneShotEvent()
+        try:
+            yield
+        finally:
+            done.set()
 
     def wait(self, seconds: float) -> None:
         """Until the flush that is under way is done."""
@@ -99,6 +114,12 @@ class Agents:
         """
         agents = [agent for agent in self.alive() if not agent.dismissed]
         return sorted(agents, key=lambda agent: agent.failure is not None)
+
+    def wait_until_closed(self, deadline: float) -> None:
+        """Until no limiter is being closed any more: its close sends what it has counted."""
+        for agent in self.alive():
+            if agent.closing is not None:
+                agent.closing.wait(deadline - monotonic())
 
 
 def report_lost(agents: Iterable[Agent]) -> None:

@@ -154,7 +154,9 @@ class Ending:
         while self.phase != RUNNING and monotonic() < until:
             time.sleep(POLL_S)
         for worker in self._workers:
-            worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
+            deadline = monotonic() + EXIT_TIMEOUT_S
+            worker.agents.wait_until_closed(deadline)
+            worker.flush_all(deadline, final=True)
             report_lost(worker.agents.open())
         if self._masked and threading.current_thread() is threading.main_thread():
             # The main thread has come here before the watching thread looked again: SIGTERM ends
@@ -235,6 +237,8 @@ class Ending:
 
     def _send_all(self, began: float) -> None:
         first = self._flush(began + FIRST_FLUSH_S, final=False)
+        for worker in self._workers:
+            worker.agents.wait_until_closed(began + FIRST_FLUSH_S)
         self.phase = FROZEN
         deadline = began + EXIT_TIMEOUT_S
         # What is on its way goes on: leases that are being given back must not be given back twice,

@@ -33,7 +33,7 @@ class Tasks:
     def after_fork(self) -> None:
         """Loops stay in the parent."""
         for agent in self.agents.alive():
-            agent.at_work = agent.task = None
+            agent.at_work = agent.closing = agent.task = None
         self._lock = threading.RLock()
         self._workers: dict[asyncio.AbstractEventLoop, _Worker] = {}
 

@@ -38,7 +38,8 @@ class Thread:
     def after_fork(self) -> None:
         """Threads stay in the parent, and what they had to do does, too."""
         for agent in self.agents.alive():
-            agent.at_work = None  # nobody will ever have done with it here
+            agent.at_work = agent.closing = None  # nobody will ever have done with it here
+            agent.closing_lock = Lock()
         self._wake_up = WakeUp()
         self._running = Lock()
         """Held by the thread for as long as it lives."""

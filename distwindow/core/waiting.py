@@ -22,9 +22,11 @@ from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 def check_patched_before_import() -> None:
@@ -132,3 +134,31 @@ def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
             raise  # out of a signal handler: `start_new_thread` has no frame
         return False
     return True
+
+
+def complete_in_thread(function: Callable[[], T]) -> T:
+    """Call `function` in a thread of its own and wait for it, for what must not be left half done:
+    a signal handler's exception ends the wait, and the call goes on to its end.
+    """
+    done = OneShotEvent()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as exc:
+            failures.append(exc)
+        finally:
+            done.set()
+
+    if not start_thread(call):
+        return function()
+    while not done.is_set:
+        done.wait(_LOOK_EVERY_S)
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+_LOOK_EVERY_S = 60.0

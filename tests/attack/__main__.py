@@ -96,9 +96,7 @@ def _turn(name: str, run: Run, sums: Run) -> bool:
     # A turn that ended early with a violation needs no less time to find it again.
     again = ["scripts/attack", "--only", only, "--seed", str(run.seed)]
     again += ["--seconds", f"{run.seconds:g}"]
-    print(
-        f"\n{name}, seed {run.seed}: {violation.told()}\n\nagain: {shlex.join(again)}\n", flush=True
-    )
+    print(f"\n{name}, seed {run.seed}: {violation}\n\nagain: {shlex.join(again)}\n", flush=True)
     return False
 
 

@@ -27,7 +27,7 @@ class Violation(AssertionError):
         self.what = what
         self.history = list(history)
 
-    def told(self) -> str:
+    def __str__(self) -> str:
         """The violation and the end of its history, one event a line."""
         lines = [self.what]
         skipped = len(self.history) - EVENTS_SHOWN

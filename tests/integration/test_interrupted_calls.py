@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -218,6 +220,90 @@ def test_a_lease_that_comes_as_the_limiter_closes_is_given_back(proxy: Proxy, pr
     assert len(decisions) == 301
     with admin(proxy.url) as server:
         assert used(server, prefix) == sum(decision.allowed for decision in decisions)
+
+
+# -- what is to be completed goes on when its caller is interrupted --------------------------------
+
+
+def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
+    """A limiter with some, and how many calls it has admitted."""
+    limiter = Limiter(
+        url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
+    )
+    admitted = int(limiter.try_acquire("k").allowed)
+    near: Any = limiter._near
+    near._cells.get("k").demand = Eager(time.monotonic())
+    for _ in range(5):
+        admitted += limiter.try_acquire("k").allowed
+    assert limiter._near.held() > 0
+    return limiter, admitted
+
+
+@pytest.mark.parametrize("repeated", [1, 3])
+def test_an_interrupted_close_gives_everything_back(
+    proxy: Proxy, prefix: str, repeated: int
+) -> None:
+    limiter, admitted = with_unspent_permits(proxy.url, prefix)
+    with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
+        for _ in range(repeated):
+            expected = subclass(KeyboardInterrupt)
+            with raised_after(0.08, expected), pytest.raises(KeyboardInterrupt) as caught:
+                limiter.close()
+            assert caught.value is expected
+        limiter.close()
+    with admin(proxy.url) as server:
+        assert used(server, prefix) == admitted
+
+
+def test_an_interrupted_flush_gives_back_what_it_was_to_give(proxy: Proxy, prefix: str) -> None:
+    limiter, admitted = with_unspent_permits(proxy.url, prefix)
+    near: Any = limiter._near
+    near._take_back(near._cells.get("k"))
+    with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
+        expected = subclass(TimeoutError)
+        with raised_after(0.1, expected), pytest.raises(TimeoutError) as caught:
+            limiter.flush()
+        assert caught.value is expected
+        limiter.close()
+    with admin(proxy.url) as server:
+        assert used(server, prefix) == admitted
+
+
+ENDS_IN_CLOSE = """
+import signal, sys
+from distwindow import Limiter
+limiter = Limiter(sys.argv[1], "1000000/day", prefix=sys.argv[2], consistency="eventual",
+                  sync_interval=600, timeout=5)
+for _ in range(1000):
+    limiter.try_acquire("k")
+limiter.flush()
+for _ in range(1000):
+    limiter.try_acquire("k")
+def handle(number, frame):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, handle)
+print("ready", flush=True)
+sys.stdin.readline()
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+limiter.close()
+"""
+
+
+def test_a_process_that_ends_by_an_interrupted_close_sends_its_counts(
+    proxy: Proxy, prefix: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDS_IN_CLOSE, proxy.url, prefix],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        with proxy.spoiled(Delay(requests=0.3)):
+            _, complaints = child.communicate("go\n", timeout=30)
+    assert "KeyboardInterrupt" in complaints
+    assert "lost" not in complaints
+    with admin(proxy.url) as server:
+        assert used(server, prefix) == 2000
 
 
 # -- one deadline for the whole call --------------------------------------------------------------
