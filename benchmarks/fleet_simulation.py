@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from benchmarks.measure import say
 from benchmarks.report import Section, Target
+from distwindow.consistency.base import Direct
+from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.leased import Leased
 from distwindow.core.limit import Limit
-from distwindow.flow.book import Book
-from distwindow.flow.eventual import Eventual
-from distwindow.flow.leased import Leased
-from distwindow.flow.near import Direct
+from distwindow.operations.command_cache import Book
 from tests.crowd import Mode, buckets_of, busiest, most_in_run, simulated
 from tests.fleet import Local
 

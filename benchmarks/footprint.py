@@ -11,8 +11,9 @@ from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from benchmarks.server_cost import GUARD
 from distwindow.core.limit import Bound, Limit
-from distwindow.wire import keys, script
-from distwindow.wire.command import Acquire, charges_of
+from distwindow.protocol import keys
+from distwindow.protocol import scripts as script
+from distwindow.protocol.commands import Acquire, charges_of
 
 RINGS: tuple[tuple[int, Bound, float | None], ...] = (
     (10, "leap", 200),

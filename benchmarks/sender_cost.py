@@ -22,8 +22,9 @@ from benchmarks.server import last_core, running
 from benchmarks.server_cost import GUARD, timed
 from distwindow.core.limit import Limit
 from distwindow.core.stats import Bucket
-from distwindow.wire import keys, script
-from distwindow.wire.command import NEWEST, Acquire, Flush, charges_of
+from distwindow.protocol import keys
+from distwindow.protocol import scripts as script
+from distwindow.protocol.commands import NEWEST, Acquire, Flush, charges_of
 
 TWICE = Target(2)
 SAME = Target(1.15)

@@ -19,8 +19,9 @@ from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import last_core, running
 from distwindow.core.limit import Limit
-from distwindow.wire import keys, script
-from distwindow.wire.command import Acquire, charges_of
+from distwindow.protocol import keys
+from distwindow.protocol import scripts as script
+from distwindow.protocol.commands import Acquire, charges_of
 
 TARGET = Target(6)
 FLAT = Target(1.15)

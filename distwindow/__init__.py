@@ -1,7 +1,5 @@
 """One rate limit for the whole fleet: Sentinel's LeapArray in Redis, exact and atomic."""
 
-from .core.bucket import MetricBucket
-from .core.bucket_leap_array import BucketLeapArray
 from .core.decision import Decision
 from .core.errors import (
     ConfigurationError,
@@ -11,15 +9,17 @@ from .core.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from .core.event import Event
-from .core.fixed_window import FixedWindow
-from .core.leap_array import LeapArray
 from .core.limit import Limit
-from .core.rolling_window import RollingWindow
-from .core.sliding import EagerBucketLeapArray, SlidingWindowMetric
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
-from .wire.keys import Key
+from .protocol.keys import Key
+from .windows.bucket_leap_array import BucketLeapArray
+from .windows.event import Event
+from .windows.fixed_window import FixedWindow
+from .windows.leap_array import LeapArray
+from .windows.metric_bucket import MetricBucket
+from .windows.rolling_window import RollingWindow
+from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 
 __version__ = "0.1.0"
 

@@ -15,21 +15,21 @@ from typing import Any, Literal, TypeVar, get_args
 import redis
 import redis.asyncio
 
+from .consistency.base import Direct, Inside, Near
+from .consistency.eventual import Eventual
+from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError
-from .flow.book import Book
-from .flow.eventual import Eventual
-from .flow.leased import Leased
-from .flow.near import Direct, Inside, Near
+from .operations.command_cache import Book
+from .protocol.commands import Acquire
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
-from .store.redis import address
-from .store.redis.aio import AsyncRedisStore
+from .store.redis import urls as address
+from .store.redis.asyncio.store import AsyncRedisStore
+from .store.redis.blocking.store import RedisStore
 from .store.redis.handshake import failure
-from .store.redis.place import ClusterPlace, OnePlace, Place, Terms
-from .store.redis.sync import RedisStore
-from .wire.command import Acquire
+from .store.redis.topology import ClusterPlace, OnePlace, Place, Terms
 
 T = TypeVar("T")
 

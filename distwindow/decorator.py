@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from .core.errors import ConfigurationError, brief
 from .core.limit import Limit
-from .wire.keys import plain_key, stem
+from .protocol.keys import plain_key, stem
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from .background import TASKS, THREAD
 from .connect import (
     ClockChoice,
     Consistency,
@@ -27,9 +26,9 @@ from .connect import (
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
+from .core.interrupts import check_patched_before_import, complete_in_thread
 from .core.limit import Limit, LimitSpec
 from .core.stats import Stats
-from .core.waiting import check_patched_before_import, complete_in_thread
 from .decorator import (
     LimitDecorator,
     check_arguments,
@@ -39,16 +38,17 @@ from .decorator import (
     name_of,
 )
 from .entry import AsyncEntry, Entry
-from .flow import admin
-from .flow.admit import wait
-from .flow.book import Book
-from .flow.drive import arun, run
-from .flow.effect import Dialogue, Fetch, Together
-from .flow.line import AsyncPlace, Lines, Place
-from .flow.sync import work
+from .operations import key_operations as admin
+from .operations.acquire import wait
+from .operations.command_cache import Book
+from .operations.drivers import arun, run
+from .operations.flush import work
+from .operations.steps import Dialogue, Fetch, Together
+from .operations.wait_queue import AsyncPlace, Lines, Place
+from .protocol.commands import Acquire
+from .protocol.keys import AnyKey
 from .store.memory import MemoryStore
-from .wire.command import Acquire
-from .wire.keys import AnyKey
+from .worker import TASKS, THREAD
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from distwindow.consistency.base import Near
+from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
 from distwindow.core.stats import window_at
-from distwindow.flow.admin import refund, stats
-from distwindow.flow.book import Book
-from distwindow.flow.effect import Together
-from distwindow.flow.gate import Gate
-from distwindow.flow.leased import Leased
-from distwindow.flow.near import Near
-from distwindow.wire.command import Command, Read
+from distwindow.operations.command_cache import Book
+from distwindow.operations.completion import Gate
+from distwindow.operations.key_operations import refund, stats
+from distwindow.operations.steps import Together
+from distwindow.protocol.commands import Command, Read
 from tests.fleet import Local, Process, Way, World
 
 FAR = float("inf")

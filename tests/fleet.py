@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
+from distwindow.consistency.base import Near
 from distwindow.core.decision import Decision
 from distwindow.core.errors import StoreTimeout
-from distwindow.flow.admit import decide
-from distwindow.flow.book import Book
-from distwindow.flow.effect import Fetch, Sleep, Together, Wait
-from distwindow.flow.near import Near
-from distwindow.flow.sync import work
+from distwindow.operations.acquire import decide
+from distwindow.operations.command_cache import Book
+from distwindow.operations.flush import work
+from distwindow.operations.steps import Fetch, Sleep, Together, Wait
+from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Acquire, Command
 
 
 class World:

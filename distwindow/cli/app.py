@@ -11,8 +11,8 @@ import typer
 from distwindow import __version__
 
 from .bench import bench
-from .demo import demo
-from .doctor import doctor
+from .demo.command import demo
+from .doctor.command import doctor
 from .reset import reset
 from .stats import stats
 from .trial import trial

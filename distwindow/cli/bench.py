@@ -11,8 +11,8 @@ import typer
 
 from distwindow import Limiter
 
-from ..store.redis.address import shown
-from .fail import guarded
+from ..store.redis.urls import shown
+from .errors import guarded
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url, given_key
 from .render import printable
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from distwindow import Stats
 
 from ..core.stats import stats_of
-from ..wire.keys import RingName
+from ..protocol.keys import RingName
+from .scan import Ring, Tally, read
 from .servers import Server
-from .walk import Ring, Tally, read
 
 
 class Order(str, Enum):

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ..wire.keys import check_prefix
-from . import walk
-from .fail import guarded
+from ..protocol.keys import check_prefix
+from . import scan as walk
+from .errors import guarded
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Prefix, Url, given_key
 from .render import printable
 from .servers import servers

@@ -17,23 +17,13 @@ from rich.text import Text
 
 from distwindow import Bucket, Limit, Stats, WindowStats
 
-from ..store.redis.address import shown
-from ..wire.keys import check_prefix
-from . import walk
-from .fail import guarded
+from ..protocol.keys import check_prefix
+from ..store.redis.urls import shown
+from . import scan as walk
+from .errors import guarded
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url
 from .ranking import Order, ranked
-from .render import (
-    Cell,
-    Column,
-    Table,
-    bar,
-    console,
-    heat,
-    number,
-    printable,
-    shortened,
-)
+from .render import Cell, Column, Table, bar, console, heat, number, printable, shortened
 from .servers import Server, servers
 
 _SCREENFUL = 50

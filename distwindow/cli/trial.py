@@ -9,7 +9,7 @@ import typer
 
 from distwindow import Decision, Limiter
 
-from .fail import guarded
+from .errors import guarded
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url, given_key
 from .render import console, duration
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
-from ..wire.command import Acquire, Command
+from ..protocol.commands import Acquire, Command
 
 Reply = TypeVar("Reply")
 

@@ -15,8 +15,8 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
-from ..flow.admit import admitted, decide
-from ..wire.command import (
+from ..operations.acquire import admitted, decide
+from ..protocol.commands import (
     Acquire,
     Charge,
     Command,

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from distwindow import Limit, Limiter
-from distwindow.flow.admit import decide
+from distwindow.operations.acquire import decide
+from distwindow.protocol.commands import Lease, Refund
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Lease, Refund
 
 PICTURES = Path(__file__).resolve().parent.parent / "pictures"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from distwindow.wire import script
+from distwindow.protocol import scripts as script
 
 PAGE = Path(__file__).resolve().parent.parent / "wire.md"
 BEGIN, END = "<!-- scripts -->\n", "<!-- /scripts -->"

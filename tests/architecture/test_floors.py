@@ -26,7 +26,7 @@ def house(tmp_path: Path) -> Path:
         {
             "__init__.py": "from house.limiter import Limiter\nfrom house.core import bucket",
             "core/__init__.py": "",
-            "core/bucket.py": "import math\nfrom house.core.clock import now",
+            "windows/metric_bucket.py": "import math\nfrom house.core.clock import now",
             "core/clock.py": "import time",
             "core/errors.py": """
                 from typing import TYPE_CHECKING

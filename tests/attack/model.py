@@ -17,8 +17,8 @@ from typing import Any
 from distwindow import Decision, Limit, Limiter
 from distwindow.connect import open_store
 from distwindow.core.stats import Bucket
-from distwindow.wire.command import Acquire, Charge, Flush, Lease, Peek, Read, Reset, Verdict
-from distwindow.wire.keys import ring_name, stem
+from distwindow.protocol.commands import Acquire, Charge, Flush, Lease, Peek, Read, Reset, Verdict
+from distwindow.protocol.keys import ring_name, stem
 from tests.attack.frame import Run, Violation, derived
 from tests.attack.model_cases import KEYS, SHAPES, Op, drawn
 from tests.attack.naive import Answer, Model, Part

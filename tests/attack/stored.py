@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import redis
 
 from distwindow.core.limit import Limit
-from distwindow.wire.command import ring_state
-from distwindow.wire.keys import ring_name, stem
+from distwindow.protocol.commands import ring_state
+from distwindow.protocol.keys import ring_name, stem
 from tests.attack.frame import Violation
 
 

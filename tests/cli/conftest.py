@@ -14,9 +14,9 @@ import redis
 
 from distwindow import Limit
 from distwindow.cli.app import app
-from distwindow.wire.command import Acquire, charges_of
-from distwindow.wire.keys import stem
-from distwindow.wire.script import load
+from distwindow.protocol.commands import Acquire, charges_of
+from distwindow.protocol.keys import stem
+from distwindow.protocol.scripts import load
 
 
 @dataclass(frozen=True)

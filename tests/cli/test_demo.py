@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.cli import host as host_module
-from distwindow.cli.host import host
-from distwindow.cli.judge import Book
+from distwindow.cli.demo import server as host_module
+from distwindow.cli.demo.server import host
+from distwindow.cli.demo.verify import Book
 from tests.cli.conftest import Cli, Said
 from tests.interrupt import reachable
 from tests.servers import find_binary, until

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from distwindow.cli.exercise import grant
-from distwindow.wire import script
+from distwindow.cli.doctor.probe import grant
+from distwindow.protocol import scripts as script
 from tests.cli.conftest import Cli, Said
 from tests.servers import Standalone, until
 

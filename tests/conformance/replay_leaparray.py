@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from distwindow.core.bucket import MetricBucket
-from distwindow.core.bucket_leap_array import BucketLeapArray
-from distwindow.core.event import Event
-from distwindow.core.leap_array import Window
+from distwindow.windows.bucket_leap_array import BucketLeapArray
+from distwindow.windows.event import Event
+from distwindow.windows.leap_array import Window
+from distwindow.windows.metric_bucket import MetricBucket
 
 from .replay import Args, answer
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from distwindow.core.bucket import ConcurrencyBucket
 from distwindow.core.errors import ConfigurationError
-from distwindow.core.event import Event
-from distwindow.core.leap_array import Window
-from distwindow.core.sliding import EagerBucketLeapArray, NotReusableError, SlidingWindowMetric
+from distwindow.windows.event import Event
+from distwindow.windows.leap_array import Window
+from distwindow.windows.metric_bucket import ConcurrencyBucket
+from distwindow.windows.sentinel_go import (
+    EagerBucketLeapArray,
+    NotReusableError,
+    SlidingWindowMetric,
+)
 
 from .replay import Args
 

@@ -38,7 +38,7 @@ def missing(page: Path, text: str) -> list[str]:
     """The names in `text` that lead nowhere, from the page, the checkout or the package.
 
     A bare file name may also belong to the folder of the path before it in the same line, as in
-    "`flow/near.py`, `leased.py`".
+    "`consistency/base.py`, `leased.py`".
     """
     absent: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -68,7 +68,7 @@ def test_named_files_exist(page: Path) -> None:
         ("see `lua/shared/ring.lua` and flow/ and tests/lua", []),
         ("`flow/stats.py`", ["flow/stats.py"]),
         ("`background.py` calls", ["background.py"]),
-        ("`store/redis/sync.py`, `limit.py`", ["limit.py"]),
+        ("`store/redis/blocking/store.py`, `limit.py`", ["limit.py"]),
         ("the folder moved/ and tests/moved", ["moved/", "tests/moved"]),
     ],
 )

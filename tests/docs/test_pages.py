@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.wire import script
-from distwindow.wire.command import Acquire, charges_of
-from distwindow.wire.keys import stem
+from distwindow.protocol import scripts as script
+from distwindow.protocol.commands import Acquire, charges_of
+from distwindow.protocol.keys import stem
 from tests.servers import Standalone
 
 from .pages import PAGES, ROOT, between, blocks, name

@@ -28,7 +28,7 @@ from distwindow import (
     StoreError,
     StoreUnavailable,
 )
-from distwindow.wire.keys import escape
+from distwindow.protocol.keys import escape
 from tests.event_loops import uvloop_param
 from tests.servers import Standalone
 from tests.unit.stage import fresh

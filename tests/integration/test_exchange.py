@@ -13,8 +13,7 @@ import pytest
 from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
 from distwindow.connect import open_async_store, open_store
 from distwindow.core.stats import Bucket
-from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import (
+from distwindow.protocol.commands import (
     NEWEST,
     Acquire,
     Charge,
@@ -25,7 +24,8 @@ from distwindow.wire.command import (
     Refund,
     charges_of,
 )
-from distwindow.wire.keys import AnyKey, stem
+from distwindow.protocol.keys import AnyKey, stem
+from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
 from tests.integration.faces import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone

@@ -19,11 +19,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from distwindow import AsyncLimiter, Limiter, StoreError, StoreTimeout
+from distwindow.consistency.demand import Demand
 from distwindow.core.decision import Decision
-from distwindow.local.demand import Demand
+from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
-from distwindow.store.redis.group import Group, Member
-from distwindow.wire.command import Acquire, Command
+from distwindow.store.redis.blocking.call_sharing import Group, Member
 from tests.integration.faces import admin, used
 from tests.servers import Proxy
 from tests.servers.proxy import Delay, Pass, Silent

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter
 from distwindow.connect import open_store
-from distwindow.wire.command import Acquire, Read, charges_of
-from distwindow.wire.keys import stem
+from distwindow.protocol.commands import Acquire, Read, charges_of
+from distwindow.protocol.keys import stem
 from tests.unit.stage import T0, ManualClock, fresh
 
 MakeLimiter = Callable[..., Limiter]

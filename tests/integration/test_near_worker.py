@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
-from distwindow.local.cell import Cell
+from distwindow.consistency.key_state import Cell
 from tests.integration.faces import PLENTY, Face, admin, tally, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from distwindow.core.clock import SYSTEM
-from distwindow.store.redis.call import Lost
-from distwindow.store.redis.talk import SelectTalk, socket_of, talk_of
+from distwindow.store.redis.attempts import Lost
+from distwindow.store.redis.blocking.transport import SelectTalk, socket_of, talk_of
 from tests.integration.faces import admin, used
 from tests.servers import Delay, Proxy, Standalone
 

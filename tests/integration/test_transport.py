@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import (
-    ConfigurationError,
-    StoreError,
-    StoreUnavailable,
-)
+from distwindow import ConfigurationError, StoreError, StoreUnavailable
 from tests.integration.faces import PLENTY, Caller, Face, admin, tally, used
 from tests.integration.responder import Responder, Words, admitting, guard_of
 from tests.servers import Cluster, Proxy, Standalone, until

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Decision, Limiter, StoreError
-from distwindow.core.waiting import OneShotEvent
-from distwindow.store.redis.call import Lost
+from distwindow.core.interrupts import OneShotEvent
+from distwindow.store.redis.attempts import Lost
 from tests.integration.faces import (
     HICCUPS,
     PLENTY,
@@ -378,7 +378,7 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two guards, one behind the other: take the first away, and the second still holds."""
-    from distwindow.store.redis.link import Link
+    from distwindow.store.redis.blocking.connection import Link
 
     monkeypatch.setattr(Link, "_close_elsewhere", lambda self: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2)

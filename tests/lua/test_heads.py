@@ -10,10 +10,10 @@ import pytest
 
 from distwindow import Key, Limit
 from distwindow.core.stats import Bucket
-from distwindow.wire import command as wire
-from distwindow.wire import script
-from distwindow.wire.command import COMMANDS, Command, charges_of
-from distwindow.wire.keys import stem
+from distwindow.protocol import commands as wire
+from distwindow.protocol import scripts as script
+from distwindow.protocol.commands import COMMANDS, Command, charges_of
+from distwindow.protocol.keys import stem
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123

@@ -15,11 +15,11 @@ import redis
 from distwindow import Limit
 from distwindow.core.ring import MOST
 from distwindow.core.stats import Bucket
+from distwindow.protocol import commands as wire
+from distwindow.protocol.commands import charges_of
+from distwindow.protocol.keys import senders_name, stem
+from distwindow.protocol.scripts import load, names
 from distwindow.store.memory import MemoryStore
-from distwindow.wire import command as wire
-from distwindow.wire.command import charges_of
-from distwindow.wire.keys import senders_name, stem
-from distwindow.wire.script import load, names
 from tests.unit.stage import T0, fresh
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from distwindow import BucketLeapArray, Event, Limit
 from distwindow.core.limit import Bound
-from distwindow.wire.command import Acquire, charges_of
-from distwindow.wire.keys import stem
+from distwindow.protocol.commands import Acquire, charges_of
+from distwindow.protocol.keys import stem
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
 W = 60_000

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distwindow.consistency import base as near
+from distwindow.consistency import key_state as cell
+from distwindow.consistency.eventual import Eventual
 from distwindow.core.limit import Limit
-from distwindow.flow import near
-from distwindow.flow.eventual import Eventual
-from distwindow.local import cell
-from distwindow.wire.command import NEWEST
+from distwindow.protocol.commands import NEWEST
 from tests.crowd import (
     Admission,
     Arrival,

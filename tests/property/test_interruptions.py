@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter
+from distwindow.protocol.commands import Charge, Command, Grant, Read
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Charge, Command, Grant, Read
 from tests.interrupt import interrupted_at
 from tests.unit.stage import ManualClock, fresh
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from distwindow import Key, Limit
-from distwindow.wire.keys import escape, read_ring_name, ring_name, stem, unescape
+from distwindow.protocol.keys import escape, read_ring_name, ring_name, stem, unescape
 
 LIMIT = Limit("10/minute")
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distwindow.consistency import leased
+from distwindow.consistency.base import Direct, Near
+from distwindow.consistency.leased import Leased
 from distwindow.core.errors import StoreTimeout
 from distwindow.core.limit import Limit
-from distwindow.flow import leased
-from distwindow.flow.book import Book
-from distwindow.flow.leased import Leased
-from distwindow.flow.near import Direct, Near
-from distwindow.wire.command import Grant, Lease, Refund
+from distwindow.operations.command_cache import Book
+from distwindow.protocol.commands import Grant, Lease, Refund
 from tests import fleet
 from tests.crowd import (
     Crowd,

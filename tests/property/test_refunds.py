@@ -15,20 +15,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
+from distwindow.consistency.base import Direct
+from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.stats import RingState
-from distwindow.flow.admin import refund
-from distwindow.flow.admit import decide
-from distwindow.flow.book import Book
-from distwindow.flow.drive import run
-from distwindow.flow.effect import Fetch, Together
-from distwindow.flow.eventual import Eventual
-from distwindow.flow.leased import Leased
-from distwindow.flow.near import Direct
-from distwindow.flow.sync import work
+from distwindow.operations.acquire import decide
+from distwindow.operations.command_cache import Book
+from distwindow.operations.drivers import run
+from distwindow.operations.flush import work
+from distwindow.operations.key_operations import refund
+from distwindow.operations.steps import Fetch, Together
+from distwindow.protocol.commands import Acquire, Command, Lease, Read, Refund, charges_of, each_of
+from distwindow.protocol.keys import stem
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Acquire, Command, Lease, Read, Refund, charges_of, each_of
-from distwindow.wire.keys import stem
 from tests.unit.stage import T0, Execute, ManualClock, blocking, fresh
 
 W = 60_000

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distwindow.consistency import base as near
+from distwindow.consistency.base import Direct
+from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
-from distwindow.flow import near
-from distwindow.flow.book import Book
-from distwindow.flow.eventual import Eventual
-from distwindow.flow.leased import Leased
-from distwindow.flow.near import Direct
-from distwindow.wire.command import Acquire, Command, Grant, Lease, Peek
+from distwindow.operations.command_cache import Book
+from distwindow.protocol.commands import Acquire, Command, Grant, Lease, Peek
 from tests.crowd import Crowd, Mode, Step, steps
 from tests.unit.stage import T0
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from distwindow import Limit
 from distwindow.core.stats import window_at
-from distwindow.wire.command import Acquire, Charge, Peek, Read, Refund, Verdict, charges_of
-from distwindow.wire.keys import stem
+from distwindow.protocol.commands import Acquire, Charge, Peek, Read, Refund, Verdict, charges_of
+from distwindow.protocol.keys import stem
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
 W = 60_000

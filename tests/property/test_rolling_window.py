@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow.core.errors import ConfigurationError
-from distwindow.core.rolling_window import RollingWindow, SumBucket
+from distwindow.windows.rolling_window import RollingWindow, SumBucket
 
 sizes = st.integers(1, 8)
 widths = st.sampled_from([1, 10, 250])

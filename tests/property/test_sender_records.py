@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from distwindow import Limit
 from distwindow.core.stats import Bucket
+from distwindow.protocol.commands import Charge, Flush, Read, Reset, charges_of
+from distwindow.protocol.keys import is_senders_name, read_ring_name, senders_name, stem
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Charge, Flush, Read, Reset, charges_of
-from distwindow.wire.keys import is_senders_name, read_ring_name, senders_name, stem
 from tests.unit.stage import T0, Execute, blocking, fresh
 
 W = 60_000

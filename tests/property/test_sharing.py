@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
 from distwindow.connect import open_async_store
+from distwindow.protocol.commands import Acquire, Read, charges_of
+from distwindow.protocol.keys import stem
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Acquire, Read, charges_of
-from distwindow.wire.keys import stem
 from tests.unit.stage import T0, fresh
 
 FOREVER = 3650 * 86400

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distwindow.core.errors import ConfigurationError
-from distwindow.core.event import Event
-from distwindow.core.sliding import (
+from distwindow.windows.event import Event
+from distwindow.windows.sentinel_go import (
     EagerBucketLeapArray,
     NotReusableError,
     SecondMetric,

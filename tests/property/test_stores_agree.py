@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from distwindow import Key, Limit
 from distwindow.core.stats import Bucket
-from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import (
+from distwindow.protocol.commands import (
     COMMANDS,
     NEWEST,
     Acquire,
@@ -35,7 +34,8 @@ from distwindow.wire.command import (
     charges_of,
     each_of,
 )
-from distwindow.wire.keys import AnyKey, stem
+from distwindow.protocol.keys import AnyKey, stem
+from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, awaiting, blocking, fresh
 
 W = 60_000

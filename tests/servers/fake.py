@@ -1,5 +1,5 @@
 """fakeredis behind a real TCP port: the server that the demo falls back to, and nothing else."""
 
-from distwindow.cli.fake_server import FakeServer
+from distwindow.cli.demo.fake_server import FakeServer
 
 __all__ = ["FakeServer"]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from distwindow.connect import open_async_store, open_store
+from distwindow.protocol.commands import Command
 from distwindow.store.memory import MemoryStore
-from distwindow.wire.command import Command
 
 Reply = TypeVar("Reply")
 Execute = Callable[[Command[Any]], Any]

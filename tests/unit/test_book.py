@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distwindow import Key
-from distwindow.flow.book import Book
+from distwindow.operations.command_cache import Book
 
 
 def test_a_key_that_comes_again_has_the_same_command() -> None:

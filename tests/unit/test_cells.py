@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
+from distwindow.consistency.key_state import Cell, merged
+from distwindow.consistency.key_state_cache import Cells
 from distwindow.core.stats import Bucket
-from distwindow.local.cell import Cell, merged
-from distwindow.local.cells import Cells
 
 LIMIT = Limit("10/second")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distwindow.flow.drive import arun, run
-from distwindow.flow.effect import Dialogue, Sleep
-from distwindow.wire.command import Read
+from distwindow.operations.drivers import arun, run
+from distwindow.operations.steps import Dialogue, Sleep
+from distwindow.protocol.commands import Read
 
 COMMAND = Read(())
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from distwindow import StoreTimeout
-from distwindow.flow.gate import Gate
+from distwindow.operations.completion import Gate
 
 
 def test_an_open_gate_is_not_waited_for() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
+from distwindow.consistency.base import Direct, Near
+from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.stats import window_at
-from distwindow.flow.book import Book
-from distwindow.flow.eventual import Eventual
-from distwindow.flow.leased import Leased
-from distwindow.flow.near import Direct, Near
-from distwindow.wire.command import Read
+from distwindow.operations.command_cache import Book
+from distwindow.protocol.commands import Read
 from tests.fleet import Local, Process, World
 
 START = 1_700_000_000_000

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from distwindow.core.waiting import OneShotEvent, WakeUp, is_interruption, start_thread
+from distwindow.core.interrupts import OneShotEvent, WakeUp, is_interruption, start_thread
 
 
 def test_an_event_that_is_set_stays_set() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from distwindow.background import ending
-from distwindow.background.agent import Agent, Agents
-from distwindow.background.thread import Thread
+from distwindow.consistency.key_state import FAR
 from distwindow.core.clock import SYSTEM
-from distwindow.local.cell import FAR
+from distwindow.worker import shutdown as ending
+from distwindow.worker.flush_job import Agent, Agents
+from distwindow.worker.thread import Thread
 from tests.servers import until
 
 
@@ -57,7 +57,7 @@ class Work:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Thread:
     """One of its own, which does not take part in the end of this process."""
-    monkeypatch.setattr("distwindow.background.thread.ENDING", ending.Ending())
+    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Ending())
     monkeypatch.setattr(ending.Ending, "serve", lambda *_, **__: None)
     monkeypatch.setattr(ending.Ending, "hook_exit", lambda *_: None)
     return Thread()
@@ -121,7 +121,7 @@ def test_a_wake_up_that_is_interrupted(worker: Thread) -> None:
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second thread is never at work beside the first."""
-    monkeypatch.setattr("distwindow.background.thread.ENDING", ending.Ending())
+    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Ending())
     monkeypatch.setattr(ending.Ending, "serve", lambda *_, **__: None)
     for number in range(1, 30):
         worker, work = Thread(), Work()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 
 from ...core.clock import Clock
-from ...wire.command import NO_DEADLINE_MS
+from ...protocol.commands import NO_DEADLINE_MS
 
 _NONCES = 1_000_000
 

@@ -1,0 +1,155 @@
+"""Waiting in line: within a process, waiters for one key are served in the order they came.
+
+Only the head of a line asks the store; those behind wait for it to be served. So a line costs the
+store one call per admission and one per refusal of its head, however long it is.
+
+            head asks            the others wait for the one ahead
+    store <- [waiter] <- [waiter] <- [waiter] <- new arrivals
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from ..core.clock import Clock
+from ..core.decision import Decision
+from ..core.errors import RateLimitExceeded
+from ..core.interrupts import WakeUp
+from ..protocol.commands import Acquire
+
+
+class Place:
+    """A waiter's place in the line for a key: `wait` to be its head, and `leave` in any case.
+
+    `leave` may be called before it has joined, and again: who is interrupted by a signal handler
+    would else stay in the line, and nobody behind would ever be served.
+    """
+
+    def __init__(self, lines: Lines, command: Acquire, patience: float | None) -> None:
+        """`patience`: seconds that the waiter has in all; None: endless."""
+        self._lines = lines
+        self._clock = lines.clock
+        self._charge = command.charges[0]
+        self._ends = None if patience is None else self._clock.monotonic() + patience
+        self._line: _Line | None = None
+        self._woken = WakeUp()
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds from now until the waiter gives up; None: never."""
+        return None if self._ends is None else max(0.0, self._ends - self._clock.monotonic())
+
+    def wait(self) -> None:
+        """Until those who came before have been served, or the time is over.
+
+        Raises `RateLimitExceeded` when patience cannot last that long. Its `retry_after` is when
+        the head of the line has its permits: one's own come no earlier.
+        """
+        self._join()
+        while not self._is_head() and (left := self._left()) != 0.0:
+            self._woken.sleep(left)
+
+    def leave(self) -> None:
+        """Make way for the next."""
+        line = self._line
+        if line is not None:
+            self._lines.leave(self, line, self._charge.ring)
+
+    def wake(self) -> None:
+        """It may be the head now."""
+        self._woken.wake()
+
+    def refused(self, decision: Decision) -> None:
+        """The head has to wait until then, so those behind it have to wait longer."""
+        assert self._line is not None
+        self._line.refusal = (self._clock.monotonic() + decision.retry_after, decision)
+
+    def _join(self) -> None:
+        self._lines.join(self, self._charge.ring)
+
+    def _is_head(self) -> bool:
+        assert self._line is not None
+        return self._line.waiting[0] is self
+
+    def _left(self) -> float | None:
+        """Seconds a waiter may still stand in line. When they are over and nobody ahead has been
+        refused (so the store is slow), the waiter may ask out of turn rather than go empty-handed.
+        """
+        if self._ends is None:
+            return None
+        assert self._line is not None
+        now = self._clock.monotonic()
+        if self._line.refusal is not None:
+            until, decision = self._line.refusal
+            if until > self._ends or now >= self._ends:
+                left, charge = max(0.0, until - now), self._charge
+                raise RateLimitExceeded(
+                    decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
+                )
+        return max(0.0, self._ends - now)
+
+
+class AsyncPlace(Place):
+    """`Place` for tasks."""
+
+    def __init__(self, lines: Lines, command: Acquire, patience: float | None) -> None:
+        super().__init__(lines, command, patience)
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    async def await_(self) -> None:
+        """See `Place.wait`."""
+        self._join()
+        while not self._is_head() and (left := self._left()) != 0.0:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._event.wait(), left)
+            self._event.clear()
+
+    def wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+
+class _Line:
+    __slots__ = ("refusal", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Place] = deque()
+        self.refusal: tuple[float, Decision] | None = None
+
+
+class Lines:
+    """The lines of one limiter, one for each thing that is waited for. Safe between threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """The child begins without waiters: their threads exist in the parent only."""
+        # Re-entrant, because a signal handler may wait for the limiter it has interrupted.
+        self._lock = threading.RLock()
+        self._lines: dict[Any, _Line] = {}
+
+    def join(self, place: Place, name: Any) -> None:
+        """Have `place` stand at the end of the line of that name."""
+        with self._lock:
+            line = self._lines.get(name)
+            if line is None:
+                line = self._lines[name] = _Line()
+            place._line = line  # first, so that a place that is interrupted here can leave
+            line.waiting.append(place)
+
+    def leave(self, place: Place, line: _Line, name: Any) -> None:
+        """Take `place` out of its line. Whoever is the head then is woken."""
+        with self._lock:
+            if place in line.waiting:
+                line.waiting.remove(place)
+            if line.waiting:
+                line.waiting[0].wake()
+            elif self._lines.get(name) is line:
+                del self._lines[name]

@@ -1,0 +1,143 @@
+"""What the worker flushes, and for how long a process's end waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+from weakref import ref
+
+from ..consistency.base import Near
+from ..consistency.key_state import FAR
+from ..core.clock import SYSTEM
+from ..core.interrupts import OneShotEvent
+
+LOG = logging.getLogger("distwindow")
+
+EXIT_TIMEOUT_S = 3.0
+"""Seconds that the end of a process waits for its counts to be sent."""
+RETRY_EVERY_S = 0.05
+"""Seconds between two attempts then."""
+
+monotonic = SYSTEM.monotonic
+
+
+class Agent:
+    """One limiter, as the worker sees it: `work(last)` sends what is due, or with `last` all."""
+
+    __slots__ = (
+        "__weakref__", "at_work", "closing", "closing_lock", "dismissed", "failure", "given_up",
+        "name", "near", "reported", "task", "work",
+    )  # fmt: skip
+
+    def __init__(self, near: Near, work: Callable[[bool], Any], name: str) -> None:
+        self.near = near
+        self.work = work
+        self.name = name
+        """Which limiter at which store, for log lines; without passwords."""
+        self.failure: Exception | None = None
+        """Why the last flush failed; None after one that succeeded."""
+        self.at_work: OneShotEvent | None = None
+        """Set when the worker has done with the flush that is under way."""
+        self.task: asyncio.Task[None] | None = None
+        """The same flush, where it runs in an event loop."""
+        self.closing: OneShotEvent | None = None
+        """Set when the close that is under way is complete."""
+        self.closing_lock = Lock()
+        """Held by the thread that closes a blocking limiter; others that close it wait."""
+        self.dismissed = False
+        """The limiter is closed: the worker leaves it alone until it is called again."""
+        self.given_up = False
+        """An end has waited for the store in vain; another end of the same process does not."""
+        self.reported = False
+        """Lost counts have been reported."""
+
+    @property
+    def is_left(self) -> bool:
+        """Is there anything that the store has not taken? Looks at all keys."""
+        near = self.near
+        if self.failure is not None and near.next_at < FAR:
+            return True
+        return near.unsent() > 0 or near.held() > 0
+
+    def went(self, failure: Exception | None) -> None:
+        """Note how a flush ended. Log when flushes begin to fail, and when they succeed again."""
+        failed_before, self.failure = self.failure is not None, failure
+        if failure is None:
+            self.given_up = self.reported = False
+            if failed_before:
+                LOG.warning("the counts of %s can be flushed again", self.name)
+        elif not failed_before:
+            LOG.warning("flushing the counts of %s failed: %s", self.name, failure)
+
+    @contextmanager
+    def being_closed(self) -> Iterator[None]:
+        """While the limiter is closed: an end of the process waits for that."""
+        done = self.closing = OneShotEvent()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until the flush that is under way is done."""
+        at_work = self.at_work
+        if at_work is not None:
+            at_work.wait(seconds)
+
+
+class Agents:
+    """All limiters that are served and alive. Only their owners, and what they have not sent, keep
+    them alive.
+
+    Every step is one call of C, so that an exception out of a signal handler leaves it whole, and
+    the garbage collector may run in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[ref[Agent], None] = {}
+
+    def add(self, agent: Agent) -> None:
+        """Have it among those alive, for as long as it lives."""
+        self._refs[ref(agent, self._refs.__delitem__)] = None
+
+    def alive(self) -> list[Agent]:
+        """Those that are alive."""
+        return [agent for weak in self._refs.copy() if (agent := weak()) is not None]
+
+    def open(self) -> list[Agent]:
+        """Those that are alive and not closed. Those whose last flush failed come last: they may
+        take all the time there is.
+        """
+        agents = [agent for agent in self.alive() if not agent.dismissed]
+        return sorted(agents, key=lambda agent: agent.failure is not None)
+
+    def wait_until_closed(self, deadline: float) -> None:
+        """Until no limiter is being closed any more: its close sends what it has counted."""
+        for agent in self.alive():
+            if agent.closing is not None:
+                agent.closing.wait(deadline - monotonic())
+
+
+def report_lost(agents: Iterable[Agent]) -> None:
+    """Log what a process that ends has not sent, once."""
+    for agent in agents:
+        if not agent.is_left or agent.reported:
+            continue
+        agent.given_up = agent.reported = True
+        reason = agent.failure or "there was not enough time"
+        counts = agent.near.unsent()
+        if counts:
+            LOG.warning(
+                "%d counts of %s were lost: the process was ended before they could be sent (%s)",
+                counts, agent.name, reason,
+            )  # fmt: skip
+        else:
+            LOG.warning(
+                "unspent permits of %s were not given back before the process ended (%s); "
+                "they count as used until their window ends",
+                agent.name, reason,
+            )  # fmt: skip
