@@ -14,7 +14,7 @@ from distwindow.consistency.base import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.limit import Limit
-from distwindow.operations.command_cache import Book
+from distwindow.operations.command_cache import CommandCache
 from tests.crowd import Mode, buckets_of, busiest, most_in_run, simulated
 from tests.fleet import Local
 
@@ -26,11 +26,11 @@ ONE_WAY_MS = 0.25
 FLUSH, MOST_KEYS = 0.25, 1000
 
 
-def direct(book: Book, clock: Local) -> Direct:
+def direct(book: CommandCache, clock: Local) -> Direct:
     return Direct(book, clock, MOST_KEYS, FLUSH)
 
 
-def leased(book: Book, clock: Local) -> Leased:
+def leased(book: CommandCache, clock: Local) -> Leased:
     return Leased(book, clock, MOST_KEYS, FLUSH)
 
 
@@ -102,7 +102,7 @@ def _beyond(section: Section, quick: bool) -> None:
     for processes in (2, 4, 16) if quick else (2, 4, 16, 64):
         for sync in (0.02, 0.1, 0.5):
 
-            def mode(book: Book, clock: Local, sync: float = sync) -> Eventual:
+            def mode(book: CommandCache, clock: Local, sync: float = sync) -> Eventual:
                 return Eventual(book, clock, MOST_KEYS, sync)
 
             rates = [load * limit.amount / limit.per / processes] * processes

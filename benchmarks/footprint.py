@@ -29,7 +29,7 @@ def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
     """A ring with `each` passes in every bucket that it sums, and nothing else."""
     connection.call("FLUSHALL")
     now = int(time.time() * 1000)
-    charges = charges_of("user:42", keys.stem("distwindow", "user:42"), [limit], each)
+    charges = charges_of("user:42", keys.key_prefix("distwindow", "user:42"), [limit], each)
     for age in range(limit.span - 1, -1, -1):
         command = Acquire(charges, now_ms=now - age * limit.bucket_ms)
         (reply,) = connection.pipeline([command.frame(GUARD)])
@@ -59,7 +59,7 @@ def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int
 def run(quick: bool) -> Section:
     section = Section("memory", "memory: bytes of one key that carries pass counts alone")
     with running() as server, Socket(server.port) as connection:
-        connection.call("SCRIPT", "LOAD", script.load("acquire").text)
+        connection.call("SCRIPT", "LOAD", script.load_script("acquire").text)
         for buckets, bound, most in RINGS:
             for each in EACH:
                 span = buckets + (bound == "strict")

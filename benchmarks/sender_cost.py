@@ -24,7 +24,7 @@ from distwindow.core.limit import Limit
 from distwindow.core.stats import Bucket
 from distwindow.protocol import keys
 from distwindow.protocol import scripts as script
-from distwindow.protocol.commands import NEWEST, Acquire, Flush, charges_of
+from distwindow.protocol.commands import CURRENT_BUCKET, Acquire, Flush, charges_of
 
 TWICE = Target(2)
 SAME = Target(1.15)
@@ -32,7 +32,7 @@ SENDERS = (0, 100, 400, 2_000, 20_000)
 """400 still lie in one compact block, where looking for one that is absent is dearest."""
 
 LIMIT = Limit(10**9, per=86_400, buckets=24)
-COUNTS = (Bucket(NEWEST, 1),)
+COUNTS = (Bucket(CURRENT_BUCKET, 1),)
 CALLS = 100
 """In a trial; of new senders only so many that they do not change what is measured."""
 NEW = 100
@@ -63,7 +63,7 @@ class Scene:
         self.connection.call("COPY", self.records, self.kept)
 
     def acquire(self, now_ms: int | None = None) -> Acquire:
-        stem = keys.stem("distwindow", f"senders:{self.senders}:{self.stale}")
+        stem = keys.key_prefix("distwindow", f"senders:{self.senders}:{self.stale}")
         return Acquire(charges_of("user", stem, [LIMIT], 1), now_ms)
 
     def flush(
@@ -137,7 +137,7 @@ def run(quick: bool) -> Section:
     section = Section("senders", "senders: a flush and an acquire beside those of many processes")
     with running(last_core()) as server, Socket(server.port) as connection:
         for name in ("acquire", "flush"):
-            connection.call("SCRIPT", "LOAD", script.load(name).text)
+            connection.call("SCRIPT", "LOAD", script.load_script(name).text)
         contenders: dict[str, Trial] = {}
         scenes = [Scene(connection, senders) for senders in SENDERS]
         for scene in scenes:

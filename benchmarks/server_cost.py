@@ -51,7 +51,7 @@ class Ring:
     used: int
 
     def acquire(self, copy: int | str, cost: int = 1, now_ms: int | None = None) -> Acquire:
-        stem = keys.stem("distwindow", f"user:42:{copy}")
+        stem = keys.key_prefix("distwindow", f"user:42:{copy}")
         return Acquire(charges_of("user", stem, [self.limit], cost), now_ms=now_ms)
 
     def frame(self, copy: int | str, now_ms: int | None = None) -> bytes:
@@ -173,7 +173,7 @@ def run(quick: bool) -> Section:
     limits = {(n, amount): Limit(amount, per=DAY, buckets=n) for n in SHAPES for amount in AMOUNTS}
     with running(last_core()) as server, Socket(server.port) as connection:
         connection.call("SCRIPT", "LOAD", NOOP)
-        connection.call("SCRIPT", "LOAD", script.load("acquire").text)
+        connection.call("SCRIPT", "LOAD", script.load_script("acquire").text)
         plain = Ring(limits[10, 100_000], 1).acquire(1)
         same = pack("EVALSHA", NOOP_SHA, 1, plain.keys[0], GUARD, *plain.arguments())
         bare = pack("EVALSHA", NOOP_SHA, 0)

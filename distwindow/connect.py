@@ -15,21 +15,21 @@ from typing import Any, Literal, TypeVar, get_args
 import redis
 import redis.asyncio
 
-from .consistency.base import Direct, Inside, Near
+from .consistency.base import Direct, InProcess, Strategy
 from .consistency.eventual import Eventual
 from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError
-from .operations.command_cache import Book
+from .operations.command_cache import CommandCache
 from .protocol.commands import Acquire
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
 from .store.redis import urls as address
 from .store.redis.asyncio.store import AsyncRedisStore
 from .store.redis.blocking.store import RedisStore
-from .store.redis.handshake import failure
-from .store.redis.topology import ClusterPlace, OnePlace, Place, Terms
+from .store.redis.handshake import connect_failure
+from .store.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ Consistency = Literal["direct", "leased", "eventual"]
 
 
 @dataclass(frozen=True)
-class Mode:
+class LimiterOptions:
     """How much is decided in this process; checked. Intervals are seconds."""
 
     consistency: Consistency
@@ -74,9 +74,11 @@ class Mode:
                     f'share={self.share!r} means nothing with consistency="{self.consistency}": '
                     'it caps what one process admits with "eventual"'
                 )
-        most = self.max_local_keys
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ConfigurationError(f"max_local_keys={most!r} is not a whole number of at least 1")
+        max_keys = self.max_local_keys
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+            raise ConfigurationError(
+                f"max_local_keys={max_keys!r} is not a whole number of at least 1"
+            )
 
     @property
     def direct(self) -> bool:
@@ -84,29 +86,29 @@ class Mode:
         return self.consistency == "direct"
 
 
-def open_near(
-    mode: Mode,
-    book: Book,
+def make_strategy(
+    options: LimiterOptions,
+    commands: CommandCache,
     store: Store | AsyncStore,
     attempt: Callable[[Acquire], Decision] | None,
-) -> Near:
+) -> Strategy:
     """What decides in this process, before `store` is asked. For a store in this process, that is
     the store, by `attempt`: every mode is exact there.
     """
-    near: Near
-    clock, most = store.clock, mode.max_local_keys
+    strategy: Strategy
+    clock, max_keys = store.clock, options.max_local_keys
     if store.source == "local" and attempt is not None:
-        near = Inside(book, attempt)
-    elif mode.consistency == "leased":
-        near = Leased(book, clock, most, mode.flush_interval, mode.timeout)
-    elif mode.consistency == "eventual":
-        near = Eventual(book, clock, most, mode.sync_interval, mode.share or 1.0)
+        strategy = InProcess(commands, attempt)
+    elif options.consistency == "leased":
+        strategy = Leased(commands, clock, max_keys, options.flush_interval, options.timeout)
+    elif options.consistency == "eventual":
+        strategy = Eventual(commands, clock, max_keys, options.sync_interval, options.share or 1.0)
     else:
-        near = Direct(book, clock, most, mode.flush_interval)
-    return survive_fork(near)
+        strategy = Direct(commands, clock, max_keys, options.flush_interval)
+    return register_after_fork(strategy)
 
 
-def inside(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
+def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
     """The way to ask an awaiting store that is in this process without awaiting."""
     return store.decide if isinstance(store, AsyncMemoryStore) else None
 
@@ -130,19 +132,19 @@ def open_store(
     used, its connections and retries are not), or a store object. Nothing is connected to yet.
     Raises `ConfigurationError` for anything else.
     """
-    terms = _terms(timeout, clock, name, time)
+    settings = _call_settings(timeout, clock, name, time)
     if isinstance(store, str):
         if _is_memory(store):
-            return survive_fork(MemoryStore(time))
-        store = address.read(store)
+            return register_after_fork(MemoryStore(time))
+        store = address.parse_url_text(store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
     elif hasattr(store, "attempt") and hasattr(store, "close"):
         own: Store = store
         return own
     elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
-        raise ConfigurationError(_no_store(store, "redis-py"))
-    return survive_fork(RedisStore(partial(_place, store, terms), terms))
+        raise ConfigurationError(_not_a_store(store, "redis-py"))
+    return register_after_fork(RedisStore(partial(_make_topology, store, settings), settings))
 
 
 def open_async_store(
@@ -154,14 +156,14 @@ def open_async_store(
     time: Clock = SYSTEM,
 ) -> AsyncStore:
     """The store that `store` names, for tasks. See `open_store`."""
-    terms = _terms(timeout, clock, name, time)
+    settings = _call_settings(timeout, clock, name, time)
     if isinstance(store, str):
         if _is_memory(store):
-            return AsyncMemoryStore(survive_fork(MemoryStore(time)))
-        client = partial(_async_client, address.read(store), timeout)
-        return survive_fork(AsyncRedisStore(client, terms, address.aclose))
+            return AsyncMemoryStore(register_after_fork(MemoryStore(time)))
+        client = partial(_async_client, address.parse_url_text(store), timeout)
+        return register_after_fork(AsyncRedisStore(client, settings, address.aclose))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-        return survive_fork(AsyncRedisStore(partial(_same, store), terms))
+        return register_after_fork(AsyncRedisStore(partial(_as_is, store), settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError("this is a blocking client; use Limiter with it")
     if isinstance(store, MemoryStore):
@@ -169,17 +171,17 @@ def open_async_store(
     if hasattr(store, "attempt") and hasattr(store, "aclose"):
         own: AsyncStore = store
         return own
-    raise ConfigurationError(_no_store(store, "redis.asyncio"))
+    raise ConfigurationError(_not_a_store(store, "redis.asyncio"))
 
 
 def store_name(store: Any) -> str:
     """What log lines call the store that a caller named; without passwords."""
     if isinstance(store, str):
-        return address.shown(store)
+        return address.masked_url(store)
     if isinstance(store, (redis.Redis, redis.asyncio.Redis)):
-        where = store.connection_pool.connection_kwargs
-        if "host" in where:
-            return f"{type(store).__name__} client of {where['host']}:{where.get('port', 6379)}"
+        url = store.connection_pool.connection_kwargs
+        if "host" in url:
+            return f"{type(store).__name__} client of {url['host']}:{url.get('port', 6379)}"
     return f"{type(store).__name__} client"
 
 
@@ -187,41 +189,41 @@ def admin_client(url: str, timeout: float = 5.0) -> Any:
     """A redis-py client for looking around (SCAN, INFO) at the store of `url`."""
     if _is_memory(url):
         raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
-    return _client(address.read(url), timeout)
+    return _client(address.parse_url_text(url), timeout)
 
 
-def _place(store: Any, terms: Terms) -> Place:
-    ours = isinstance(store, address.Address)
-    client = _client(store, terms.timeout) if ours else store
-    place: ClusterPlace | OnePlace
+def _make_topology(store: Any, settings: CallSettings) -> Topology:
+    ours = isinstance(store, address.StoreUrl)
+    client = _client(store, settings.timeout) if ours else store
+    topology: ClusterTopology | SingleServer
     if isinstance(client, redis.RedisCluster):
-        place = ClusterPlace(client, terms)
+        topology = ClusterTopology(client, settings)
     else:
-        place = OnePlace(client.connection_pool, terms)
+        topology = SingleServer(client.connection_pool, settings)
     if ours:
-        place.release = partial(address.close, client)
-    return place
+        topology.release = partial(address.close, client)
+    return topology
 
 
-def _client(where: address.Address, timeout: float) -> Any:
+def _client(url: address.StoreUrl, timeout: float) -> Any:
     try:
-        return address.client(where, timeout)
+        return address.client(url, timeout)
     except Exception as exc:  # a cluster's errors are not redis.RedisError
-        raise failure(exc, address.shown(where.url)) from exc
+        raise connect_failure(exc, address.masked_url(url.url)) from exc
 
 
-def _async_client(where: address.Address, timeout: float) -> Any:
+def _async_client(url: address.StoreUrl, timeout: float) -> Any:
     try:
-        return address.async_client(where, timeout)
+        return address.async_client(url, timeout)
     except Exception as exc:
-        raise failure(exc, address.shown(where.url)) from exc
+        raise connect_failure(exc, address.masked_url(url.url)) from exc
 
 
-def _same(client: T) -> T:
+def _as_is(client: T) -> T:
     return client
 
 
-def _no_store(store: object, kind: str) -> str:
+def _not_a_store(store: object, kind: str) -> str:
     """Names the type only: what it holds may be a URL with a password."""
     return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
 
@@ -230,37 +232,37 @@ def _is_memory(url: str) -> bool:
     if url == "memory://":
         return True
     if url.startswith("memory:"):
-        shown = address.shown(url)
+        shown = address.masked_url(url)
         raise ConfigurationError(f'store URL {shown!r}: write "memory://" and nothing behind it')
     return False
 
 
-def _terms(timeout: float, clock: str, name: str | None, time: Clock) -> Terms:
+def _call_settings(timeout: float, clock: str, name: str | None, time: Clock) -> CallSettings:
     if not _is_number(timeout) or timeout <= 0:
         raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
     if clock not in ("server", "client"):
         raise ConfigurationError(
-            f'clock={address.shown(str(clock))!r} is neither "server" nor "client"'
+            f'clock={address.masked_url(str(clock))!r} is neither "server" nor "client"'
         )
     if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
         raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
-    return Terms(time, float(timeout), clock == "client", name)
+    return CallSettings(time, float(timeout), clock == "client", name)
 
 
-_survivors: weakref.WeakSet[Any] | None = None
+_registered: weakref.WeakSet[Any] | None = None
 
 
-def survive_fork(thing: T) -> T:
+def register_after_fork(owner: T) -> T:
     """Have `thing.after_fork()` called in forked children, for as long as `thing` lives."""
-    global _survivors
-    if _survivors is None:
-        _survivors = weakref.WeakSet()
+    global _registered
+    if _registered is None:
+        _registered = weakref.WeakSet()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
-    _survivors.add(thing)
-    return thing
+    _registered.add(owner)
+    return owner
 
 
 def _after_fork() -> None:
-    for thing in list(_survivors or ()):
-        thing.after_fork()
+    for owner in list(_registered or ()):
+        owner.after_fork()

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
-from .core.errors import ConfigurationError, brief
+from .core.errors import ConfigurationError, short_repr
 from .core.limit import Limit
-from .protocol.keys import plain_key, stem
+from .protocol.keys import key_prefix, normalize_key
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ class LimitDecorator:
                 f"write @{kind} above it and limit below"
             )
         if not callable(function):
-            why = f"{brief(function)} is not callable, so it cannot be limited; "
+            why = f"{short_repr(function)} is not callable, so it cannot be limited; "
             raise ConfigurationError(why + (self._is_the_key() if callable(self._key) else _WRITE))
         return self._make(function)
 
@@ -60,7 +60,7 @@ class LimitDecorator:
 
     def _is_the_key(self) -> str:
         if not callable(self._key):
-            return f"the decorator limit({brief(self._key)}) takes one function; {_WRITE}"
+            return f"the decorator limit({short_repr(self._key)}) takes one function; {_WRITE}"
         return (
             f"{name_of(self._key)} was given to limit as the key function, and is not limited; "
             f"if it was to be limited, {_WRITE}"
@@ -82,19 +82,19 @@ def check_arguments(
         _refuse_awaiting(key, "key")
     else:
         try:
-            stem(prefix, plain_key(key))
+            key_prefix(prefix, normalize_key(key))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
-                f"limit({brief(key)}): {exc}; the key is text, bytes, a Key, or a function of the "
-                "limited function's arguments that returns one"
+                f"limit({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function of "
+                "the limited function's arguments that returns one"
             ) from exc
     if callable(cost):
         _refuse_awaiting(cost, "cost")
         return
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
         raise ConfigurationError(
-            f"limit(cost={brief(cost)}): the cost is a whole number of at least 1, or a function "
-            "of the limited function's arguments that returns one"
+            f"limit(cost={short_repr(cost)}): the cost is a whole number of at least 1, or a "
+            "function of the limited function's arguments that returns one"
         )
     smallest = min(limits, key=lambda limit: limit.amount)
     if cost > smallest.amount:
@@ -148,7 +148,7 @@ def limited_generator(
 
 def name_of(function: Any) -> str:
     """What messages call it."""
-    return getattr(function, "__qualname__", None) or brief(function)
+    return getattr(function, "__qualname__", None) or short_repr(function)
 
 
 def _forms(function: Any) -> tuple[Any, Any]:

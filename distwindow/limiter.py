@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from .connect import (
     ClockChoice,
     Consistency,
-    Mode,
-    inside,
+    LimiterOptions,
+    in_process_attempt,
+    make_strategy,
     open_async_store,
-    open_near,
     open_store,
+    register_after_fork,
     store_name,
-    survive_fork,
 )
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
@@ -39,12 +39,12 @@ from .decorator import (
 )
 from .entry import AsyncEntry, Entry
 from .operations import key_operations as admin
-from .operations.acquire import wait
-from .operations.command_cache import Book
-from .operations.drivers import arun, run
-from .operations.flush import work
-from .operations.steps import Dialogue, Fetch, Together
-from .operations.wait_queue import AsyncPlace, Lines, Place
+from .operations.acquire import wait_until_admitted
+from .operations.command_cache import CommandCache
+from .operations.drivers import run_async, run_blocking
+from .operations.flush import flush_due
+from .operations.steps import Fetch, Operation, Pipeline
+from .operations.wait_queue import AsyncQueueSlot, QueueSlot, WaitQueues
 from .protocol.commands import Acquire
 from .protocol.keys import AnyKey
 from .store.memory import MemoryStore
@@ -59,7 +59,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 OnStoreError = Literal["raise"]
 
 
-class _Face:
+class BaseLimiter:
     """What both faces are made of. Arguments are theirs."""
 
     def __init__(
@@ -76,21 +76,21 @@ class _Face:
             )
         if not isinstance(handle_sigterm, bool):
             raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
-        self._book = Book(prefix, limits)
-        self._lines = survive_fork(Lines(time))
+        self._command_cache = CommandCache(prefix, limits)
+        self._wait_queues = register_after_fork(WaitQueues(time))
 
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The limits, shortest interval first."""
-        return self._book.limits
+        return self._command_cache.limits
 
     @property
     def prefix(self) -> str:
         """What the names of all rings begin with."""
-        return self._book.prefix
+        return self._command_cache.prefix
 
 
-class Limiter(_Face):
+class Limiter(BaseLimiter):
     """Limits that hold for the whole fleet. Safe to share between threads; survives `fork`.
 
     `store` is a URL (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`,
@@ -145,18 +145,22 @@ class Limiter(_Face):
     ) -> None:
         check_patched_before_import()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
-        mode = Mode(
+        options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._kept = self._store is store
-        self._timeout = mode.timeout
-        self._near = open_near(mode, self._book, self._store, self._store.attempt)
-        self._judge = self._near.judge
-        self._ask = self._ask_store if mode.direct else self._ask_near
-        self._agent = THREAD.serve(
-            self._near,
-            self._work,
+        self._store_is_callers = self._store is store
+        self._timeout = options.timeout
+        self._strategy = make_strategy(
+            options, self._command_cache, self._store, self._store.attempt
+        )
+        self._decide_locally = self._strategy.decide_locally
+        self._acquire_remote = (
+            self._acquire_from_store if options.direct else self._acquire_by_strategy
+        )
+        self._flush_job = THREAD.add(
+            self._strategy,
+            self._flush_now,
             self._store.clock,
             name=f"limiter {prefix!r} at {store_name(store)}",
             handle_sigterm=handle_sigterm,
@@ -175,8 +179,8 @@ class Limiter(_Face):
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent.
         """
-        decision = self._judge(key, cost)
-        return self._ask(key, cost) if decision is None else decision
+        decision = self._decide_locally(key, cost)
+        return self._acquire_remote(key, cost) if decision is None else decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """Over several keys, each with its own limits: `[(key, limits, cost), ...]`; all or none.
@@ -184,9 +188,11 @@ class Limiter(_Face):
         One round trip; the decision names the key and the limit that refused. On a cluster the
         keys need a common tag (`Key(resource, tag=...)`); `ConfigurationError` says so.
         """
-        command = self._book.acquire_all(items)
+        command = self._command_cache.acquire_all(items)
         deadline = self._store.clock.monotonic() + self._timeout
-        self._run(admin.ahead(self._near, command.charges, self._store.clock), deadline)
+        self._run(
+            admin.before_multi_key(self._strategy, command.charges, self._store.clock), deadline
+        )
         return self._store.attempt(command, deadline)
 
     def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
@@ -196,27 +202,29 @@ class Limiter(_Face):
         Raises `RateLimitExceeded` once it is certain that `timeout` (seconds; None: endless) ends
         before that.
         """
-        command = self._book.acquire(key, cost)
+        command = self._command_cache.acquire(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
-        place = Place(self._lines, command, _patience(timeout))
+        slot = QueueSlot(self._wait_queues, command, _check_timeout(timeout))
         try:
-            place.wait()
-            return run(wait(command, place), lambda _: attempt(), self._store.clock.sleep)
+            slot.wait()
+            return run_blocking(
+                wait_until_admitted(command, slot), lambda _: attempt(), self._store.clock.sleep
+            )
         finally:
             try:
-                place.leave()
+                slot.leave()
             finally:
-                place.leave()  # a signal handler may have raised in the first
+                slot.leave()  # a signal handler may have raised in the first
 
     def peek(self, key: AnyKey) -> Decision:
         """The decision a cost of 1 would get now; counts nothing, so `remaining` is before it."""
-        charges = self._book.acquire(key).charges
-        return self._run(admin.peek(self._near, charges, self._store.source))
+        charges = self._command_cache.acquire(key).charges
+        return self._run(admin.peek(self._strategy, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:
         """What the live windows of `key` have recorded."""
-        charges = self._book.acquire(key).charges
-        return self._run(admin.stats(self._near, charges, self._store.clock))
+        charges = self._command_cache.acquire(key).charges
+        return self._run(admin.stats(self._strategy, charges, self._store.clock))
 
     def refund(self, decision: Decision) -> int:
         """Give an admitted cost back, in its own bucket; how many permits were still there.
@@ -224,11 +232,11 @@ class Limiter(_Face):
         Not idempotent: two refunds of one decision give back twice. Raises `ValueError` for a
         decision that charged nothing.
         """
-        return self._run(admin.refund(self._near, decision, self._store.clock))
+        return self._run(admin.refund(self._strategy, decision, self._store.clock))
 
     def reset(self, key: AnyKey) -> None:
         """Forget the windows of `key`: everything is free again."""
-        self._run(admin.reset(self._near, self._book.acquire(key).charges))
+        self._run(admin.reset(self._strategy, self._command_cache.acquire(key).charges))
 
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
@@ -251,7 +259,9 @@ class Limiter(_Face):
 
             @functools.wraps(function)
             def limited(*args: Any, **kwargs: Any) -> Any:
-                _demand(self.try_acquire(_of(key, args, kwargs), _of(cost, args, kwargs)))
+                _raise_if_refused(
+                    self.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
+                )
                 return function(*args, **kwargs)
 
             return limited
@@ -270,8 +280,8 @@ class Limiter(_Face):
         """Tell the store now what was counted in this process; else that waits for `flush_interval`
         (or `sync_interval`) at the most. Raises where the store does not take it; it is kept then.
         """
-        THREAD.wait_for(self._agent)
-        _demand_told(complete_in_thread(functools.partial(self._work, False)))
+        THREAD.wait_for(self._flush_job)
+        _raise_failure(complete_in_thread(functools.partial(self._flush_now, False)))
 
     def close(self) -> None:
         """Give back and tell what is kept here, and close the connections. Later calls raise
@@ -282,20 +292,20 @@ class Limiter(_Face):
         complete_in_thread(self._close)
 
     def _close(self) -> None:
-        with self._agent.closing_lock, self._agent.being_closed():
-            if not self._kept:
-                self._near.close()  # first: what is counted after that, nobody would tell
+        with self._flush_job.closing_lock, self._flush_job.being_closed():
+            if not self._store_is_callers:
+                self._strategy.close()  # first: what is counted after that, nobody would tell
                 ends = self._store.clock.monotonic() + self._timeout
-                for fetch in self._near.fetches():  # what they bring has to be given back
-                    fetch.gate.wait(ends - self._store.clock.monotonic())
-                self._near.wake = _nobody  # the worker would only be in the way
-            THREAD.dismiss(self._agent)
-            failure = self._work(True)
-            if not self._kept:
-                failure = self._work(True) or failure  # of calls that were just being decided
+                for fetch in self._strategy.lease_fetches():  # what they bring has to be given back
+                    fetch.completion.wait(ends - self._store.clock.monotonic())
+                self._strategy.wake = _no_worker  # the worker would only be in the way
+            THREAD.detach(self._flush_job)
+            failure = self._flush_now(True)
+            if not self._store_is_callers:
+                failure = self._flush_now(True) or failure  # of calls that were just being decided
                 self._store.close()
             if failure is not None:
-                self._agent.went(failure)
+                self._flush_job.log_transition(failure)
 
     def __enter__(self) -> Self:
         return self
@@ -308,42 +318,46 @@ class Limiter(_Face):
     ) -> None:
         self.close()
 
-    def _ask_store(self, key: AnyKey, cost: int) -> Decision:
+    def _acquire_from_store(self, key: AnyKey, cost: int) -> Decision:
         """`near.ask` in the mode where a call is one attempt, without the detour."""
         sent_at = self._store.clock.monotonic()
-        decision = self._store.attempt(self._book.acquire(key, cost))
-        return decision if decision[0] else self._near.refused(decision[1], decision, sent_at)
+        decision = self._store.attempt(self._command_cache.acquire(key, cost))
+        return (
+            decision
+            if decision[0]
+            else self._strategy.remember_refusal(decision[1], decision, sent_at)
+        )
 
-    def _ask_near(self, key: AnyKey, cost: int) -> Decision:
-        return self._run(self._near.ask(key, cost))
+    def _acquire_by_strategy(self, key: AnyKey, cost: int) -> Decision:
+        return self._run(self._strategy.acquire_remote(key, cost))
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
+        self._run(admin.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    def _work(self, last: bool) -> DistwindowError | None:
+    def _flush_now(self, last: bool) -> DistwindowError | None:
         """However many exchanges that takes, each has a deadline of its own."""
-        dialogue = work(self._near, self._store.clock.monotonic, last=last)
-        execute = functools.partial(self._answer, None)
-        return run(dialogue, execute, self._store.clock.sleep)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, last=last)
+        execute = functools.partial(self._execute_step, None)
+        return run_blocking(operation, execute, self._store.clock.sleep)
 
-    def _run(self, dialogue: Dialogue[T], deadline: float | None = None) -> T:
+    def _run(self, operation: Operation[T], deadline: float | None = None) -> T:
         """The dialogue of one call, with one deadline for all that it asks for."""
         if deadline is None:
             deadline = self._store.clock.monotonic() + self._timeout
-        execute = functools.partial(self._answer, deadline)
-        return run(dialogue, execute, self._store.clock.sleep)
+        execute = functools.partial(self._execute_step, deadline)
+        return run_blocking(operation, execute, self._store.clock.sleep)
 
-    def _answer(self, deadline: float | None, effect: Any) -> Any:
-        if type(effect) is Acquire:
-            return self._store.attempt(effect, deadline)
-        if type(effect) is Together:
-            return self._store.exchange(effect.commands, deadline)
-        if type(effect) is Fetch:  # no reply comes late: its connection is closed
-            return self._store.execute(effect.command, deadline)
-        return self._store.execute(effect, deadline)
+    def _execute_step(self, deadline: float | None, step: Any) -> Any:
+        if type(step) is Acquire:
+            return self._store.attempt(step, deadline)
+        if type(step) is Pipeline:
+            return self._store.exchange(step.commands, deadline)
+        if type(step) is Fetch:  # no reply comes late: its connection is closed
+            return self._store.execute(step.command, deadline)
+        return self._store.execute(step, deadline)
 
 
-class AsyncLimiter(_Face):
+class AsyncLimiter(BaseLimiter):
     """`Limiter` for tasks: the same names and signatures, awaited where there is I/O. Safe to share
     between tasks, and between event loops.
 
@@ -369,22 +383,24 @@ class AsyncLimiter(_Face):
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
-        mode = Mode(
+        options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._kept = self._store is store or isinstance(store, MemoryStore)
-        self._timeout = mode.timeout
-        self._near = open_near(mode, self._book, self._store, inside(self._store))
-        self._judge = self._near.judge
-        self._agent = TASKS.serve(
-            self._near,
-            self._work,
+        self._store_is_callers = self._store is store or isinstance(store, MemoryStore)
+        self._timeout = options.timeout
+        self._strategy = make_strategy(
+            options, self._command_cache, self._store, in_process_attempt(self._store)
+        )
+        self._decide_locally = self._strategy.decide_locally
+        self._flush_job = TASKS.add(
+            self._strategy,
+            self._flush_now,
             self._store.clock,
             name=f"limiter {prefix!r} at {store_name(store)}",
             handle_sigterm=handle_sigterm,
         )
-        self._streak = 0
+        self._calls_without_wait = 0
         """Calls in a row that did not have to wait for anything."""
 
     @property
@@ -394,51 +410,57 @@ class AsyncLimiter(_Face):
 
     async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """See `Limiter.try_acquire`."""
-        decision = self._judge(key, cost)
+        decision = self._decide_locally(key, cost)
         if decision is None:
-            self._streak = 0
-            return await self._run(self._near.ask(key, cost))
-        self._streak += 1
-        if self._streak >= _STREAK:  # a loop around calls like this would stop all other tasks
-            self._streak = 0
+            self._calls_without_wait = 0
+            return await self._run(self._strategy.acquire_remote(key, cost))
+        self._calls_without_wait += 1
+        if (
+            self._calls_without_wait >= _YIELD_EVERY
+        ):  # a loop around calls like this would stop all other tasks
+            self._calls_without_wait = 0
             await asyncio.sleep(0)
         return decision
 
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """See `Limiter.try_acquire_all`."""
-        command = self._book.acquire_all(items)
+        command = self._command_cache.acquire_all(items)
         deadline = self._store.clock.monotonic() + self._timeout
-        await self._run(admin.ahead(self._near, command.charges, self._store.clock), deadline)
+        await self._run(
+            admin.before_multi_key(self._strategy, command.charges, self._store.clock), deadline
+        )
         return await self._store.attempt(command, deadline)
 
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""
-        command = self._book.acquire(key, cost)
+        command = self._command_cache.acquire(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
-        place = AsyncPlace(self._lines, command, _patience(timeout))
+        slot = AsyncQueueSlot(self._wait_queues, command, _check_timeout(timeout))
         try:
-            await place.await_()
-            return await arun(wait(command, place), lambda _: attempt(), self._store.sleep)
+            await slot.wait_async()
+            return await run_async(
+                wait_until_admitted(command, slot), lambda _: attempt(), self._store.sleep
+            )
         finally:
-            place.leave()
+            slot.leave()
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
-        charges = self._book.acquire(key).charges
-        return await self._run(admin.peek(self._near, charges, self._store.source))
+        charges = self._command_cache.acquire(key).charges
+        return await self._run(admin.peek(self._strategy, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
-        charges = self._book.acquire(key).charges
-        return await self._run(admin.stats(self._near, charges, self._store.clock))
+        charges = self._command_cache.acquire(key).charges
+        return await self._run(admin.stats(self._strategy, charges, self._store.clock))
 
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
-        return await self._run(admin.refund(self._near, decision, self._store.clock))
+        return await self._run(admin.refund(self._strategy, decision, self._store.clock))
 
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
-        await self._run(admin.reset(self._near, self._book.acquire(key).charges))
+        await self._run(admin.reset(self._strategy, self._command_cache.acquire(key).charges))
 
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
@@ -450,7 +472,9 @@ class AsyncLimiter(_Face):
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
 
         async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            _demand(await self.try_acquire(_of(key, args, kwargs), _of(cost, args, kwargs)))
+            _raise_if_refused(
+                await self.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
+            )
 
         def make(function: Any) -> Any:
             if is_async_generator(function):
@@ -462,7 +486,11 @@ class AsyncLimiter(_Face):
 
             @functools.wraps(function)
             async def limited(*args: Any, **kwargs: Any) -> Any:
-                _demand(await self.try_acquire(_of(key, args, kwargs), _of(cost, args, kwargs)))
+                _raise_if_refused(
+                    await self.try_acquire(
+                        _resolve(key, args, kwargs), _resolve(cost, args, kwargs)
+                    )
+                )
                 return await function(*args, **kwargs)
 
             return limited
@@ -477,24 +505,24 @@ class AsyncLimiter(_Face):
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
-        await TASKS.wait_for(self._agent)
-        _demand_told(await self._work(False))
+        await TASKS.wait_for(self._flush_job)
+        _raise_failure(await self._flush_now(False))
 
     async def aclose(self) -> None:
         """See `Limiter.close`."""
-        with self._agent.being_closed():
-            if not self._kept:
-                self._near.close()
-                if self._near.leases:
+        with self._flush_job.being_closed():
+            if not self._store_is_callers:
+                self._strategy.close()
+                if self._strategy.leases:
                     await self._store.drain()  # a lease on its way has to be given back
-                self._near.wake = _nobody
-            await TASKS.dismiss(self._agent)
-            failure = await self._work(True)
-            if not self._kept:
-                failure = await self._work(True) or failure
+                self._strategy.wake = _no_worker
+            await TASKS.detach(self._flush_job)
+            failure = await self._flush_now(True)
+            if not self._store_is_callers:
+                failure = await self._flush_now(True) or failure
                 await self._store.aclose()
             if failure is not None:
-                self._agent.went(failure)
+                self._flush_job.log_transition(failure)
 
     async def __aenter__(self) -> Self:
         return self
@@ -508,52 +536,56 @@ class AsyncLimiter(_Face):
         await self.aclose()
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        await self._run(admin.record(self._near, decision, failed=failed, rt_ms=rt_ms))
+        await self._run(admin.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    async def _work(self, last: bool) -> DistwindowError | None:
+    async def _flush_now(self, last: bool) -> DistwindowError | None:
         """See `Limiter._work`."""
-        dialogue = work(self._near, self._store.clock.monotonic, last=last)
-        return await arun(dialogue, functools.partial(self._answer, None), self._store.sleep)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, last=last)
+        return await run_async(
+            operation, functools.partial(self._execute_step, None), self._store.sleep
+        )
 
-    def _run(self, dialogue: Dialogue[T], deadline: float | None = None) -> Awaitable[T]:
+    def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
         """See `Limiter._run`."""
         if deadline is None:
             deadline = self._store.clock.monotonic() + self._timeout
-        return arun(dialogue, functools.partial(self._answer, deadline), self._store.sleep)
+        return run_async(
+            operation, functools.partial(self._execute_step, deadline), self._store.sleep
+        )
 
-    def _answer(self, deadline: float | None, effect: Any) -> Awaitable[Any]:
-        if type(effect) is Acquire:
-            return self._store.attempt(effect, deadline)
-        if type(effect) is Together:
-            return self._store.exchange(effect.commands, deadline)
-        if type(effect) is Fetch:
-            return self._store.execute(effect.command, deadline, effect.unclaimed)
-        return self._store.execute(effect, deadline)
+    def _execute_step(self, deadline: float | None, step: Any) -> Awaitable[Any]:
+        if type(step) is Acquire:
+            return self._store.attempt(step, deadline)
+        if type(step) is Pipeline:
+            return self._store.exchange(step.commands, deadline)
+        if type(step) is Fetch:
+            return self._store.execute(step.command, deadline, step.on_late_reply)
+        return self._store.execute(step, deadline)
 
 
-def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resolve(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A decorator's key or cost for this call."""
     return value(*args, **kwargs) if callable(value) else value
 
 
-def _nobody() -> None:
+def _no_worker() -> None:
     """In the place of the worker's wake-up, once a limiter is closed."""
 
 
-_STREAK = 64
+_YIELD_EVERY = 64
 
 
-def _demand_told(failure: DistwindowError | None) -> None:
+def _raise_failure(failure: DistwindowError | None) -> None:
     if failure is not None:
         raise failure
 
 
-def _demand(decision: Decision) -> None:
+def _raise_if_refused(decision: Decision) -> None:
     if not decision.allowed:
         raise RateLimitExceeded(decision)
 
 
-def _patience(timeout: float | None) -> float | None:
+def _check_timeout(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:

@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from distwindow.consistency.base import Near
+from distwindow.consistency.base import Strategy
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
 from distwindow.core.stats import window_at
-from distwindow.operations.command_cache import Book
-from distwindow.operations.completion import Gate
+from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.completion import Completion
 from distwindow.operations.key_operations import refund, stats
-from distwindow.operations.steps import Together
+from distwindow.operations.steps import Pipeline
 from distwindow.protocol.commands import Command, Read
 from tests.fleet import Local, Process, Way, World
 
 FAR = float("inf")
-Mode = Callable[[Book, Local], Near]
+Mode = Callable[[CommandCache, Local], Strategy]
 Step = tuple[Any, ...]
 
 
@@ -80,13 +80,13 @@ class Crowd:
         *,
         start_ms: float,
         rates: Sequence[float] = (1.0,),
-        at_fork: Callable[[Near], None] = lambda near: near.after_fork(),
+        at_fork: Callable[[Strategy], None] = lambda near: near.after_fork(),
     ) -> None:
         """`starts`: for each process what its monotonic clock shows, and how wrong its wall is;
         `rates`: how fast these clocks run, for each process by turns.
         """
         self.world = Recorded(start_ms)
-        self.limits: tuple[Limit, ...] = Book("fleet", limits).limits
+        self.limits: tuple[Limit, ...] = CommandCache("fleet", limits).limits
         self.trips: list[Trip] = []
         self.admitted: list[Admission] = []
         self.refused: list[tuple[int, str, Decision]] = []
@@ -169,7 +169,7 @@ class Crowd:
         """Somebody wants statistics, which tells first what is not told."""
         name = self._name(who)
         process = self.alive[name]
-        charges = Book("fleet", self._limits).acquire(key).charges
+        charges = CommandCache("fleet", self._limits).acquire(key).charges
         dialogue = stats(process.near, charges, process.clock)
         self._under_way(Trip(name, Way(self.world, dialogue), None, 0))
 
@@ -241,7 +241,7 @@ class Crowd:
 
     def held(self, key: str, limit: Limit, *, blocked: bool = False) -> dict[int, int]:
         """What the store has in the window, by the number of the bucket; empty buckets too."""
-        charges = Book("fleet", self._limits).acquire(key).charges
+        charges = CommandCache("fleet", self._limits).acquire(key).charges
         (ring,) = [charge for charge in charges if charge.limit == limit]
         (state,), now = self.world.store.execute(Read((ring,)))
         seen = window_at(state, limit, now).buckets
@@ -283,30 +283,30 @@ def counted_in(process: Process, key: str) -> int:
     """The start of the bucket that this process takes for the present one."""
     near: Any = process.near
     cell = near._get(key)
-    return 0 if cell is None else int(cell.start)
+    return 0 if cell is None else int(cell.bucket_start)
 
 
 def commands_of(way: Way) -> tuple[Command[Any], ...]:
     """What a trip asks now."""
-    return way.effect.commands if isinstance(way.effect, Together) else (way.effect,)
+    return way.effect.commands if isinstance(way.effect, Pipeline) else (way.effect,)
 
 
 def replies_of(way: Way) -> list[tuple[Command[Any], Any]]:
     """What the store has executed for a trip whose reply is still on its way."""
-    replies = way._reply if isinstance(way.effect, Together) else (way._reply,)
+    replies = way._reply if isinstance(way.effect, Pipeline) else (way._reply,)
     return list(zip(commands_of(way), replies, strict=True))
 
 
 def forked(process: Process, world: World) -> Process:
     """What `os.fork` leaves in the child, before anybody tells it what it is."""
     near: Any = process.near
-    cells = near._cells
+    cells = near._key_states
     memo: dict[int, Any] = {
         id(world): world,
-        id(near._book): near._book,
-        id(cells.lock): threading.Lock(),
-        id(cells.slow): threading.RLock(),
-        id(near._collecting): threading.RLock(),
+        id(near._command_cache): near._command_cache,
+        id(cells.counter_lock): threading.Lock(),
+        id(cells.state_lock): threading.RLock(),
+        id(near._collect_lock): threading.RLock(),
         id(near._seq): itertools.count(1000),
     }
     child = copy.copy(process)
@@ -314,16 +314,20 @@ def forked(process: Process, world: World) -> Process:
     memo[id(process.clock)] = child.clock
     known = [*cells.all(), *near._dirty]
     if isinstance(near, Leased):
-        memo.update((id(gate), Gate()) for gate in near._fetches)
-        known += [*near._thirsty, *near._granted, *(look[2] for look in near._looks)]
-        memo[id(near._order)] = itertools.count(1_000_000)
+        memo.update((id(gate), Completion()) for gate in near._lease_fetches)
+        known += [
+            *near._prefetch_queue,
+            *near._review_queue,
+            *(look[2] for look in near._review_heap),
+        ]
+        memo[id(near._heap_order)] = itertools.count(1_000_000)
     for cell in known:
         memo[id(cell.charges)] = cell.charges
-        if getattr(cell, "filling", None) is not None:
-            memo[id(cell.filling)] = Gate()
+        if getattr(cell, "lease_fetch", None) is not None:
+            memo[id(cell.lease_fetch)] = Completion()
     twin: Any = copy.deepcopy(near, memo)
-    twin._cells.get = twin._get = twin._cells._cells.get
-    twin._cells.used = twin._used = twin._cells._cells.move_to_end
+    twin._key_states.get = twin._get = twin._key_states._states.get
+    twin._key_states.touch = twin._touch = twin._key_states._states.move_to_end
     child.near = twin
     return child
 

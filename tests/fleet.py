@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distwindow.consistency.base import Near
+from distwindow.consistency.base import Strategy
 from distwindow.core.decision import Decision
 from distwindow.core.errors import StoreTimeout
-from distwindow.operations.acquire import decide
-from distwindow.operations.command_cache import Book
-from distwindow.operations.flush import work
-from distwindow.operations.steps import Fetch, Sleep, Together, Wait
+from distwindow.operations.acquire import decision_of
+from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.flush import flush_due
+from distwindow.operations.steps import Fetch, Pipeline, Sleep, WaitFor
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
 
@@ -43,7 +43,7 @@ class World:
         """What the store answers; for an `Acquire`, the decision, as stores do."""
         self.asked += 1
         reply = self.store.execute(command)
-        return decide(command, reply, "store") if type(command) is Acquire else reply
+        return decision_of(command, reply, "store") if type(command) is Acquire else reply
 
 
 class Local:
@@ -92,7 +92,7 @@ class Way:
         if self.done or self.reached:
             return
         self.reached = True
-        if isinstance(self.effect, Together):
+        if isinstance(self.effect, Pipeline):
             self._reply = [self._world.store.execute(command) for command in self.effect.commands]
             self._world.asked += len(self._reply)
         else:
@@ -110,7 +110,7 @@ class Way:
         if self.done:
             return
         lost = StoreTimeout("lost", charged=None)
-        if isinstance(self.effect, Together):
+        if isinstance(self.effect, Pipeline):
             replies = [lost] * len(self.effect.commands)
             self._on(lambda: self._dialogue.send(replies))
         else:
@@ -119,7 +119,7 @@ class Way:
     def _on(self, step: Callable[[], Any]) -> None:
         try:
             self.effect, self.reached = step(), False
-            while isinstance(self.effect, (Sleep, Wait)):
+            while isinstance(self.effect, (Sleep, WaitFor)):
                 # Here nobody waits: it goes on too early.
                 self.effect = self._dialogue.send(None)
             if isinstance(self.effect, Fetch):
@@ -137,7 +137,7 @@ class Process:
         self,
         world: World,
         limits: Any,
-        mode: Callable[[Book, Local], Near],
+        mode: Callable[[CommandCache, Local], Strategy],
         *,
         origin: float = 0.0,
         skew_ms: int = 0,
@@ -145,12 +145,14 @@ class Process:
     ) -> None:
         self.world = world
         self.clock = Local(world, origin, skew_ms, rate)
-        self.near = mode(Book("fleet", limits), self.clock)
+        self.near = mode(CommandCache("fleet", limits), self.clock)
 
     def call(self, key: str, cost: int = 1) -> Decision | Way:
         """`try_acquire`: the decision, or the way to it."""
-        decision = self.near.judge(key, cost)
-        return Way(self.world, self.near.ask(key, cost)) if decision is None else decision
+        decision = self.near.decide_locally(key, cost)
+        return (
+            Way(self.world, self.near.acquire_remote(key, cost)) if decision is None else decision
+        )
 
     def at_once(self, key: str, cost: int = 1) -> Decision:
         """`try_acquire` with a store that takes no time."""
@@ -164,9 +166,9 @@ class Process:
 
     def work(self, *, last: bool = False) -> Way:
         """The worker's round."""
-        return Way(self.world, work(self.near, self.clock.monotonic, last=last))
+        return Way(self.world, flush_due(self.near, self.clock.monotonic, last=last))
 
     def due(self) -> float:
         """When the worker is to come, on the world's clock, ms."""
-        seconds = (self.near.next_at - self.clock.monotonic()) / self.clock.rate
+        seconds = (self.near.next_due_at - self.clock.monotonic()) / self.clock.rate
         return seconds * 1000 + self.world.ms

@@ -11,7 +11,7 @@ import typer
 
 from distwindow import Limiter
 
-from ..store.redis.urls import shown
+from ..store.redis.urls import masked_url
 from .errors import guarded
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url, given_key
 from .render import printable
@@ -71,5 +71,5 @@ def bench(
         crowd = f"{threads} thread{'s' if threads > 1 else ''}"
         print(
             f"{rate:,.0f} acquire/s, p50 {p50:.3f} ms, p99 {p99:.3f} ms "
-            f"({crowd} on the key {printable(key)!r}, {passed:.1f} s, {shown(url)})"
+            f"({crowd} on the key {printable(key)!r}, {passed:.1f} s, {masked_url(url)})"
         )

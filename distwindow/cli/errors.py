@@ -18,7 +18,7 @@ import typer
 from distwindow import DistwindowError
 
 from ..store.redis import urls as address
-from ..store.redis.handshake import misconfigured
+from ..store.redis.handshake import configuration_failure
 from .render import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,9 +71,9 @@ def explained(exc: Exception, url: str) -> str:
     """What went wrong, for whoever typed the command."""
     if isinstance(exc, (DistwindowError, ValueError)):
         return str(exc)
-    where, said = address.shown(url) or "the store", str(exc).rstrip(".")
+    where, said = address.masked_url(url) or "the store", str(exc).rstrip(".")
     if isinstance(exc, redis.RedisError):
-        if (error := misconfigured(exc, where)) is not None:
+        if (error := configuration_failure(exc, where)) is not None:
             return str(error)
         if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
             return f"{where} is not reachable: {said}; name another with --url"

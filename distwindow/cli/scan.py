@@ -21,7 +21,7 @@ from distwindow import ConfigurationError, Key, Limit, WindowStats
 
 from ..core.stats import window_at
 from ..protocol.commands import ring_state
-from ..protocol.keys import RingName, escape, is_senders_name, read_ring_name, stem
+from ..protocol.keys import RingName, escape, is_senders_name, key_prefix, parse_ring_name
 from .servers import Server
 
 _SCAN = 500
@@ -104,10 +104,10 @@ def stems_of(prefix: str, key: str | bytes) -> set[bytes]:
     "{acme}all" is how `stats` shows `Key("all", tag="acme")`, and "a-long-na~8d1f..." a key that
     was too long to be kept whole; either could also be a plain key's own text.
     """
-    stems = {stem(prefix, key)}
+    stems = {key_prefix(prefix, key)}
     if isinstance(key, str):
         if tagged := re.fullmatch(r"\{([^{}]+)\}([^{}]+)", key, re.DOTALL):
-            stems.add(stem(prefix, Key(tagged[2], tag=tagged[1])))
+            stems.add(key_prefix(prefix, Key(tagged[2], tag=tagged[1])))
         if digested := re.fullmatch(r"(.{1,31})~([0-9a-f]{32})", key, re.DOTALL):
             stems.add(f"{prefix}:{{{escape(digested[1]).decode()}~{digested[2]}}}".encode())
     return stems
@@ -129,7 +129,7 @@ def names(
         for name in found:
             if is_senders_name(prefix, name):
                 continue
-            ring = read_ring_name(prefix, name)
+            ring = parse_ring_name(prefix, name)
             if ring is None:
                 tally.strangers += 1
             elif choice.wants(stem_of(name), ring.key):

@@ -18,7 +18,7 @@ from rich.text import Text
 from distwindow import Bucket, Limit, Stats, WindowStats
 
 from ..protocol.keys import check_prefix
-from ..store.redis.urls import shown
+from ..store.redis.urls import masked_url
 from . import scan as walk
 from .errors import guarded
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url
@@ -72,7 +72,7 @@ def stats(
         look = _Look(nodes, prefix, choice, sort, top)
         where = f"{pattern or 'any key'!r}" if pattern else "any key"
         nothing = (
-            f"no limits on {printable(where)} under the prefix {prefix!r} at {shown(url)}: "
+            f"no limits on {printable(where)} under the prefix {prefix!r} at {masked_url(url)}: "
             "nobody has called them within their window, or they live elsewhere "
             "(--prefix, --url)"
         )

@@ -13,7 +13,7 @@ from ..core.limit import Limit
 from ..core.stats import Bucket
 
 
-class Share:
+class FleetWindow:
     """One limit of one key. Not locked: its owner is. Starts are the store's ms."""
 
     __slots__ = ("_fleet", "_own", "_sum", "cap", "limit")
@@ -26,7 +26,7 @@ class Share:
         self._own: dict[int, int] = {}
         self._sum: dict[int, int] = {}
 
-    def passed(self, start: int, permits: int) -> None:
+    def count_own(self, start: int, permits: int) -> None:
         """This process has passed so many in the bucket of `start`."""
         if self.cap < self.limit.amount:
             start -= start % self.limit.bucket_ms
@@ -36,13 +36,13 @@ class Share:
         """The store's clock is so much ahead of what was thought when `passed` was told."""
         own, self._own = self._own, {}
         for start, permits in own.items():
-            self.passed(start + ms + self.limit.bucket_ms - 1, permits)  # rather late than early
+            self.count_own(start + ms + self.limit.bucket_ms - 1, permits)  # rather late than early
 
-    def told(self, fleet: dict[int, int]) -> None:
+    def set_fleet_counts(self, fleet: dict[int, int]) -> None:
         """What all have passed, by bucket."""
         self._fleet = fleet
 
-    def room(self, now_ms: int, untold: Iterable[Bucket]) -> int:
+    def permits_left(self, now_ms: int, untold: Iterable[Bucket]) -> int:
         """Permits left at `now_ms`; `untold` is what this process has counted beyond what it was
         told of.
         """
@@ -64,8 +64,8 @@ class Share:
         since `room` was asked, in the present bucket.
         """
         return max(
-            self._leaves(now_ms, self._sum, cost + spent - self.limit.amount),
-            self._leaves(now_ms, self._own, cost + spent - self.cap),
+            self._room_in_ms(now_ms, self._sum, cost + spent - self.limit.amount),
+            self._room_in_ms(now_ms, self._own, cost + spent - self.cap),
         )
 
     def reset_ms(self, now_ms: int, spent: int) -> int:
@@ -76,7 +76,7 @@ class Share:
             newest = now_ms - now_ms % width
         return 0 if newest is None else max(0, newest + span * width - now_ms)
 
-    def _leaves(self, now_ms: int, counts: dict[int, int], beyond: int) -> int:
+    def _room_in_ms(self, now_ms: int, counts: dict[int, int], beyond: int) -> int:
         """Until `beyond` of the sum of `counts` and more have left the window; 0 for none."""
         width, span = self.limit.bucket_ms, self.limit.span
         need = sum(counts.values()) + beyond

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from threading import Lock, RLock
 from typing import Any, Generic, TypeVar
 
-from .key_state import Cell
+from .key_state import KeyState
 
-C = TypeVar("C", bound=Cell)
+C = TypeVar("C", bound=KeyState)
 
 
-class Cells(Generic[C]):
-    """Cells by key, in order of use. `evicted` is told of each that has to go."""
+class KeyStateCache(Generic[C]):
+    """KeyStateCache by key, in order of use. `evicted` is told of each that has to go."""
 
-    def __init__(self, most: int, evicted: Callable[[C], object]) -> None:
-        self.most = most
-        self._evicted = evicted
-        self._leaving: dict[Any, C] = {}
+    def __init__(self, max_keys: int, evicted: Callable[[C], object]) -> None:
+        self.max_keys = max_keys
+        self._on_evicted = evicted
+        self._evicted_unsent: dict[Any, C] = {}
         """Gone from the cache, but with something still to tell. A key that comes back gets this
         cell again: what it tells must stay in order.
         """
@@ -26,58 +26,58 @@ class Cells(Generic[C]):
 
     def empty(self) -> None:
         """Forget everything."""
-        with self.slow:
-            self._cells.clear()
-            self._leaving.clear()
+        with self.state_lock:
+            self._states.clear()
+            self._evicted_unsent.clear()
 
     def clear(self) -> None:
         """Begin anew, with locks that nobody holds: after a fork, another thread held them."""
-        self.lock = Lock()
-        self.slow = RLock()
-        self._cells: OrderedDict[Any, C] = OrderedDict()
-        self._leaving.clear()
-        self.get = self._cells.get
-        self.used = self._cells.move_to_end
+        self.counter_lock = Lock()
+        self.state_lock = RLock()
+        self._states: OrderedDict[Any, C] = OrderedDict()
+        self._evicted_unsent.clear()
+        self.get = self._states.get
+        self.touch = self._states.move_to_end
 
     def __len__(self) -> int:
-        return len(self._cells)
+        return len(self._states)
 
     def all(self) -> list[C]:
         """Every cell there is, those that are leaving too."""
-        with self.slow:
-            return [*self._cells.values(), *self._leaving.values()]
+        with self.state_lock:
+            return [*self._states.values(), *self._evicted_unsent.values()]
 
     def add(self, key: Any, new: Callable[[], C]) -> C:
         """The cell of `key`, made if it is not there; the least used one may have to go for it."""
-        with self.slow:
-            cell = self._cells.get(key)
-            if cell is not None:
-                return cell
-            cell = self._leaving.get(key) or new()
-            while len(self._cells) >= self.most:
+        with self.state_lock:
+            state = self._states.get(key)
+            if state is not None:
+                return state
+            state = self._evicted_unsent.get(key) or new()
+            while len(self._states) >= self.max_keys:
                 # No call: `next(iter(...))` fails where another thread uses a key in between.
-                for gone in self._cells:  # noqa: B007
+                for oldest_key in self._states:  # noqa: B007
                     break
                 # In both for a moment, so that a signal handler that raises loses nothing.
-                oldest = self._leaving[gone] = self._cells[gone]
-                del self._cells[gone]
-                self._evicted(oldest)
-                if not oldest.counted():
-                    self._leaving.pop(gone, None)
-            self._cells[key] = cell
-            self._leaving.pop(key, None)
-            return cell
+                oldest = self._evicted_unsent[oldest_key] = self._states[oldest_key]
+                del self._states[oldest_key]
+                self._on_evicted(oldest)
+                if not oldest.has_counts():
+                    self._evicted_unsent.pop(oldest_key, None)
+            self._states[key] = state
+            self._evicted_unsent.pop(key, None)
+            return state
 
-    def settled(self, cell: C) -> None:
+    def on_all_sent(self, state: C) -> None:
         """It has nothing more to tell; one that was leaving may go."""
-        if self._leaving and self._leaving.get(cell.key) is cell:
-            self._leaving.pop(cell.key, None)
+        if self._evicted_unsent and self._evicted_unsent.get(state.key) is state:
+            self._evicted_unsent.pop(state.key, None)
 
-    def leaving(self) -> int:
+    def count_evicted_unsent(self) -> int:
         """How many are kept only because they have something to tell."""
-        return len(self._leaving)
+        return len(self._evicted_unsent)
 
     def drop(self, key: Any) -> C | None:
         """Take the cell of `key` out."""
-        with self.slow:
-            return self._cells.pop(key, None) or self._leaving.pop(key, None)
+        with self.state_lock:
+            return self._states.pop(key, None) or self._evicted_unsent.pop(key, None)

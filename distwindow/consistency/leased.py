@@ -32,470 +32,524 @@ from typing import Any
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreError
-from ..operations.acquire import decide
-from ..operations.command_cache import Book
-from ..operations.completion import Gate
-from ..operations.flush import carry
-from ..operations.steps import Dialogue, Fetch, Sleep, Wait
-from ..protocol.commands import Acquire, Charge, Count, Grant, Lease, Refund, counted_in
+from ..operations.acquire import decision_of
+from ..operations.command_cache import CommandCache
+from ..operations.completion import Completion
+from ..operations.flush import send_all
+from ..operations.steps import Fetch, Operation, Sleep, WaitFor
+from ..protocol.commands import Acquire, Charge, CountReply, Lease, LeaseReply, Refund, charged_in
 from ..protocol.keys import AnyKey
-from .base import MARGIN, Errand, Nearby, costing, limits_of
+from .base import CLOCK_MARGIN_S, LocalStrategy, PendingCommand, limits_in, with_cost
 from .demand import Demand
-from .key_state import Cell
+from .key_state import KeyState
 
-HORIZON = 0.25
+MAX_LEASE_S = 0.25
 """Seconds that a lease is to last at most: what a killed process takes with it."""
-AHEAD = 0.02
+PREFETCH_LEAD_S = 0.02
 """Seconds before a lease is spent that the worker is told to get the next."""
-_LAST = 0.005
+_BUCKET_END_S = 0.005
 """Seconds before the end of a bucket that may be slept through, in which there can be no lease."""
-_SETTLE = 0.002
+_AFTER_END_S = 0.002
 """Seconds after the end of a lease in which the store comes to the next bucket, too."""
-_MAX_DRIFT = 0.1
+MAX_CLOCK_DRIFT = 0.1
 """How much faster than ours the store's clock may run before more than the limit can be admitted:
 a part of 1. Beyond that, and where our machine was suspended so that its clock stood still, a
 process may spend what its lease still holds after the bucket has ended.
 """
 
 
-class LeasedCell(Cell):
+class LeasedKeyState(KeyState):
     """A key's lease, and the demand that sizes the next."""
 
     __slots__ = (
-        "charged_ms", "demand", "ends_ms", "estimated_at", "filling", "lease_again_at", "level",
-        "seen", "watched", "width",
+        "bucket_ms",
+        "charged_ms",
+        "demand",
+        "extended_at",
+        "in_review",
+        "lease_ends_ms",
+        "lease_fetch",
+        "left_at_review",
+        "left_at_sample",
+        "no_lease_before",
     )  # fmt: skip
 
     def __init__(self, key: Any, charges: tuple[Charge, ...], offset_ms: float, now: float) -> None:
-        super().__init__(key, charges, limits_of(charges), offset_ms)
+        super().__init__(key, charges, limits_in(charges), offset_ms)
         self.demand = Demand(now)
-        self.ends_ms = 0
+        self.lease_ends_ms = 0
         """When the bucket of the lease ends, on the store's clock: this names the bucket."""
         self.charged_ms = 0
         """A moment in it."""
-        self.estimated_at = 0.0
+        self.extended_at = 0.0
         """When the store was asked whose reply `until` is reckoned from, monotonic seconds."""
-        self.lease_again_at = 0.0
+        self.no_lease_before = 0.0
         """No lease before then: the fate of one is unknown, and so it may be charged in vain."""
-        self.level = 0
+        self.left_at_sample = 0
         """What was left when the demand was last looked at."""
-        self.seen = -1
-        self.filling: Gate | None = None
+        self.left_at_review = -1
+        self.lease_fetch: Completion | None = None
         """Closed while a lease is being fetched."""
-        self.watched = False
-        self.width = min(charge.limit.bucket_ms for charge in charges)
+        self.in_review = False
+        self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
 
-    def estimate_end(self, now_ms: int, sent_at: float) -> None:
+    def extend_lease(self, now_ms: int, sent_at: float) -> None:
         """The store's clock said `now_ms` after `sent_at`: until when the lease may be spent, as
         its bucket goes on. The newest estimate counts: clocks have had least time to drift apart.
         """
-        left_ms = self.ends_ms - now_ms
-        if sent_at >= self.estimated_at and 0 < left_ms <= self.width:
-            self.estimated_at = sent_at
-            self.until = sent_at + left_ms / 1000 / (1 + _MAX_DRIFT) - MARGIN
+        left_ms = self.lease_ends_ms - now_ms
+        if sent_at >= self.extended_at and 0 < left_ms <= self.bucket_ms:
+            self.extended_at = sent_at
+            self.permits_until = sent_at + left_ms / 1000 / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
 
-    def until_turn(self, now: float) -> float:
+    def until_bucket_ends(self, now: float) -> float:
         """Seconds until the present bucket ends."""
-        return (self.width - (now * 1000 + self.offset_ms) % self.width) / 1000
+        return (self.bucket_ms - (now * 1000 + self.offset_ms) % self.bucket_ms) / 1000
 
 
-class Leased(Nearby[LeasedCell]):
+class Leased(LocalStrategy[LeasedKeyState]):
     """`consistency="leased"`."""
 
     leases = True
 
     def __init__(
-        self, book: Book, clock: Clock, most: int, interval: float, patience: float = 0.25
+        self,
+        commands: CommandCache,
+        clock: Clock,
+        max_keys: int,
+        interval: float,
+        timeout: float = 0.25,
     ) -> None:
         """`patience`: seconds that a caller waits for a lease that another is fetching."""
-        self._patience = patience
-        self._order = itertools.count()
-        super().__init__(book, clock, most, interval)
+        self._lease_wait_s = timeout
+        self._heap_order = itertools.count()
+        super().__init__(commands, clock, max_keys, interval)
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._fetches: set[Gate] = set()
+        self._lease_fetches: set[Completion] = set()
         """Of leases that calls and the worker are fetching."""
-        self._thirsty: deque[LeasedCell] = deque()
-        self._granted: deque[LeasedCell] = deque()
-        self._looks: list[tuple[float, int, LeasedCell]] = []
-        self._returns: deque[_Return] = deque()
+        self._prefetch_queue: deque[LeasedKeyState] = deque()
+        self._review_queue: deque[LeasedKeyState] = deque()
+        self._review_heap: list[tuple[float, int, LeasedKeyState]] = []
+        self._refund_queue: deque[_LeaseRefund] = deque()
 
     # -- decisions --------------------------------------------------------------------------------
 
     def peek(self, key: AnyKey) -> Decision | None:
-        cell, now = self._get(key), self._monotonic()
-        if cell is not None and now < cell.until and (left := cell.left) > 0:
+        state, now = self._get(key), self._monotonic()
+        if state is not None and now < state.permits_until and (left := state.permits_left) > 0:
             return Decision(
-                True, key, 1, cell.limit, cell.beyond + left, 0.0, cell.reset_at - now, 0.0, "ok",
-                "lease", int(now * 1000 + cell.offset_ms),
+                True, key, 1, state.limit, state.left_in_store + left, 0.0, state.reset_at - now,
+                0.0, "ok", "lease", int(now * 1000 + state.offset_ms),
             )  # fmt: skip
         return super().peek(key)
 
-    def ask(self, key: AnyKey, cost: int) -> Dialogue[Decision]:
-        command = self._book.acquire(key, cost)
+    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        command = self._command_cache.acquire(key, cost)
         key = command.charges[0].key
-        cell = self._asking(key) if self._kept(key) else None
-        if cell is None:
+        state = self._state_to_lease(key) if self._cacheable(key) else None
+        if state is None:
             decision: Decision = yield command
             return decision
         came = self._monotonic()
-        while (gate := cell.filling) is not None:
+        while (completion := state.lease_fetch) is not None:
             # Others would only ask for the same lease, each over a connection of its own.
-            yield Wait(gate, came + self._patience - self._monotonic())
-            if not gate.opened:
+            yield WaitFor(completion, came + self._lease_wait_s - self._monotonic())
+            if not completion.is_complete:
                 break
-            if gate.failure is not None:
-                raise _theirs(gate.failure)
-            nearby = self.judge(key, cost)
+            if completion.failure is not None:
+                raise _failure_for_waiter(completion.failure)
+            nearby = self.decide_locally(key, cost)
             if nearby is not None:
                 return nearby
         now = self._monotonic()
-        self._saw(cell, now, cost)
-        last = (cell.ends_ms - now * 1000 - cell.offset_ms) / 1000
-        if cell.until <= now and 0 < last < _LAST and cell.demand.needed(now, HORIZON):
+        self._observe_demand(state, now, cost)
+        last = (state.lease_ends_ms - now * 1000 - state.offset_ms) / 1000
+        if (
+            state.permits_until <= now
+            and 0 < last < _BUCKET_END_S
+            and state.demand.permits_needed(now, MAX_LEASE_S)
+        ):
             # The lease has ended, its bucket not quite: another would die at once, and call by call
             # all threads would connect and ask for these moments.
             yield Sleep(last)
-            nearby = self.judge(key, cost)
+            nearby = self.decide_locally(key, cost)
             if nearby is not None:
                 return nearby
             now = self._monotonic()
-        if 0 < cell.left < cost:
-            decision = yield from self._without_lease(cell, command)
-            return decision if decision.allowed else self.refused(key, decision, now)
-        more = 0
-        if cell.filling is None and now >= cell.lease_again_at:
+        if 0 < state.permits_left < cost:
+            decision = yield from self._acquire_without_lease(state, command)
+            return decision if decision.allowed else self.remember_refusal(key, decision, now)
+        extra = 0
+        if state.lease_fetch is None and now >= state.no_lease_before:
             # Permits whose lease has ended before its bucket can be spent again with any reply.
-            kept = cell.left if now * 1000 + cell.offset_ms < cell.ends_ms else 0
-            more = cell.demand.needed(now, min(HORIZON, cell.until_turn(now))) - kept
-        if more < 1:
+            kept = state.permits_left if now * 1000 + state.offset_ms < state.lease_ends_ms else 0
+            extra = (
+                state.demand.permits_needed(now, min(MAX_LEASE_S, state.until_bucket_ends(now)))
+                - kept
+            )
+        if extra < 1:
             decision = yield command
-            with self._cells.slow:
-                cell.clocked(decision.now_ms, now, self._monotonic())
-                cell.estimate_end(decision.now_ms, now)
-            return decision if decision.allowed else self.refused(key, decision, now)
-        return (yield from self._with_lease(cell, command, more, now))
+            with self._key_states.state_lock:
+                state.update_clock_offset(decision.now_ms, now, self._monotonic())
+                state.extend_lease(decision.now_ms, now)
+            return decision if decision.allowed else self.remember_refusal(key, decision, now)
+        return (yield from self._acquire_with_lease(state, command, extra, now))
 
-    def _with_lease(
-        self, cell: LeasedCell, command: Acquire, more: int, now: float
-    ) -> Dialogue[Decision]:
+    def _acquire_with_lease(
+        self, state: LeasedKeyState, command: Acquire, extra: int, now: float
+    ) -> Operation[Decision]:
         """Ask for a call, and for `more` permits to keep."""
-        gate = cell.filling = Gate()
+        completion = state.lease_fetch = Completion()
         failure: StoreError | None = None
         try:
-            self._fetches.add(gate)
+            self._lease_fetches.add(completion)
             if self._closed:  # `close` may not have seen the gate
                 decision: Decision = yield command
                 return decision
-            lease = Lease(command.charges, more=more)
-            grant: Grant = yield Fetch(lease, lambda late: self._unclaimed(cell, late, now))
-            verdict = grant.verdict._replace(left=grant.verdict.left + grant.more)
-            decision = decide(command, verdict, "store")
+            lease = Lease(command.charges, extra=extra)
+            lease_reply: LeaseReply = yield Fetch(
+                lease, lambda late: self._on_late_lease(state, late, now)
+            )
+            reply = lease_reply.acquire_reply._replace(
+                left=lease_reply.acquire_reply.left + lease_reply.extra
+            )
+            decision = decision_of(command, reply, "store")
             if not decision.allowed:
-                return self.refused(cell.key, decision, now)
-            self._gain(cell, grant, grant.more, now)
+                return self.remember_refusal(state.key, decision, now)
+            self._add_lease(state, lease_reply, lease_reply.extra, now)
             return decision
         except Exception as exc:  # a signal handler's, too
             if isinstance(exc, StoreError):
                 failure = exc
             if failure is None or failure.charged is None:
-                self._may_be_lost(cell)
+                self._lease_may_be_lost(state)
             raise
         finally:
-            if cell.filling is gate:
-                cell.filling = None
+            if state.lease_fetch is completion:
+                state.lease_fetch = None
             try:
-                gate.open(failure)
+                completion.complete(failure)
             finally:
-                gate.open(failure)  # a signal handler may have raised before the first
-                self._fetches.discard(gate)
+                completion.complete(failure)  # a signal handler may have raised before the first
+                self._lease_fetches.discard(completion)
 
-    def _unclaimed(self, cell: LeasedCell, grant: Grant, sent_at: float) -> None:
+    def _on_late_lease(
+        self, state: LeasedKeyState, lease_reply: LeaseReply, sent_at: float
+    ) -> None:
         """The permits to keep have come, though nobody waits for the call that they came with."""
-        if grant.verdict.admitted:
-            self._gain(cell, grant, grant.more, sent_at)
+        if lease_reply.acquire_reply.admitted:
+            self._add_lease(state, lease_reply, lease_reply.extra, sent_at)
 
-    def _may_be_lost(self, cell: LeasedCell) -> None:
+    def _lease_may_be_lost(self, state: LeasedKeyState) -> None:
         """A lease may have been charged that nobody has: at most one in a bucket."""
         now = self._monotonic()
-        cell.lease_again_at = now + cell.until_turn(now)
+        state.no_lease_before = now + state.until_bucket_ends(now)
 
-    def _without_lease(self, cell: LeasedCell, command: Acquire) -> Dialogue[Decision]:
+    def _acquire_without_lease(
+        self, state: LeasedKeyState, command: Acquire
+    ) -> Operation[Decision]:
         """Ask for a call that costs more than the lease has left, which is given back before: it
         might be refused for want of these permits.
         """
-        yield from carry(self.ahead([cell.key]), self._monotonic)
+        yield from send_all(self.before_multi_key([state.key]), self._monotonic)
         decision: Decision = yield command
         return decision
 
-    def ahead(self, keys: Iterable[AnyKey]) -> list[Errand]:
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
         for key in keys:
-            cell = self._get(key)
-            if cell is not None and cell.left:
-                self._take_back(cell)
-        returns: list[Errand] = []
-        self._collect_returns(returns)
+            state = self._get(key)
+            if state is not None and state.permits_left:
+                self._take_unspent(state)
+        returns: list[PendingCommand] = []
+        self._collect_refunds(returns)
         return returns
 
-    def fetches(self, keys: Iterable[AnyKey] | None = None) -> list[Wait]:
+    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         if keys is None:
-            gates = list(self._fetches)
+            gates = list(self._lease_fetches)
         else:
-            cells = [cell for key in keys if (cell := self._get(key)) is not None]
-            gates = [gate for cell in cells if (gate := cell.filling) is not None]
-        return [Wait(gate, self._patience) for gate in gates]
+            states = [state for key in keys if (state := self._get(key)) is not None]
+            gates = [
+                completion for state in states if (completion := state.lease_fetch) is not None
+            ]
+        return [WaitFor(completion, self._lease_wait_s) for completion in gates]
 
-    def _lost(self, cell: LeasedCell) -> None:
-        with self._cells.lock:  # it was charged in windows that are no more
-            cell.left = cell.level = 0
-            cell.low = -1
+    def _on_reset(self, state: LeasedKeyState) -> None:
+        with self._key_states.counter_lock:  # it was charged in windows that are no more
+            state.permits_left = state.left_at_sample = 0
+            state.refill_below = -1
 
     # -- leases -----------------------------------------------------------------------------------
 
-    def _asking(self, key: AnyKey) -> LeasedCell:
-        cell = self._get(key)
-        if cell is None:
-            charges, now = self._book.acquire(key).charges, self._monotonic()
+    def _state_to_lease(self, key: AnyKey) -> LeasedKeyState:
+        state = self._get(key)
+        if state is None:
+            charges, now = self._command_cache.acquire(key).charges, self._monotonic()
             offset = self._clock.now_ms() - now * 1000  # until the first reply
-            cell = self._cells.add(key, lambda: self._new_cell(key, charges, offset))
-        return cell
+            state = self._key_states.add(key, lambda: self._new_state(key, charges, offset))
+        return state
 
-    def _new_cell(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> LeasedCell:
-        return LeasedCell(key, charges, offset_ms, self._monotonic())
+    def _new_state(self, key: Any, charges: tuple[Charge, ...], offset_ms: float) -> LeasedKeyState:
+        return LeasedKeyState(key, charges, offset_ms, self._monotonic())
 
-    def _saw(self, cell: LeasedCell, now: float, cost: int = 0) -> None:
+    def _observe_demand(self, state: LeasedKeyState, now: float, cost: int = 0) -> None:
         """Note the demand since the last time."""
-        with self._cells.slow:
-            with self._cells.lock:
-                spent = cell.level - cell.left
-                cell.level = cell.left
-            cell.demand.saw(now, max(0, spent) + cost)
+        with self._key_states.state_lock:
+            with self._key_states.counter_lock:
+                spent = state.left_at_sample - state.permits_left
+                state.left_at_sample = state.permits_left
+            state.demand.observe(now, max(0, spent) + cost)
 
-    def _gain(self, cell: LeasedCell, grant: Grant, permits: int, sent_at: float) -> None:
+    def _add_lease(
+        self, state: LeasedKeyState, lease_reply: LeaseReply, permits: int, sent_at: float
+    ) -> None:
         """Put the permits of a grant with those of the same bucket."""
         now = self._monotonic()
-        verdict = grant.verdict
-        ends_ms = verdict.now_ms + grant.ends_ms
-        until = sent_at + grant.ends_ms / 1000 / (1 + _MAX_DRIFT) - MARGIN
-        with self._cells.slow:
-            cell.clocked(verdict.now_ms, sent_at, now)
-            cell.limit = cell.charges[verdict.ring].limit
-            cell.beyond = max(0, verdict.left)
-            cell.reset_at = now + verdict.reset_ms / 1000
-            charged_ms = _within(grant, cell)
-            widths = (charge.limit.bucket_ms for charge in cell.charges)
-            starts = verdict.starts or [charged_ms - charged_ms % width for width in widths]
-            charges = counted_in(cell.charges, starts)
-            late = ends_ms < cell.ends_ms and not cell.until <= now < until
-            if late or self._gone(cell):
+        reply = lease_reply.acquire_reply
+        ends_ms = reply.now_ms + lease_reply.ends_in_ms
+        until = sent_at + lease_reply.ends_in_ms / 1000 / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
+        with self._key_states.state_lock:
+            state.update_clock_offset(reply.now_ms, sent_at, now)
+            state.limit = state.charges[reply.binding_ring].limit
+            state.left_in_store = max(0, reply.left)
+            state.reset_at = now + reply.reset_ms / 1000
+            charged_ms = _charged_ms_of(lease_reply, state)
+            widths = (charge.limit.bucket_ms for charge in state.charges)
+            starts = reply.bucket_starts_ms or [charged_ms - charged_ms % width for width in widths]
+            charges = charged_in(state.charges, starts)
+            late = ends_ms < state.lease_ends_ms and not state.permits_until <= now < until
+            if late or self._is_evicted(state):
                 # A reply that came after that of a later bucket (where that bucket's lease has
                 # ended first, the store's clock was set back), or for a cell that was evicted.
-                self._give_back(cell, charges, permits, charged_ms)
+                self._refund_unspent(state, charges, permits, charged_ms)
                 return
-            if ends_ms != cell.ends_ms:
-                if self._take_back(cell):
-                    self._due(now)
-                cell.until = cell.estimated_at = 0.0
-                cell.charged_ms, cell.ends_ms = charged_ms, ends_ms
-            rate = cell.demand.rate(now)
-            left = cell.left + permits  # never more than there is: only others' hits lower it
-            low = -1 if left >= rate * max(0.0, until - now) else min(left // 2, int(rate * AHEAD))
-            with self._cells.lock:
-                cell.charges = charges
-                cell.left += permits
-                cell.level += permits
-                cell.low = low
-                if sent_at >= cell.estimated_at:  # see `estimate_end`
-                    cell.until, cell.estimated_at = until, sent_at
-            if not cell.watched:
-                cell.watched = True
-                self._granted.append(cell)
-            self._due(min(until + _SETTLE, now + self._interval))
+            if ends_ms != state.lease_ends_ms:
+                if self._take_unspent(state):
+                    self._wake_worker_at(now)
+                state.permits_until = state.extended_at = 0.0
+                state.charged_ms, state.lease_ends_ms = charged_ms, ends_ms
+            rate = state.demand.rate(now)
+            left = (
+                state.permits_left + permits
+            )  # never more than there is: only others' hits lower it
+            low = (
+                -1
+                if left >= rate * max(0.0, until - now)
+                else min(left // 2, int(rate * PREFETCH_LEAD_S))
+            )
+            with self._key_states.counter_lock:
+                state.charges = charges
+                state.permits_left += permits
+                state.left_at_sample += permits
+                state.refill_below = low
+                if sent_at >= state.extended_at:  # see `estimate_end`
+                    state.permits_until, state.extended_at = until, sent_at
+            if not state.in_review:
+                state.in_review = True
+                self._review_queue.append(state)
+            self._wake_worker_at(min(until + _AFTER_END_S, now + self._flush_interval))
 
-    def _gone(self, cell: LeasedCell) -> bool:
-        return self._closed or self._get(cell.key) is not cell
+    def _is_evicted(self, state: LeasedKeyState) -> bool:
+        return self._closed or self._get(state.key) is not state
 
-    def _take_back(self, cell: LeasedCell) -> int:
+    def _take_unspent(self, state: LeasedKeyState) -> int:
         """Take what the lease has left, so that nobody can spend it any more, and have it given
         back; how many permits.
         """
-        back = _Return(cell, cell.charges, 0, cell.charged_ms)
-        self._returns.append(back)
+        back = _LeaseRefund(state, state.charges, 0, state.charged_ms)
+        self._refund_queue.append(back)
         with (
-            self._cells.lock
+            self._key_states.counter_lock
         ):  # in one step, so that no signal handler comes before it is known there
-            back.charges, back.charged_ms, back.permits = cell.charges, cell.charged_ms, cell.left
-            cell.level -= cell.left
-            cell.left = 0
-            cell.low = -1
+            back.charges, back.charged_ms, back.permits = (
+                state.charges,
+                state.charged_ms,
+                state.permits_left,
+            )
+            state.left_at_sample -= state.permits_left
+            state.permits_left = 0
+            state.refill_below = -1
         return back.permits
 
-    def _give_back(
-        self, cell: LeasedCell, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    def _refund_unspent(
+        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
     ) -> None:
         if permits:
-            self._returns.append(_Return(cell, charges, permits, charged_ms))
-            self._due(self._monotonic())
+            self._refund_queue.append(_LeaseRefund(state, charges, permits, charged_ms))
+            self._wake_worker_at(self._monotonic())
 
-    def held(self) -> int:
-        leases = sum([cell.left for cell in self._cells.all()])
-        return leases + sum([back.permits for back in list(self._returns)])
+    def unreturned_permits(self) -> int:
+        leases = sum([state.permits_left for state in self._key_states.all()])
+        return leases + sum([back.permits for back in list(self._refund_queue)])
 
-    def _collect_returns(self, found: list[Errand]) -> None:
-        with self._cells.slow:
-            returns, self._returns = self._returns, deque()
+    def _collect_refunds(self, found: list[PendingCommand]) -> None:
+        with self._key_states.state_lock:
+            returns, self._refund_queue = self._refund_queue, deque()
             try:
-                errands = [self._return(back) for back in returns if back.permits]
+                errands = [self._refund_of(back) for back in returns if back.permits]
             except BaseException:  # a signal handler's exception
-                self._returns.extend(returns)
+                self._refund_queue.extend(returns)
                 raise
             found.extend(errands)  # from here on, somebody settles them
 
-    def _refill(self, cell: LeasedCell, now: float) -> None:
-        cell.low = -1
-        self._thirsty.append(cell)
-        self._due(now)
+    def _refill(self, state: LeasedKeyState, now: float) -> None:
+        state.refill_below = -1
+        self._prefetch_queue.append(state)
+        self._wake_worker_at(now)
 
-    def _evicted(self, cell: LeasedCell) -> None:
-        if self._take_back(cell):
-            self._due(self._monotonic())
+    def _on_evicted(self, state: LeasedKeyState) -> None:
+        if self._take_unspent(state):
+            self._wake_worker_at(self._monotonic())
 
     # -- errands ----------------------------------------------------------------------------------
 
-    def errands(self, now: float, found: list[Errand], *, last: bool = False) -> None:
-        with self._cells.slow:  # closing a limiter works beside the worker
-            for _ in range(len(self._thirsty)):
-                cell = self._thirsty.popleft()
+    def pending_commands(
+        self, now: float, found: list[PendingCommand], *, last: bool = False
+    ) -> None:
+        with self._key_states.state_lock:  # closing a limiter works beside the worker
+            for _ in range(len(self._prefetch_queue)):
+                state = self._prefetch_queue.popleft()
                 if not last:
-                    self._saw(cell, now)
-                    self._order_more(cell, now, cell.until - now, found)
-            while self._granted:
-                self._look_at(self._granted.popleft(), now)
-            while self._looks and (last or self._looks[0][0] <= now):
-                self._look(heapq.heappop(self._looks)[2], now, found, last)
+                    self._observe_demand(state, now)
+                    self._prefetch_lease(state, now, state.permits_until - now, found)
+            while self._review_queue:
+                self._schedule_review(self._review_queue.popleft(), now)
+            while self._review_heap and (last or self._review_heap[0][0] <= now):
+                self._review_lease(heapq.heappop(self._review_heap)[2], now, found, last)
             if last:  # those, too, that a signal handler's exception has taken out of `_looks`
-                for cell in [*self._cells.all(), *self._left_behind]:
-                    self._take_back(cell)
-            self._collect_returns(found)
-        super().errands(now, found, last=last)
+                for state in [*self._key_states.all(), *self._states_at_close]:
+                    self._take_unspent(state)
+            self._collect_refunds(found)
+        super().pending_commands(now, found, last=last)
 
-    def _come_again(self, now: float) -> None:
-        super()._come_again(now)
-        at = self.next_at
-        if self._looks:
-            at = min(at, self._looks[0][0])
-        if self._returns:
-            at = min(at, now + self._interval)
-        if self._thirsty or self._granted:
+    def _find_next_due(self, now: float) -> None:
+        super()._find_next_due(now)
+        at = self.next_due_at
+        if self._review_heap:
+            at = min(at, self._review_heap[0][0])
+        if self._refund_queue:
+            at = min(at, now + self._flush_interval)
+        if self._prefetch_queue or self._review_queue:
             at = min(at, now)
-        self.next_at = min(at, self.next_at)
+        self.next_due_at = min(at, self.next_due_at)
 
-    def _look_at(self, cell: LeasedCell, now: float) -> None:
+    def _schedule_review(self, state: LeasedKeyState, now: float) -> None:
         """Look at a lease once it has ended, and every now and then before."""
-        at = cell.until + _SETTLE
+        at = state.permits_until + _AFTER_END_S
         if at <= now:  # its lease has ended, its bucket not yet
-            at = now + max(_SETTLE, cell.until_turn(now))
-        at = min(at, now + self._interval)
-        heapq.heappush(self._looks, (at, next(self._order), cell))
+            at = now + max(_AFTER_END_S, state.until_bucket_ends(now))
+        at = min(at, now + self._flush_interval)
+        heapq.heappush(self._review_heap, (at, next(self._heap_order), state))
 
-    def _look(self, cell: LeasedCell, now: float, found: list[Errand], last: bool) -> None:
+    def _review_lease(
+        self, state: LeasedKeyState, now: float, found: list[PendingCommand], last: bool
+    ) -> None:
         """Give back what a lease has too much; get the next one where it has ended."""
-        before = cell.level
-        self._saw(cell, now)
-        idle = cell.level == before and cell.seen == before
-        cell.seen = cell.level
-        ended = now >= cell.until
-        over = ended and now * 1000 + cell.offset_ms >= cell.ends_ms - 1
+        before = state.left_at_sample
+        self._observe_demand(state, now)
+        idle = state.left_at_sample == before and state.left_at_review == before
+        state.left_at_review = state.left_at_sample
+        ended = now >= state.permits_until
+        over = ended and now * 1000 + state.offset_ms >= state.lease_ends_ms - 1
         if last or idle or over:
-            self._take_back(cell)
-        spent = idle and not cell.left  # and nobody wants more
-        if last or self._gone(cell) or over or spent:
-            cell.watched = False
+            self._take_unspent(state)
+        spent = idle and not state.permits_left  # and nobody wants more
+        if last or self._is_evicted(state) or over or spent:
+            state.in_review = False
         else:
-            self._look_at(cell, now)
+            self._schedule_review(state, now)
         if ended and not last and not idle:
-            self._order_more(cell, now, cell.until_turn(now), found)
+            self._prefetch_lease(state, now, state.until_bucket_ends(now), found)
 
-    def _order_more(
-        self, cell: LeasedCell, now: float, seconds: float, found: list[Errand]
+    def _prefetch_lease(
+        self, state: LeasedKeyState, now: float, seconds: float, found: list[PendingCommand]
     ) -> None:
         """Have the next lease fetched ahead of need, if there is a need."""
-        more = cell.demand.needed(now, min(HORIZON, seconds)) - cell.left
+        extra = state.demand.permits_needed(now, min(MAX_LEASE_S, seconds)) - state.permits_left
         if (
-            more < 1
-            or cell.filling is not None
-            or now < max(cell.denied_until, cell.lease_again_at)
+            extra < 1
+            or state.lease_fetch is not None
+            or now < max(state.refused_until, state.no_lease_before)
         ):
             return
-        gate, command = Gate(), Lease(cell.charges, more=more - 1, quiet=True)
-        errand = Errand(command, lambda reply, at: self._fetched(cell, gate, reply, at))
-        self._fetches.add(gate)
+        completion, command = Completion(), Lease(state.charges, extra=extra - 1, prefetch=True)
+        pending = PendingCommand(
+            command, lambda reply, at: self._on_lease_reply(state, completion, reply, at)
+        )
+        self._lease_fetches.add(completion)
         if self._closed:  # `close` may not have seen the gate
-            self._fetches.discard(gate)
+            self._lease_fetches.discard(completion)
             return
-        cell.filling = gate
-        found.append(errand)  # no signal handler can come before: somebody settles it
+        state.lease_fetch = completion
+        found.append(pending)  # no signal handler can come before: somebody settles it
 
-    def _fetched(
-        self, cell: LeasedCell, gate: Gate, reply: Grant | Exception, sent_at: float
+    def _on_lease_reply(
+        self,
+        state: LeasedKeyState,
+        completion: Completion,
+        reply: LeaseReply | Exception,
+        sent_at: float,
     ) -> None:
-        if gate.opened:  # a second time
+        if completion.is_complete:  # a second time
             return
-        if cell.filling is gate:
-            cell.filling = None
+        if state.lease_fetch is completion:
+            state.lease_fetch = None
         try:
-            if isinstance(reply, Grant):
-                if reply.verdict.admitted:
-                    self._gain(cell, reply, reply.more + 1, sent_at)
+            if isinstance(reply, LeaseReply):
+                if reply.acquire_reply.admitted:
+                    self._add_lease(state, reply, reply.extra + 1, sent_at)
                 else:
-                    plain = self._book.acquire(cell.key)
-                    self.refused(cell.key, decide(plain, reply.verdict, "store"), sent_at)
+                    plain = self._command_cache.acquire(state.key)
+                    self.remember_refusal(
+                        state.key, decision_of(plain, reply.acquire_reply, "store"), sent_at
+                    )
             elif isinstance(reply, StoreError) and reply.charged is None:
-                self._may_be_lost(cell)
+                self._lease_may_be_lost(state)
         finally:
-            gate.open()  # after a failure, too: callers ask for themselves
-            self._fetches.discard(gate)
+            completion.complete()  # after a failure, too: callers ask for themselves
+            self._lease_fetches.discard(completion)
 
-    def _return(self, back: _Return) -> Errand:
+    def _refund_of(self, back: _LeaseRefund) -> PendingCommand:
         settled = False
 
-        def settle(reply: Count | Exception, sent_at: float) -> None:
+        def settle(reply: CountReply | Exception, sent_at: float) -> None:
             nonlocal settled
             again, settled = settled, True
             # Sent again only where it surely was not executed: twice would be permits from nowhere.
             if not again and isinstance(reply, StoreError) and reply.charged is False:
-                cell, now = back.cell, self._monotonic()
-                if now * 1000 + cell.offset_ms - back.charged_ms < cell.longest_ms:
-                    self._returns.append(back)
+                state, now = back.cell, self._monotonic()
+                if now * 1000 + state.offset_ms - back.charged_ms < state.longest_ms:
+                    self._refund_queue.append(back)
 
-        charges = costing(back.charges, back.permits)
-        return Errand(Refund(charges, charged_ms=back.charged_ms), settle)
+        charges = with_cost(back.charges, back.permits)
+        return PendingCommand(Refund(charges, charged_ms=back.charged_ms), settle)
 
 
-class _Return:
+class _LeaseRefund:
     """Permits of a lease to give back."""
 
     __slots__ = ("cell", "charged_ms", "charges", "permits")
 
     def __init__(
-        self, cell: LeasedCell, charges: tuple[Charge, ...], permits: int, charged_ms: int
+        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
     ) -> None:
-        self.cell = cell
+        self.cell = state
         self.charges = charges
         self.permits = permits
         self.charged_ms = charged_ms
         """A moment in the bucket that they were charged in."""
 
 
-def _theirs(failure: StoreError) -> StoreError:
+def _failure_for_waiter(failure: StoreError) -> StoreError:
     """Another caller's failure, for one who waited for it: nothing was sent on its behalf."""
     return type(failure)(str(failure), charged=False)
 
 
-def _within(grant: Grant, cell: LeasedCell) -> int:
+def _charged_ms_of(lease_reply: LeaseReply, state: LeasedKeyState) -> int:
     """A moment in the bucket of a grant. That is the present one, or where the store's clock is
     behind its newest bucket, that.
     """
-    now = grant.verdict.now_ms
-    return max(now, now + grant.ends_ms - cell.width)
+    now = lease_reply.acquire_reply.now_ms
+    return max(now, now + lease_reply.ends_in_ms - state.bucket_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from .errors import brief
+from .errors import short_repr
 from .limit import Limit
 
 Reason = Literal["ok", "over_limit"]
@@ -47,5 +47,5 @@ class Decision(NamedTuple):
         return self.allowed
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={brief(getattr(self, name))}" for name in self._fields[:-1])
+        shown = ", ".join(f"{name}={short_repr(getattr(self, name))}" for name in self._fields[:-1])
         return f"Decision({shown})"

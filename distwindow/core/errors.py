@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .decision import Decision
 
 
-def brief(key: object) -> str:
+def short_repr(key: object) -> str:
     """`key` as messages show it: one of a megabyte must not fill a log."""
     text = repr(key)
     return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 20]}...{text[-17:]}"
@@ -42,7 +42,7 @@ class RateLimitExceeded(DistwindowError):  # the name users of the field search 
     def __str__(self) -> str:
         refused = self.decision
         return (
-            f"rate limit {refused.limit} exceeded for {brief(refused.key)}; "
+            f"rate limit {refused.limit} exceeded for {short_repr(refused.key)}; "
             f"retry in {refused.retry_after:.3f} s"
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from .stats import Bucket, RingState
 
-MOST = 10**13
+MAX_TOTAL = 10**13
 """The largest total: up to here, and no further, Lua adds exactly and writes plain digits."""
 
 
@@ -22,19 +22,27 @@ class Ring:
     """One resource's window. Not locked: its owner is. All times are ms since the epoch."""
 
     __slots__ = (
-        "_passed", "_tallies", "closed", "limit", "newest", "span", "start", "used", "width",
+        "_passed",
+        "_tallies",
+        "bucket_ms",
+        "closed_total",
+        "limit",
+        "newest",
+        "span",
+        "start",
+        "used",
     )  # fmt: skip
 
     def __init__(self, width: int, span: int, now: int, limit: str) -> None:
-        self.width = width
+        self.bucket_ms = width
         self.span = span
         self._open(now, limit)
 
     def _open(self, now: int, limit: str) -> None:
-        self.newest = now // self.width
-        self.start = self.newest * self.width
+        self.newest = now // self.bucket_ms
+        self.start = self.newest * self.bucket_ms
         self.used = 0
-        self.closed = 0
+        self.closed_total = 0
         self.limit = limit
         self._passed: dict[int, int] = {}
         self._tallies: dict[int, list[int]] = {}
@@ -42,28 +50,28 @@ class Ring:
     def copy(self) -> Ring:
         """A ring of the same content that can be turned without a trace."""
         twin = Ring.__new__(Ring)
-        twin.width, twin.span = self.width, self.span
+        twin.bucket_ms, twin.span = self.bucket_ms, self.span
         twin.newest, twin.start = self.newest, self.start
-        twin.used, twin.closed, twin.limit = self.used, self.closed, self.limit
+        twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
         twin._passed = dict(self._passed)
         twin._tallies = {number: list(tally) for number, tally in self._tallies.items()}
         return twin
 
-    def lost(self, now: int) -> bool:
+    def is_stale(self, now: int) -> bool:
         """Is nothing of this ring in the window of `now`: all expired, or all from a future?"""
-        behind = now // self.width - self.newest >= self.span
-        return behind or self.start - now > self.width * self.span
+        behind = now // self.bucket_ms - self.newest >= self.span
+        return behind or self.start - now > self.bucket_ms * self.span
 
-    def turn(self, now: int, limit: str) -> None:
+    def rotate(self, now: int, limit: str) -> None:
         """Make the newest bucket that of `now`, dropping what has left the window.
 
         Time never goes back: an earlier `now` counts as the newest bucket's, unless the ring is
         ahead by more than its window; then it is lost state (the clock was set back) and emptied.
         """
-        if self.lost(now):
+        if self.is_stale(now):
             self._open(now, limit)
             return
-        steps = now // self.width - self.newest
+        steps = now // self.bucket_ms - self.newest
         if steps > 0:
             counts, tallies = self._passed, self._tallies
             oldest = self.newest + 1 - self.span + steps
@@ -75,14 +83,14 @@ class Ring:
             if stale:
                 counts = {number: count for number, count in counts.items() if number >= oldest}
                 tallies = {number: tally for number, tally in tallies.items() if number >= oldest}
-            passed, closed = self.used - self.closed, self.used - gone
+            passed, closed = self.used - self.closed_total, self.used - gone
             # From here on without a call, so that no signal handler raises in between.
             if passed:
                 counts[self.newest] = passed
             self._passed, self._tallies = counts, tallies
             self.newest += steps
-            self.start = self.newest * self.width
-            self.used = self.closed = closed
+            self.start = self.newest * self.bucket_ms
+            self.used = self.closed_total = closed
             self.limit = limit
 
     def block(self, amount: int) -> None:
@@ -96,20 +104,20 @@ class Ring:
         An expired ring has to be turned before.
         """
         floor = self.newest - self.span
-        live = [b for b in buckets if b.start // self.width > floor]
+        live = [b for b in buckets if b.start // self.bucket_ms > floor]
         for bucket in live:
-            number = min(self.newest, bucket.start // self.width)
-            passed = min(bucket.passed, MOST - self.used)
+            number = min(self.newest, bucket.start // self.bucket_ms)
+            passed = min(bucket.passed, MAX_TOTAL - self.used)
             if passed:
                 known = self._passed.get(number, 0)
                 self.used += passed
                 if number < self.newest:
-                    self.closed += passed
+                    self.closed_total += passed
                     self._passed[number] = known + passed
-            self._observe(number, bucket)
+            self._add_tallies(number, bucket)
         return bool(live)
 
-    def _observe(self, number: int, seen: Bucket) -> None:
+    def _add_tallies(self, number: int, seen: Bucket) -> None:
         if not (seen.blocked or seen.success or seen.error):
             return
         tally = self._tallies.setdefault(number, [0, 0, 0, 0, 0])
@@ -123,55 +131,55 @@ class Ring:
 
     def passed(self) -> dict[int, int]:
         """The passes of the window by the start of their bucket, the newest always among them."""
-        passed = {number * self.width: count for number, count in self._passed.items() if count}
-        passed[self.start] = self.used - self.closed
+        passed = {number * self.bucket_ms: count for number, count in self._passed.items() if count}
+        passed[self.start] = self.used - self.closed_total
         return passed
 
     def refund(self, amount: int, start: int) -> int:
         """Take up to `amount` out of the bucket that began at `start`; how much was there."""
-        number = start // self.width
+        number = start // self.bucket_ms
         if number == self.newest:
-            back = min(amount, self.used - self.closed)
+            back = min(amount, self.used - self.closed_total)
         elif self.newest - self.span < number < self.newest:
             back = min(amount, self._passed.get(number, 0))
             if back:
                 self._passed[number] -= back
-                self.closed -= back
+                self.closed_total -= back
         else:
             return 0
         self.used -= back
         return back
 
-    def room_at(self, need: int) -> int:
+    def room_at_ms(self, need: int) -> int:
         """When the oldest buckets that together hold `need` permits have left the window."""
         for number in range(self.newest + 1 - self.span, self.newest):
             need -= self._passed.get(number, 0)
             if need <= 0:
-                return (number + self.span) * self.width
-        return (self.newest + self.span) * self.width
+                return (number + self.span) * self.bucket_ms
+        return (self.newest + self.span) * self.bucket_ms
 
-    def empty_at(self) -> int:
+    def empty_at_ms(self) -> int:
         """When the newest bucket that holds a permit leaves the window; 0 when there is none."""
-        if self.used > self.closed:
-            return (self.newest + self.span) * self.width
+        if self.used > self.closed_total:
+            return (self.newest + self.span) * self.bucket_ms
         if self.used == 0:
             return 0
         newest = max(number for number, passed in self._passed.items() if passed)
-        return (newest + self.span) * self.width
+        return (newest + self.span) * self.bucket_ms
 
     def state(self) -> RingState:
         """Everything there is, as a value."""
         passed = dict(self._passed)
-        passed[self.newest] = self.used - self.closed
+        passed[self.newest] = self.used - self.closed_total
         buckets = []
         for number in sorted(passed.keys() | self._tallies.keys()):
             block, success, error, rt_sum, rt_min = self._tallies.get(number, (0, 0, 0, 0, 0))
             count = passed.get(number, 0)
             least = rt_min if success or error else None
-            bucket = Bucket(number * self.width, count, block, success, error, rt_sum, least)
+            bucket = Bucket(number * self.bucket_ms, count, block, success, error, rt_sum, least)
             if count or block or success or error:
                 buckets.append(bucket)
-        return RingState(self.start, self.used, self.closed, self.limit, tuple(buckets))
+        return RingState(self.start, self.used, self.closed_total, self.limit, tuple(buckets))
 
 
 class SenderRecords:
@@ -200,4 +208,4 @@ class SenderRecords:
             floor = ring.newest - ring.span
             self._records = {who: last for who, last in self._records.items() if last[1] > floor}
         self._records[sender] = (seq, ring.newest)
-        self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.width
+        self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.bucket_ms

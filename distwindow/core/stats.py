@@ -33,7 +33,7 @@ class RingState:
 
     start: int
     used: int
-    closed: int
+    closed_total: int
     limit: str
     buckets: tuple[Bucket, ...]
 

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..core.errors import brief
+from ..core.errors import short_repr
 from ..core.interrupts import is_interruption
 from ..core.limit import LimitSpec, limits_of
 from ..protocol.commands import Acquire, Charge, charges_of
-from ..protocol.keys import AnyKey, Key, check_prefix, plain_key, stem
+from ..protocol.keys import AnyKey, Key, check_prefix, key_prefix, normalize_key
 
-_REMEMBERED = 16_384
-_LONGEST_REMEMBERED = 256
-_DEAR = object()
+_MAX_COMMANDS = 16_384
+_MAX_KEY_LENGTH = 256
+_WITH_COST = object()
 """Marks what is remembered for a cost other than 1: no caller's key can be equal to that."""
-_DEAREST_SHARED = 10**9
+_MAX_SHARED_COST = 10**9
 """The scripts count exactly up to 10**13: ten thousand callers of this cost may share a call."""
 
 
-class Book:
+class CommandCache:
     """The commands of one prefix and one set of limits. Safe to share between threads."""
 
     def __init__(self, prefix: str, limits: LimitSpec) -> None:
@@ -42,9 +42,9 @@ class Book:
         """
         if cost.__class__ is int:
             try:
-                command = self._commands.get(key if cost == 1 else (_DEAR, key, cost))
+                command = self._commands.get(key if cost == 1 else (_WITH_COST, key, cost))
                 if command is None and self._older:
-                    command = self._remembered(_name(key, cost))
+                    command = self._recall(_cache_key(key, cost))
             except TypeError as exc:  # an unhashable key: `stem` says what a key is
                 if is_interruption(exc):
                     raise
@@ -52,27 +52,27 @@ class Book:
             if command is not None:
                 return command
         _check_cost(cost, self._largest_cost)
-        plain = plain_key(key)
-        if plain is not key:
+        normalized = normalize_key(key)
+        if normalized is not key:
             # The same command for both forms, so that their calls can be shared.
-            command = self.acquire(plain, cost)
-            if command is self._commands.get(_name(plain, cost)):
-                self._remember(_name(key, cost), command)
+            command = self.acquire(normalized, cost)
+            if command is self._commands.get(_cache_key(normalized, cost)):
+                self._remember(_cache_key(key, cost), command)
             return command
-        charges = charges_of(key, stem(self.prefix, key), self.limits, cost)
+        charges = charges_of(key, key_prefix(self.prefix, key), self.limits, cost)
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
         command = Acquire(charges)
-        if cost > _DEAREST_SHARED or max(map(len, parts)) > _LONGEST_REMEMBERED:
+        if cost > _MAX_SHARED_COST or max(map(len, parts)) > _MAX_KEY_LENGTH:
             return command
-        self._remember(_name(key, cost), command)
+        self._remember(_cache_key(key, cost), command)
         if self._older:
             return command
         # The first call on a key also tells its ring the limits, so that `stats` shows them at
         # once after a change of limit. That costs the short way through the script, so it stops
         # where there are more keys than are remembered.
-        return Acquire(charges, tell=True)
+        return Acquire(charges, store_limit=True)
 
-    def _remembered(self, name: Any) -> Acquire | None:
+    def _recall(self, name: Any) -> Acquire | None:
         command = self._older.get(name)
         if command is not None:
             self._remember(name, command)
@@ -82,7 +82,7 @@ class Book:
         """Keep `command`. The half that was not used for longest is forgotten at once: keys in use
         are not all built anew together.
         """
-        if len(self._commands) >= _REMEMBERED:
+        if len(self._commands) >= _MAX_COMMANDS:
             self._older, self._commands = self._commands, {}
         self._commands[name] = command
 
@@ -95,25 +95,25 @@ class Book:
         for item in items:
             if isinstance(item, (str, bytes, Key)) or not 2 <= len(item) <= 3:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
-            key, limits = plain_key(item[0]), limits_of(item[1])
+            key, limits = normalize_key(item[0]), limits_of(item[1])
             cost = item[2] if len(item) == 3 else 1
             _check_cost(cost, min(limit.amount for limit in limits))
-            charges += charges_of(key, stem(self.prefix, key), limits, cost)
+            charges += charges_of(key, key_prefix(self.prefix, key), limits, cost)
         if not charges:
             raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
         seen: set[bytes] = set()
         for charge in charges:
             if charge.ring in seen:
                 raise ValueError(
-                    f"key {brief(charge.key)} is named twice with the same buckets; "
+                    f"key {short_repr(charge.key)} is named twice with the same buckets; "
                     "add the costs up"
                 )
             seen.add(charge.ring)
         return Acquire(tuple(charges))
 
 
-def _name(key: AnyKey, cost: int) -> Any:
-    return key if cost == 1 else (_DEAR, key, cost)
+def _cache_key(key: AnyKey, cost: int) -> Any:
+    return key if cost == 1 else (_WITH_COST, key, cost)
 
 
 def _check_cost(cost: object, most: int) -> None:

@@ -9,33 +9,33 @@ from ..core.errors import StoreError
 from ..core.interrupts import OneShotEvent
 
 
-class Gate:
+class Completion:
     """Closed until `open`. `failure` says why there is nothing behind it."""
 
-    __slots__ = ("_opened", "_waiters", "failure")
+    __slots__ = ("_done", "_waiters", "failure")
 
     def __init__(self) -> None:
         self.failure: StoreError | None = None
-        self._opened = OneShotEvent()
+        self._done = OneShotEvent()
         self._waiters: list[Callable[[], object]] = []
 
     @property
-    def opened(self) -> bool:
+    def is_complete(self) -> bool:
         """Is it open?"""
-        return self._opened.is_set
+        return self._done.is_set
 
-    def open(self, failure: StoreError | None = None) -> None:
+    def complete(self, failure: StoreError | None = None) -> None:
         """Let everybody through. Harmless when repeated."""
         self.failure = failure
-        self._opened.set()
+        self._done.set()
         while self._waiters:
             self._waiters.pop()()
 
     def wait(self, seconds: float) -> None:
         """Until it is open, or `seconds` have passed."""
-        self._opened.wait(seconds)
+        self._done.wait(seconds)
 
-    async def await_(self, seconds: float) -> None:
+    async def wait_async(self, seconds: float) -> None:
         """`wait` for tasks."""
         loop = asyncio.get_running_loop()
         passed = asyncio.Event()
@@ -45,7 +45,7 @@ class Gate:
                 loop.call_soon_threadsafe(passed.set)
 
         self._waiters.append(opened)
-        if self._opened.is_set:  # just now, and may not have seen us
+        if self._done.is_set:  # just now, and may not have seen us
             return
         try:
             await asyncio.wait_for(passed.wait(), seconds)

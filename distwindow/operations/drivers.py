@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..core.interrupts import is_interruption
-from .steps import Dialogue, Sleep, Wait
+from .steps import Operation, Sleep, WaitFor
 
 T = TypeVar("T")
 
 
-def run(
-    dialogue: Dialogue[T],
+def run_blocking(
+    operation: Operation[T],
     execute: Callable[[Any], Any],
     sleep: Callable[[float], object],
 ) -> T:
@@ -27,7 +27,7 @@ def run(
     try:
         while True:
             try:
-                effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
+                step = operation.send(answer) if failure is None else operation.throw(failure)
             except StopIteration as end:
                 if is_interruption(end):
                     raise
@@ -35,21 +35,21 @@ def run(
                 return value
             answer = failure = None
             try:
-                if isinstance(effect, Wait):
-                    effect.gate.wait(effect.seconds)
-                elif isinstance(effect, Sleep):
-                    sleep(effect.seconds)
+                if isinstance(step, WaitFor):
+                    step.completion.wait(step.seconds)
+                elif isinstance(step, Sleep):
+                    sleep(step.seconds)
                 else:
-                    answer = execute(effect)
+                    answer = execute(step)
             except Exception as exc:
                 failure = exc
     except BaseException:
-        dialogue.close()
+        operation.close()
         raise
 
 
-async def arun(
-    dialogue: Dialogue[T],
+async def run_async(
+    operation: Operation[T],
     execute: Callable[[Any], Awaitable[Any]],
     sleep: Callable[[float], Awaitable[object]],
 ) -> T:
@@ -59,7 +59,7 @@ async def arun(
     try:
         while True:
             try:
-                effect = dialogue.send(answer) if failure is None else dialogue.throw(failure)
+                step = operation.send(answer) if failure is None else operation.throw(failure)
             except StopIteration as end:
                 if is_interruption(end):
                     raise
@@ -67,14 +67,14 @@ async def arun(
                 return value
             answer = failure = None
             try:
-                if isinstance(effect, Wait):
-                    await effect.gate.await_(effect.seconds)
-                elif isinstance(effect, Sleep):
-                    await sleep(effect.seconds)
+                if isinstance(step, WaitFor):
+                    await step.completion.wait_async(step.seconds)
+                elif isinstance(step, Sleep):
+                    await sleep(step.seconds)
                 else:
-                    answer = await execute(effect)
+                    answer = await execute(step)
             except Exception as exc:
                 failure = exc
     except BaseException:
-        dialogue.close()
+        operation.close()
         raise

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..consistency.base import Errand, Near
+from ..consistency.base import PendingCommand, Strategy
 from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
-from .steps import Dialogue, Together
+from .steps import Operation, Pipeline
 
 
-def work(
-    near: Near, monotonic: Callable[[], float], *, last: bool = False
-) -> Dialogue[DistwindowError | None]:
+def flush_due(
+    strategy: Strategy, monotonic: Callable[[], float], *, last: bool = False
+) -> Operation[DistwindowError | None]:
     """Carry what is due; with `last`, everything. The first failure there was."""
-    failure = yield from carry(near.greeting(), monotonic)
-    found: list[Errand] = []
+    failure = yield from send_all(strategy.clock_probe(), monotonic)
+    found: list[PendingCommand] = []
     try:
-        near.errands(monotonic(), found, last=last)
-        later = yield from carry(found, monotonic)
+        strategy.pending_commands(monotonic(), found, last=last)
+        later = yield from send_all(found, monotonic)
     except BaseException:  # a signal handler's exception, anywhere
-        for errand in found:  # those that `carry` has settled ignore this
-            errand.settle(_NOT_SENT, 0.0)
+        for command in found:  # those that `carry` has settled ignore this
+            command.on_reply(_NOT_SENT, 0.0)
         raise
     finally:
-        near.worked(monotonic())
+        strategy.reschedule(monotonic())
     return failure or later
 
 
@@ -35,23 +35,23 @@ _NOT_SENT = StoreUnavailable("the exchange was broken off before it was sent", c
 _BROKEN_OFF = StoreTimeout("the exchange was broken off; its outcome is unknown", charged=None)
 
 
-def carry(
-    errands: Sequence[Errand], monotonic: Callable[[], float]
-) -> Dialogue[DistwindowError | None]:
+def send_all(
+    pending: Sequence[PendingCommand], monotonic: Callable[[], float]
+) -> Operation[DistwindowError | None]:
     """Carry these. The first failure there was."""
-    if not errands:
+    if not pending:
         return None
     sent_at = monotonic()
-    replies: Sequence[Any] = [_NOT_SENT] * len(errands)
+    replies: Sequence[Any] = [_NOT_SENT] * len(pending)
     try:
-        together = Together(tuple([errand.command for errand in errands]))
-        replies = [_BROKEN_OFF] * len(errands)
+        together = Pipeline(tuple([command.command for command in pending]))
+        replies = [_BROKEN_OFF] * len(pending)
         replies = yield together
-        for errand, reply in zip(errands, replies, strict=True):
-            errand.settle(reply, sent_at)
+        for command, reply in zip(pending, replies, strict=True):
+            command.on_reply(reply, sent_at)
     except BaseException:  # a cancellation or a signal handler's exception, too
-        for errand, reply in zip(errands, replies, strict=True):
-            errand.settle(reply, sent_at)  # nothing happens where this was done before
+        for command, reply in zip(pending, replies, strict=True):
+            command.on_reply(reply, sent_at)  # nothing happens where this was done before
         raise
     failures = (reply for reply in replies if isinstance(reply, DistwindowError))
     return next(failures, None)

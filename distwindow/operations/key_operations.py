@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from ..consistency.base import Near
+from ..consistency.base import Strategy
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
 from ..core.stats import Stats, stats_of, window_at
 from ..protocol.commands import Charge, Peek, Read, Refund, Reset
 from ..protocol.keys import AnyKey
-from .acquire import decide
-from .flush import carry
-from .steps import Dialogue
+from .acquire import decision_of
+from .flush import send_all
+from .steps import Operation
 
 
-def peek(near: Near, charges: tuple[Charge, ...], source: Source) -> Dialogue[Decision]:
+def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Operation[Decision]:
     """The decision these charges of one key would get now."""
-    decision = near.peek(charges[0].key)
+    decision = strategy.peek(charges[0].key)
     if decision is None:
         command = Peek(charges)
         verdict = yield command
-        decision = decide(command, verdict, source)
+        decision = decision_of(command, verdict, source)
     return decision
 
 
-def stats(near: Near, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[Stats]:
+def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Operation[Stats]:
     """What is recorded of a key in the windows of its limits, this process's part included."""
     key = charges[0].key
-    yield from _told(near, key, clock)
+    yield from _flush_key(strategy, key, clock)
     states, now_ms = yield Read(charges)
     windows = tuple(
         window_at(state, charge.limit, now_ms)
@@ -35,50 +35,54 @@ def stats(near: Near, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[Sta
     return stats_of(key, windows, now_ms)
 
 
-def refund(near: Near, decision: Decision, clock: Clock) -> Dialogue[int]:
+def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
     """Give back what `decision` was charged, out of the bucket it was charged in; how many permits
     were still there. Raises `ValueError` for a decision that was charged nothing.
     """
-    charges = _charged(decision)
-    yield from _told(near, decision.key, clock)
+    charges = _charges_of(decision)
+    yield from _flush_key(strategy, decision.key, clock)
     count, _ = yield Refund(charges, charged_ms=decision.now_ms)
-    near.forget(decision.key)
-    yield from _told(near, decision.key, clock)  # and what it knows of the key is what is so now
+    strategy.invalidate(decision.key)
+    yield from _flush_key(
+        strategy, decision.key, clock
+    )  # and what it knows of the key is what is so now
     return int(count)
 
 
-def reset(near: Near, charges: tuple[Charge, ...]) -> Dialogue[None]:
+def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
     """Forget the windows of a key."""
     yield Reset(charges)
-    near.reset(charges[0].key)
+    strategy.reset(charges[0].key)
 
 
-def record(near: Near, decision: Decision, *, failed: bool, rt_ms: int) -> Dialogue[None]:
+def record(strategy: Strategy, decision: Decision, *, failed: bool, rt_ms: int) -> Operation[None]:
     """Record one finished call, in the bucket in which it ended."""
-    _charged(decision)
-    command = near.record(decision, failed, rt_ms)
+    _charges_of(decision)
+    command = strategy.record(decision, failed, rt_ms)
     if command is not None:
         yield command
 
 
-def ahead(near: Near, charges: tuple[Charge, ...], clock: Clock) -> Dialogue[None]:
+def before_multi_key(
+    strategy: Strategy, charges: tuple[Charge, ...], clock: Clock
+) -> Operation[None]:
     """Before the store is asked about several keys: it knows what this process has passed of them,
     and has back what it has leased.
     """
     keys = [charge.key for charge in charges]
-    yield from near.fetches(keys)
-    yield from carry(near.ahead(keys), clock.monotonic)
+    yield from strategy.lease_fetches(keys)
+    yield from send_all(strategy.before_multi_key(keys), clock.monotonic)
 
 
-def _told(near: Near, key: AnyKey, clock: Clock) -> Dialogue[None]:
+def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]:
     """The store knows what was counted here of `key`."""
-    yield from carry(near.greeting(), clock.monotonic)
-    errand = near.tell(key)
-    if errand is not None:
-        yield from carry([errand], clock.monotonic)
+    yield from send_all(strategy.clock_probe(), clock.monotonic)
+    pending = strategy.flush_command(key)
+    if pending is not None:
+        yield from send_all([pending], clock.monotonic)
 
 
-def _charged(decision: Decision) -> tuple[Charge, ...]:
+def _charges_of(decision: Decision) -> tuple[Charge, ...]:
     if not decision.charged:
         raise ValueError(f"nothing was charged by this decision: {decision!r}")
     charged: tuple[Charge, ...] = decision.charged

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..protocol.commands import Command
-from .completion import Gate
+from .completion import Completion
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-class Together(NamedTuple):
+class Pipeline(NamedTuple):
     """The replies to many commands; an error stands in the place of the reply it came to."""
 
     commands: tuple[Command[Any], ...]
@@ -36,15 +36,15 @@ class Fetch(NamedTuple):
     """
 
     command: Command[Any]
-    unclaimed: Callable[[Any], object]
+    on_late_reply: Callable[[Any], object]
 
 
-class Wait(NamedTuple):
-    """Wait for a gate to open, or for `seconds` to pass."""
+class WaitFor(NamedTuple):
+    """WaitFor for a gate to open, or for `seconds` to pass."""
 
-    gate: Gate
+    completion: Completion
     seconds: float
 
 
-Effect: TypeAlias = "Command[Any] | Fetch | Together | Sleep | Wait"
-Dialogue: TypeAlias = Generator[Effect, Any, T]
+Step: TypeAlias = "Command[Any] | Fetch | Pipeline | Sleep | WaitFor"
+Operation: TypeAlias = Generator[Step, Any, T]

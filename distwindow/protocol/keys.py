@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 
-_LONGEST = 64
-_KEPT = 31
+_MAX_ESCAPED = 64
+_KEPT_BYTES = 31
 _DIGEST = 16
 # Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters
 # (and, on the byte level, whatever is not UTF-8) would hurt whoever reads keys in a terminal.
@@ -48,7 +48,7 @@ class Key:
 AnyKey: TypeAlias = "str | bytes | Key"
 
 
-def plain_key(key: AnyKey) -> AnyKey:
+def normalize_key(key: AnyKey) -> AnyKey:
     """The one form of a key that is written in several: bytes that are UTF-8 become text, as they
     name the same ring. What is no key is returned as it is.
     """
@@ -58,13 +58,13 @@ def plain_key(key: AnyKey) -> AnyKey:
         except UnicodeDecodeError:
             return key
     if isinstance(key, Key):
-        resource, tag = plain_key(key.resource), plain_key(key.tag)
+        resource, tag = normalize_key(key.resource), normalize_key(key.tag)
         if resource is not key.resource or tag is not key.tag:
             return Key(resource, tag)  # type: ignore[arg-type]  # the parts are no Keys
     return key
 
 
-def stem(prefix: str, key: AnyKey) -> bytes:
+def key_prefix(prefix: str, key: AnyKey) -> bytes:
     """What all rings of `key` begin with: `prefix:{resource}`."""
     if isinstance(key, Key):
         return b"%s:{%s}%s" % (prefix.encode(), escape(key.tag), escape(key.resource))
@@ -93,7 +93,7 @@ class RingName(NamedTuple):
     span: int
 
 
-def read_ring_name(prefix: str, name: bytes) -> RingName | None:
+def parse_ring_name(prefix: str, name: bytes) -> RingName | None:
     """The parts of a ring's Redis key, or None when it is none of `prefix`'s."""
     start = prefix.encode() + b":"
     found = _RING.fullmatch(name, len(start)) if name.startswith(start) else None
@@ -107,7 +107,7 @@ def read_ring_name(prefix: str, name: bytes) -> RingName | None:
 def is_senders_name(prefix: str, name: bytes) -> bool:
     """Is this the `senders_name` of a ring of `prefix`? No ring's own name ends like that."""
     ring = name.removesuffix(_SENDERS)
-    return ring != name and read_ring_name(prefix, ring) is not None
+    return ring != name and parse_ring_name(prefix, ring) is not None
 
 
 def check_prefix(prefix: str) -> str:
@@ -126,12 +126,12 @@ def escape(key: str | bytes) -> bytes:
     (BLAKE2b, 128 bits), so that a key of a megabyte costs Redis no more than any other.
     """
     raw = _encoded(key)
-    if len(raw) <= _LONGEST:
+    if len(raw) <= _MAX_ESCAPED:
         escaped = _escaped(raw)
-        if len(escaped) <= _LONGEST:
+        if len(escaped) <= _MAX_ESCAPED:
             return escaped
     digest = hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest().encode()
-    return _cut(_escaped(raw[:_KEPT]), _KEPT) + b"~" + digest
+    return _cut(_escaped(raw[:_KEPT_BYTES]), _KEPT_BYTES) + b"~" + digest
 
 
 def unescape(name: bytes) -> str:

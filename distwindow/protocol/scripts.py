@@ -28,7 +28,7 @@ class Script:
     head: tuple[str, ...]
 
 
-def folder() -> Path:
+def scripts_folder() -> Path:
     """Where the `.lua` files are; `ConfigurationError` when the installation lacks them."""
     for place in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
         if (place / "acquire.lua").is_file():
@@ -39,18 +39,18 @@ def folder() -> Path:
     )
 
 
-def names() -> list[str]:
+def script_names() -> list[str]:
     """The names of all scripts, sorted."""
-    return sorted(path.stem for path in folder().glob("*.lua"))
+    return sorted(path.stem for path in scripts_folder().glob("*.lua"))
 
 
 @cache
-def load(name: str) -> Script:
+def load_script(name: str) -> Script:
     """The script `name`, its include lines replaced by the pieces they name.
 
     Comments are cut: EVAL sends the text, and a server keeps it.
     """
-    root = folder()
+    root = scripts_folder()
     source = (root / f"{name}.lua").read_text(encoding="utf-8")
     head = tuple(line[4:] for line in source.splitlines() if line.startswith("--- "))
     joined = _INCLUDE.sub(lambda line: (root / line[1]).read_text(encoding="utf-8"), source)

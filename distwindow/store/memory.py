@@ -15,27 +15,27 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
-from ..operations.acquire import admitted, decide
+from ..operations.acquire import admitted_decision, decision_of
 from ..protocol.commands import (
     Acquire,
+    AcquireReply,
     Charge,
     Command,
-    Count,
-    Fleet,
+    CountReply,
+    FleetCounts,
     Flush,
-    Grant,
     Lease,
+    LeaseReply,
     Peek,
     Read,
+    ReadReply,
     Refund,
     Reset,
-    Snapshot,
-    Verdict,
 )
 
 Reply = TypeVar("Reply")
 
-_SWEEP_FROM = 1024
+_MIN_SWEEP_SIZE = 1024
 
 
 class MemoryStore:
@@ -53,7 +53,7 @@ class MemoryStore:
         self._rings: dict[bytes, Ring] = {}
         self._senders: dict[bytes, SenderRecords] = {}
         self._lock: Lock | _Closed = Lock()
-        self._sweep_at = _SWEEP_FROM
+        self._sweep_at = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "peek": self._peek,
@@ -80,14 +80,16 @@ class MemoryStore:
         name, limit, cost, _, _ = charges[0]
         with self._lock:
             ring = self._rings.get(name)
-            if ring is not None and len(charges) == 1 and not command.tell:
+            if ring is not None and len(charges) == 1 and not command.store_limit:
                 now = self._now_ms()
                 age = now - ring.start
                 left = limit.amount - ring.used - cost
-                if 0 <= age < ring.width and left >= 0:
+                if 0 <= age < ring.bucket_ms and left >= 0:
                     ring.used += cost
-                    return admitted(command, 0, left, ring.span * ring.width - age, now, "local")
-        return decide(command, self.execute(command), "local")
+                    return admitted_decision(
+                        command, 0, left, ring.span * ring.bucket_ms - age, now, "local"
+                    )
+        return decision_of(command, self.execute(command), "local")
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -103,74 +105,74 @@ class MemoryStore:
         if not isinstance(self._lock, _Closed):
             self._lock = Lock()
 
-    def _acquire(self, command: Acquire, now: int) -> Verdict:
-        times, rings, admitted = command.times, [], command.times
+    def _acquire(self, command: Acquire, now: int) -> AcquireReply:
+        calls, rings, admitted = command.calls, [], command.calls
         for charge in command.charges:
-            ring = self._turned(charge, now)
+            ring = self._rotated(charge, now)
             rings.append(ring)
             admitted = min(admitted, max(0, (charge.limit.amount - ring.used) // charge.cost))
         for charge, ring in zip(command.charges, rings, strict=True):
-            if command.tell:
-                ring.limit = _told(charge.limit)
+            if command.store_limit:
+                ring.limit = _limit_text(charge.limit)
             ring.used += charge.cost * admitted
-            if admitted < times:
-                ring.block(charge.cost * (times - admitted))
-        verdict = _verdict(command.charges, rings, times, admitted, now)
-        starts = _starts(rings, now) if admitted else None
-        return verdict if starts is None else verdict._replace(starts=starts)
+            if admitted < calls:
+                ring.block(charge.cost * (calls - admitted))
+        reply = _acquire_reply(command.charges, rings, calls, admitted, now)
+        starts = _bucket_starts(rings, now) if admitted else None
+        return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
-    def _peek(self, command: Peek, now: int) -> Verdict:
+    def _peek(self, command: Peek, now: int) -> AcquireReply:
         rings = []
         for charge in command.charges:
             ring = self._rings.get(charge.ring)
-            ring = ring.copy() if ring else _new(charge, now)
-            ring.turn(now, ring.limit)
+            ring = ring.copy() if ring else _new_ring(charge, now)
+            ring.rotate(now, ring.limit)
             rings.append(ring)
         room = all(
             ring.used + charge.cost <= charge.limit.amount
             for charge, ring in zip(command.charges, rings, strict=True)
         )
-        return _verdict(command.charges, rings, 1, int(room), now)
+        return _acquire_reply(command.charges, rings, 1, int(room), now)
 
-    def _lease(self, command: Lease, now: int) -> Grant:
+    def _lease(self, command: Lease, now: int) -> LeaseReply:
         charges = command.charges
-        rings = [self._turned(charge, now) for charge in charges]
+        rings = [self._rotated(charge, now) for charge in charges]
         least = min(
             charge.limit.amount - ring.used - charge.cost
             for charge, ring in zip(charges, rings, strict=True)
         )
-        starts = _starts(rings, now)
-        more = max(0, min(command.more, least // 2))
+        starts = _bucket_starts(rings, now)
+        more = max(0, min(command.extra, least // 2))
         if starts and len(rings) > 1:
             more = 0
         for charge, ring in zip(charges, rings, strict=True):
             if least >= 0:
                 ring.used += charge.cost + more
-            elif not command.quiet:
+            elif not command.prefetch:
                 ring.block(charge.cost)
-        verdict = _verdict(charges, rings, 1, int(least >= 0), now)
+        reply = _acquire_reply(charges, rings, 1, int(least >= 0), now)
         if least < 0:
-            return Grant(verdict, 0, 0)
-        ends_ms = min(ring.start + ring.width for ring in rings) - now
-        return Grant(verdict._replace(starts=starts), more, ends_ms)
+            return LeaseReply(reply, 0, 0)
+        ends_ms = min(ring.start + ring.bucket_ms for ring in rings) - now
+        return LeaseReply(reply._replace(bucket_starts_ms=starts), more, ends_ms)
 
-    def _flush(self, command: Flush, now: int) -> Fleet:
+    def _flush(self, command: Flush, now: int) -> FleetCounts:
         passed = []
         for i, charge in enumerate(command.charges):
             kept = self._rings.get(charge.ring)
-            if kept is not None and kept.lost(now):
+            if kept is not None and kept.is_stale(now):
                 kept = None
-            ring = kept.copy() if kept else _new(charge, now)
-            ring.turn(now, _told(charge.limit))
-            taken = bool(command.counts) and self._takes(command, i, ring, now)
+            ring = kept.copy() if kept else _new_ring(charge, now)
+            ring.rotate(now, _limit_text(charge.limit))
+            taken = bool(command.counts) and self._apply_flush(command, i, ring, now)
             there = taken or kept is not None
             if taken or (command.pull and there):
                 self._rings[charge.ring] = ring
             if command.pull:
                 passed.append(ring.passed() if there else {})
-        return Fleet(tuple(passed), now)
+        return FleetCounts(tuple(passed), now)
 
-    def _takes(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
+    def _apply_flush(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
         """Add what is new and still in the window; was there any?"""
         name, sender, seq = command.charges[i].ring, command.sender, command.seq
         records = self._senders.get(name)
@@ -184,30 +186,30 @@ class MemoryStore:
             records.remember(sender, seq, ring, now)
         return True
 
-    def _refund(self, command: Refund, now: int) -> Count:
+    def _refund(self, command: Refund, now: int) -> CountReply:
         back = []
-        for charge, start in zip(command.charges, command.starts(), strict=True):
+        for charge, start in zip(command.charges, command.bucket_starts_ms(), strict=True):
             ring = self._rings.get(charge.ring)
-            gone = ring is None or ring.lost(now)
-            back.append(0 if gone else self._turned(charge, now).refund(charge.cost, start))
-        return Count(min(back), now)
+            gone = ring is None or ring.is_stale(now)
+            back.append(0 if gone else self._rotated(charge, now).refund(charge.cost, start))
+        return CountReply(min(back), now)
 
-    def _read(self, command: Read, now: int) -> Snapshot:
+    def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)
-        return Snapshot(tuple(ring.state() if ring else None for ring in rings), now)
+        return ReadReply(tuple(ring.state() if ring else None for ring in rings), now)
 
-    def _reset(self, command: Reset, now: int) -> Count:
+    def _reset(self, command: Reset, now: int) -> CountReply:
         gone = [self._rings.pop(charge.ring, None) for charge in command.charges]
-        return Count(sum(ring is not None for ring in gone), now)
+        return CountReply(sum(ring is not None for ring in gone), now)
 
-    def _turned(self, charge: Charge, now: int) -> Ring:
+    def _rotated(self, charge: Charge, now: int) -> Ring:
         ring = self._rings.get(charge.ring)
         if ring is None:
             if len(self._rings) >= self._sweep_at:
                 self._sweep()
-            ring = self._rings[charge.ring] = _new(charge, now)
-        elif now - ring.start >= ring.width or now < ring.start:
-            ring.turn(now, _told(charge.limit))
+            ring = self._rings[charge.ring] = _new_ring(charge, now)
+        elif now - ring.start >= ring.bucket_ms or now < ring.start:
+            ring.rotate(now, _limit_text(charge.limit))
         return ring
 
     def _sweep(self) -> None:
@@ -216,12 +218,12 @@ class MemoryStore:
         self._rings = {
             name: ring
             for name, ring in self._rings.items()
-            if now < ring.start + (ring.span + 1) * ring.width
+            if now < ring.start + (ring.span + 1) * ring.bucket_ms
         }
         self._senders = {
             name: records for name, records in self._senders.items() if now < records.expires_at
         }
-        self._sweep_at = max(_SWEEP_FROM, 2 * len(self._rings))
+        self._sweep_at = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 
 class _Closed:
@@ -274,35 +276,35 @@ class AsyncMemoryStore:
         self._store.close()
 
 
-def _new(charge: Charge, now: int) -> Ring:
+def _new_ring(charge: Charge, now: int) -> Ring:
     limit = charge.limit
-    return Ring(limit.bucket_ms, limit.span, now, _told(limit))
+    return Ring(limit.bucket_ms, limit.span, now, _limit_text(limit))
 
 
-def _told(limit: Limit) -> str:
+def _limit_text(limit: Limit) -> str:
     return f"{limit.amount} {limit.bound}"
 
 
-def _verdict(
-    charges: tuple[Charge, ...], rings: list[Ring], times: int, admitted: int, now: int
-) -> Verdict:
-    if admitted == times:
+def _acquire_reply(
+    charges: tuple[Charge, ...], rings: list[Ring], calls: int, admitted: int, now: int
+) -> AcquireReply:
+    if admitted == calls:
         index, left, reset = _binding(charges, rings, now)
-        return Verdict(times, index, left, reset, 0, now)
+        return AcquireReply(calls, index, left, reset, 0, now)
     index, latest = 0, -1
     for i, (charge, ring) in enumerate(zip(charges, rings, strict=True)):
         need = ring.used + charge.cost - charge.limit.amount
         if need > 0:
-            room_at = ring.room_at(need)
+            room_at = ring.room_at_ms(need)
             if room_at > latest:
                 index, latest = i, room_at
     ring = rings[index]
     by = _binding(charges, rings, now) if admitted else None
     left = charges[index].limit.amount - ring.used
-    return Verdict(admitted, index, left, _reset_ms(ring, now), latest - now, now, by)
+    return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, by)
 
 
-def _starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
+def _bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
     """The start of each ring's bucket, where one is ahead of a clock that was set back."""
     ahead = any(ring.start > now for ring in rings)
     return tuple(ring.start for ring in rings) if ahead else None
@@ -315,4 +317,4 @@ def _binding(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> tuple[
 
 
 def _reset_ms(ring: Ring, now: int) -> int:
-    return max(0, ring.empty_at() - now)
+    return max(0, ring.empty_at_ms() - now)

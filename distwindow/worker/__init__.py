@@ -8,11 +8,11 @@ loop shuts down, and at SIGTERM where nobody else handles that: see `ending.py`.
 
 from __future__ import annotations
 
-from ..connect import survive_fork
-from .shutdown import ENDING
-from .tasks import Tasks
-from .thread import Thread
+from ..connect import register_after_fork
+from .shutdown import SHUTDOWN
+from .tasks import WorkerTasks
+from .thread import WorkerThread
 
-survive_fork(ENDING)
-THREAD = survive_fork(Thread())
-TASKS = survive_fork(Tasks())
+register_after_fork(SHUTDOWN)
+THREAD = register_after_fork(WorkerThread())
+TASKS = register_after_fork(WorkerTasks())

@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Any
 from weakref import ref
 
-from ..consistency.base import Near
-from ..consistency.key_state import FAR
+from ..consistency.base import Strategy
+from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM
 from ..core.interrupts import OneShotEvent
 
@@ -25,22 +25,32 @@ RETRY_EVERY_S = 0.05
 monotonic = SYSTEM.monotonic
 
 
-class Agent:
+class FlushJob:
     """One limiter, as the worker sees it: `work(last)` sends what is due, or with `last` all."""
 
     __slots__ = (
-        "__weakref__", "at_work", "closing", "closing_lock", "dismissed", "failure", "given_up",
-        "name", "near", "reported", "task", "work",
+        "__weakref__",
+        "closing",
+        "closing_lock",
+        "detached",
+        "failure",
+        "flush",
+        "given_up",
+        "loss_reported",
+        "name",
+        "running",
+        "strategy",
+        "task",
     )  # fmt: skip
 
-    def __init__(self, near: Near, work: Callable[[bool], Any], name: str) -> None:
-        self.near = near
-        self.work = work
+    def __init__(self, strategy: Strategy, flush: Callable[[bool], Any], name: str) -> None:
+        self.strategy = strategy
+        self.flush = flush
         self.name = name
         """Which limiter at which store, for log lines; without passwords."""
         self.failure: Exception | None = None
         """Why the last flush failed; None after one that succeeded."""
-        self.at_work: OneShotEvent | None = None
+        self.running: OneShotEvent | None = None
         """Set when the worker has done with the flush that is under way."""
         self.task: asyncio.Task[None] | None = None
         """The same flush, where it runs in an event loop."""
@@ -48,26 +58,26 @@ class Agent:
         """Set when the close that is under way is complete."""
         self.closing_lock = Lock()
         """Held by the thread that closes a blocking limiter; others that close it wait."""
-        self.dismissed = False
+        self.detached = False
         """The limiter is closed: the worker leaves it alone until it is called again."""
         self.given_up = False
         """An end has waited for the store in vain; another end of the same process does not."""
-        self.reported = False
+        self.loss_reported = False
         """Lost counts have been reported."""
 
     @property
     def is_left(self) -> bool:
         """Is there anything that the store has not taken? Looks at all keys."""
-        near = self.near
-        if self.failure is not None and near.next_at < FAR:
+        strategy = self.strategy
+        if self.failure is not None and strategy.next_due_at < NEVER:
             return True
-        return near.unsent() > 0 or near.held() > 0
+        return strategy.unsent_counts() > 0 or strategy.unreturned_permits() > 0
 
-    def went(self, failure: Exception | None) -> None:
+    def log_transition(self, failure: Exception | None) -> None:
         """Note how a flush ended. Log when flushes begin to fail, and when they succeed again."""
         failed_before, self.failure = self.failure is not None, failure
         if failure is None:
-            self.given_up = self.reported = False
+            self.given_up = self.loss_reported = False
             if failed_before:
                 LOG.warning("the counts of %s can be flushed again", self.name)
         elif not failed_before:
@@ -84,12 +94,12 @@ class Agent:
 
     def wait(self, seconds: float) -> None:
         """Until the flush that is under way is done."""
-        at_work = self.at_work
+        at_work = self.running
         if at_work is not None:
             at_work.wait(seconds)
 
 
-class Agents:
+class FlushJobs:
     """All limiters that are served and alive. Only their owners, and what they have not sent, keep
     them alive.
 
@@ -98,46 +108,46 @@ class Agents:
     """
 
     def __init__(self) -> None:
-        self._refs: dict[ref[Agent], None] = {}
+        self._refs: dict[ref[FlushJob], None] = {}
 
-    def add(self, agent: Agent) -> None:
+    def add(self, job: FlushJob) -> None:
         """Have it among those alive, for as long as it lives."""
-        self._refs[ref(agent, self._refs.__delitem__)] = None
+        self._refs[ref(job, self._refs.__delitem__)] = None
 
-    def alive(self) -> list[Agent]:
+    def all(self) -> list[FlushJob]:
         """Those that are alive."""
-        return [agent for weak in self._refs.copy() if (agent := weak()) is not None]
+        return [job for weak in self._refs.copy() if (job := weak()) is not None]
 
-    def open(self) -> list[Agent]:
+    def active(self) -> list[FlushJob]:
         """Those that are alive and not closed. Those whose last flush failed come last: they may
         take all the time there is.
         """
-        agents = [agent for agent in self.alive() if not agent.dismissed]
-        return sorted(agents, key=lambda agent: agent.failure is not None)
+        jobs = [job for job in self.all() if not job.detached]
+        return sorted(jobs, key=lambda job: job.failure is not None)
 
     def wait_until_closed(self, deadline: float) -> None:
         """Until no limiter is being closed any more: its close sends what it has counted."""
-        for agent in self.alive():
-            if agent.closing is not None:
-                agent.closing.wait(deadline - monotonic())
+        for job in self.all():
+            if job.closing is not None:
+                job.closing.wait(deadline - monotonic())
 
 
-def report_lost(agents: Iterable[Agent]) -> None:
+def report_lost(jobs: Iterable[FlushJob]) -> None:
     """Log what a process that ends has not sent, once."""
-    for agent in agents:
-        if not agent.is_left or agent.reported:
+    for job in jobs:
+        if not job.is_left or job.loss_reported:
             continue
-        agent.given_up = agent.reported = True
-        reason = agent.failure or "there was not enough time"
-        counts = agent.near.unsent()
+        job.given_up = job.loss_reported = True
+        reason = job.failure or "there was not enough time"
+        counts = job.strategy.unsent_counts()
         if counts:
             LOG.warning(
                 "%d counts of %s were lost: the process was ended before they could be sent (%s)",
-                counts, agent.name, reason,
+                counts, job.name, reason,
             )  # fmt: skip
         else:
             LOG.warning(
                 "unspent permits of %s were not given back before the process ended (%s); "
                 "they count as used until their window ends",
-                agent.name, reason,
+                job.name, reason,
             )  # fmt: skip

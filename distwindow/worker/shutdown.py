@@ -50,9 +50,9 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
-from ..consistency.base import Near
+from ..consistency.base import Strategy
 from ..core.interrupts import OneShotEvent
-from .flush_job import EXIT_TIMEOUT_S, LOG, Agents, monotonic, report_lost
+from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJobs, monotonic, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds that the main thread has to run the handler that ends the process."""
@@ -65,15 +65,15 @@ YIELD_S = 0.0002
 POLL_S = 0.005
 """Seconds between two looks at what is waited for."""
 
-RUNNING, FLUSHING, FROZEN, ENDING_NOW = range(4)
+RUNNING, FLUSHING, FROZEN, ENDING = range(4)
 
 Handler = Callable[[int, "FrameType | None"], Any]
 
 
-class Worker(Protocol):
+class FlushWorker(Protocol):
     """Flushes the limiters of one kind."""
 
-    agents: Agents
+    jobs: FlushJobs
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything there is, until `deadline` (monotonic seconds). With `final` nobody
@@ -82,11 +82,11 @@ class Worker(Protocol):
         ...
 
 
-class Ending:
+class Shutdown:
     """The end of this process."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker] = []
+        self._workers: list[FlushWorker] = []
         self._at_exit = False
         """`flush_at_exit` is registered with `atexit`, which a forked child inherits."""
         self._masked = False
@@ -96,7 +96,7 @@ class Ending:
     def after_fork(self) -> None:
         """The child is not ending, whatever its parent does."""
         self.phase = RUNNING
-        self.exempt: set[int] = set()
+        self.flushing_threads: set[int] = set()
         """Threads that flush, and must not wait for the end. By identifier."""
         self._survived = OneShotEvent()
         self._watching = False
@@ -106,20 +106,20 @@ class Ending:
             self._masked = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: FlushWorker) -> None:
         """Have `worker` flush before the process ends."""
         self._workers.append(worker)
 
-    def serve(self, near: Near, *, handle_sigterm: bool) -> None:
+    def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
         """A limiter has been made."""
         if not self._at_exit:
             self._at_exit = True
             atexit.register(self.flush_at_exit)
         self.hook_exit()
         if handle_sigterm:
-            _install()
+            install_sigterm_handler()
         if self.phase != RUNNING:
-            near.freeze(self.hold)
+            strategy.pause_calls(self.pause)
 
     def hook_exit(self) -> None:
         """Have `flush_at_exit` called in processes that end without `atexit`, by what is imported.
@@ -136,11 +136,11 @@ class Ending:
             )
             self._hooked.add(name)
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Slow a call down during the first flush; after that have it wait until the process has
         ended, or has survived.
         """
-        if self.phase != RUNNING and get_ident() not in self.exempt:
+        if self.phase != RUNNING and get_ident() not in self.flushing_threads:
             time.sleep(YIELD_S)
             while self.phase >= FROZEN:
                 time.sleep(POLL_S)
@@ -155,9 +155,9 @@ class Ending:
             time.sleep(POLL_S)
         for worker in self._workers:
             deadline = monotonic() + EXIT_TIMEOUT_S
-            worker.agents.wait_until_closed(deadline)
+            worker.jobs.wait_until_closed(deadline)
             worker.flush_all(deadline, final=True)
-            report_lost(worker.agents.open())
+            report_lost(worker.jobs.active())
         if self._masked and threading.current_thread() is threading.main_thread():
             # The main thread has come here before the watching thread looked again: SIGTERM ends
             # the process now, as uvicorn has meant it to.
@@ -171,7 +171,7 @@ class Ending:
 
     def on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
-        if self.phase == ENDING_NOW:
+        if self.phase == ENDING:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             # Still here.
@@ -199,7 +199,7 @@ class Ending:
         except RuntimeError as exc:
             if not self._exiting:
                 LOG.warning("what was counted here is lost at SIGTERM: no thread starts (%s)", exc)
-                self.phase = ENDING_NOW
+                self.phase = ENDING
                 self.on_sigterm(number, None)
             # Else Python is exiting, and flushes already. The next SIGTERM ends it at once.
             self.phase = RUNNING
@@ -223,7 +223,7 @@ class Ending:
         except Exception:
             LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
         finally:
-            self.phase = ENDING_NOW
+            self.phase = ENDING
             os.kill(os.getpid(), number)
             self._survived.wait(MAIN_THREAD_TIMEOUT_S)
             if os.getpid() != 1:
@@ -231,14 +231,14 @@ class Ending:
         self._survived = OneShotEvent()
         self.phase = RUNNING
         for worker in self._workers:
-            for agent in worker.agents.alive():
-                agent.near.unfreeze()
-                agent.given_up = agent.reported = False
+            for job in worker.jobs.all():
+                job.strategy.resume_calls()
+                job.given_up = job.loss_reported = False
 
     def _send_all(self, began: float) -> None:
         first = self._flush(began + FIRST_FLUSH_S, final=False)
         for worker in self._workers:
-            worker.agents.wait_until_closed(began + FIRST_FLUSH_S)
+            worker.jobs.wait_until_closed(began + FIRST_FLUSH_S)
         self.phase = FROZEN
         deadline = began + EXIT_TIMEOUT_S
         # What is on its way goes on: leases that are being given back must not be given back twice,
@@ -248,15 +248,15 @@ class Ending:
         while True:
             time.sleep(PAUSE_S)
             self._flush(deadline, final=True)
-            agents = [agent for worker in self._workers for agent in worker.agents.open()]
-            if monotonic() >= deadline or not any(agent.is_left for agent in agents):
+            jobs = [job for worker in self._workers for job in worker.jobs.active()]
+            if monotonic() >= deadline or not any(job.is_left for job in jobs):
                 break
-        report_lost(agents)
+        report_lost(jobs)
 
     def _freeze(self) -> None:
         for worker in self._workers:
-            for agent in worker.agents.open():
-                agent.near.freeze(self.hold)
+            for job in worker.jobs.active():
+                job.strategy.pause_calls(self.pause)
 
     def _flush(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
         """Have all workers flush at the same time, each in a thread: a store that does not answer
@@ -264,7 +264,7 @@ class Ending:
         """
         flushes: list[OneShotEvent] = []
         for worker in self._workers:
-            if worker.agents.open():
+            if worker.jobs.active():
                 done = OneShotEvent()
                 flush = partial(self._flush_one, worker, deadline, final, done)
                 try:
@@ -276,33 +276,35 @@ class Ending:
             done.wait(deadline - monotonic())
         return flushes
 
-    def _flush_one(self, worker: Worker, deadline: float, final: bool, done: OneShotEvent) -> None:
+    def _flush_one(
+        self, worker: FlushWorker, deadline: float, final: bool, done: OneShotEvent
+    ) -> None:
         ident = get_ident()
-        self.exempt.add(ident)
+        self.flushing_threads.add(ident)
         try:
             worker.flush_all(deadline, final=final)
         except Exception:
             LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
         finally:
-            self.exempt.discard(ident)
+            self.flushing_threads.discard(ident)
             done.set()
 
 
-ENDING = Ending()
+SHUTDOWN = Shutdown()
 
 
-def _install() -> None:
+def install_sigterm_handler() -> None:
     """Handle SIGTERM, where that would end the process on the spot and it can be handled."""
     if threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGTERM)
     if handler is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, ENDING.on_sigterm)
+        signal.signal(signal.SIGTERM, SHUTDOWN.on_sigterm)
     elif callable(handler) and _is_uvicorns(handler) and hasattr(signal, "pthread_sigmask"):
         uvicorns = handler
         signal.signal(
             signal.SIGTERM,
-            lambda number, frame: ENDING.on_uvicorns_sigterm(uvicorns, number, frame),
+            lambda number, frame: SHUTDOWN.on_uvicorns_sigterm(uvicorns, number, frame),
         )
 
 

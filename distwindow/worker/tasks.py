@@ -12,122 +12,122 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..consistency.base import Inside, Near
-from ..consistency.key_state import FAR
+from ..consistency.base import InProcess, Strategy
+from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, Agent, Agents, monotonic
-from .shutdown import ENDING, POLL_S, RUNNING
+from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .shutdown import POLL_S, RUNNING, SHUTDOWN
 
 _STORES = Path(__file__).parents[1] / "store"
 
 
-class Tasks:
+class WorkerTasks:
     """The ones for awaiting limiters, one in each event loop."""
 
     def __init__(self) -> None:
-        self.agents = Agents()
-        ENDING.add(self)
+        self.jobs = FlushJobs()
+        SHUTDOWN.add(self)
         self.after_fork()
 
     def after_fork(self) -> None:
         """Loops stay in the parent."""
-        for agent in self.agents.alive():
-            agent.at_work = agent.closing = agent.task = None
+        for job in self.jobs.all():
+            job.running = job.closing = job.task = None
         self._lock = threading.RLock()
-        self._workers: dict[asyncio.AbstractEventLoop, _Worker] = {}
+        self._workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
 
-    def serve(
+    def add(
         self,
-        near: Near,
-        work: Callable[[bool], Any],
+        strategy: Strategy,
+        flush: Callable[[bool], Any],
         clock: Clock,
         *,
         name: str,
         handle_sigterm: bool,
-    ) -> Agent:
+    ) -> FlushJob:
         """From now on `work` is awaited when `near` says so. Not where time is moved by hand."""
-        agent = Agent(near, work, name)
-        if clock is SYSTEM and not isinstance(near, Inside):
-            near.wake = partial(self._wake, agent)
-            self.agents.add(agent)
-            ENDING.serve(near, handle_sigterm=handle_sigterm)
-        return agent
+        job = FlushJob(strategy, flush, name)
+        if clock is SYSTEM and not isinstance(strategy, InProcess):
+            strategy.wake = partial(self._wake, job)
+            self.jobs.add(job)
+            SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
+        return job
 
-    async def dismiss(self, agent: Agent) -> None:
+    async def detach(self, job: FlushJob) -> None:
         """It is being closed: leave it alone, once what is under way has been done."""
-        agent.dismissed = True
+        job.detached = True
         with self._lock:
             for worker in self._workers.values():
-                worker.busy.discard(agent)
-        await self.wait_for(agent)
+                worker.busy.discard(job)
+        await self.wait_for(job)
 
-    async def wait_for(self, agent: Agent) -> None:
+    async def wait_for(self, job: FlushJob) -> None:
         """Until what is under way in this loop has been done."""
-        task = agent.task
+        task = job.task
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([task], timeout=EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything there is, in a loop of its own; see `Thread.flush_all`."""
-        agents = self.agents.open()
-        if not any(agent.is_left for agent in agents):
+        jobs = self.jobs.active()
+        if not any(job.is_left for job in jobs):
             return
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            _flush(agents, deadline, final)
+            _flush(jobs, deadline, final)
             return
         done = OneShotEvent()
 
         def flush() -> None:
             try:
-                _flush(agents, deadline, final)
+                _flush(jobs, deadline, final)
             finally:
                 done.set()
 
         start_new_thread(flush, ())
         done.wait(deadline - monotonic())
 
-    def _wake(self, agent: Agent) -> None:
-        agent.dismissed = False
+    def _wake(self, job: FlushJob) -> None:
+        job.detached = False
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # not out of a call: the next one wakes it
             return
-        if isinstance(loop, _Loop):  # `flush_all` sends it
+        if isinstance(loop, _ExitLoop):  # `flush_all` sends it
             return
         with self._lock:
             for closed in [other for other in self._workers if other.is_closed()]:
                 if self._workers[closed].busy:
                     self._worker(loop).busy |= self._workers[closed].busy
                 del self._workers[closed]
-            self._worker(loop).wake(agent)
-        ENDING.hook_exit()
+            self._worker(loop).wake(job)
+        SHUTDOWN.hook_exit()
 
-    def _worker(self, loop: asyncio.AbstractEventLoop) -> _Worker:
-        return self._workers.setdefault(loop, _Worker(loop))
+    def _worker(self, loop: asyncio.AbstractEventLoop) -> _LoopWorker:
+        return self._workers.setdefault(loop, _LoopWorker(loop))
 
 
-class _Worker:
+class _LoopWorker:
     """The task of one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.busy: set[Agent] = set()
+        self.busy: set[FlushJob] = set()
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
         self._woken: asyncio.Future[None] | None = None
         """What the task waits for; None while it works."""
         self._cancelled = False
 
-    def wake(self, agent: Agent) -> None:
-        self.busy.add(agent)
+    def wake(self, job: FlushJob) -> None:
+        self.busy.add(job)
         if self._woken is not None:
             _opened(self._woken)
         if self._task is not None and not self._task.done():
             return
         if self._cancelled:
-            self._start_later(agent.near.next_at - monotonic())
+            self._start_later(job.strategy.next_due_at - monotonic())
         else:
             self._start()
 
@@ -152,11 +152,11 @@ class _Worker:
             while self.busy:
                 # The ending thread flushes now. What this loop collected would be stuck in it, as
                 # soon as a call has the loop wait for the end.
-                while ENDING.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
+                while SHUTDOWN.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
                     await asyncio.sleep(POLL_S)
                 now = monotonic()
-                soonest = min(agent.near.next_at for agent in self.busy)
-                if soonest == FAR:  # somebody else has carried it
+                soonest = min(job.strategy.next_due_at for job in self.busy)
+                if soonest == NEVER:  # somebody else has carried it
                     self.busy.clear()
                 elif soonest > now and self._cancelled:
                     self._start_later(soonest - now)
@@ -164,18 +164,18 @@ class _Worker:
                 elif soonest > now:
                     await self._sleep(soonest - now)
                 else:
-                    due = [agent for agent in self.busy if agent.near.next_at <= now]
-                    await asyncio.gather(*(_started(agent, last=False) for agent in due))
+                    due = [job for job in self.busy if job.strategy.next_due_at <= now]
+                    await asyncio.gather(*(_start_flush(job, last=False) for job in due))
                     self._rest()
         except asyncio.CancelledError:
             # The loop is shutting down, and runs on until its tasks have ended.
             self._cancelled = True
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_all(self.busy), EXIT_TIMEOUT_S)
+                await asyncio.wait_for(_flush_all_jobs(self.busy), EXIT_TIMEOUT_S)
             await _end_stores_tasks()
             self._rest()
-            for agent in self.busy:
-                agent.given_up = True
+            for job in self.busy:
+                job.given_up = True
             raise
 
     async def _sleep(self, seconds: float) -> None:
@@ -189,7 +189,7 @@ class _Worker:
             self._woken = None
 
     def _rest(self) -> None:
-        self.busy = {agent for agent in self.busy if agent.near.next_at < FAR}
+        self.busy = {job for job in self.busy if job.strategy.next_due_at < NEVER}
 
 
 def _opened(woken: asyncio.Future[None]) -> None:
@@ -197,58 +197,54 @@ def _opened(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-async def _all(agents: set[Agent]) -> None:
-    await asyncio.gather(*(_sent(agent, FAR, final=True) for agent in list(agents)))
+async def _flush_all_jobs(jobs: set[FlushJob]) -> None:
+    await asyncio.gather(*(_flush_until_sent(job, NEVER, final=True) for job in list(jobs)))
 
 
-async def _sent(agent: Agent, deadline: float, *, final: bool) -> None:
+async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
     """Send everything that `agent` has; as often as it takes, but a store that was waited for in
     vain by one end of this process is not waited for by the next.
     """
-    await _started(agent, last=True)
-    while (
-        (agent.failure or (final and agent.is_left))
-        and not agent.given_up
-        and monotonic() < deadline
-    ):
+    await _start_flush(job, last=True)
+    while (job.failure or (final and job.is_left)) and not job.given_up and monotonic() < deadline:
         await asyncio.sleep(RETRY_EVERY_S)
-        await _started(agent, last=True)
+        await _start_flush(job, last=True)
 
 
-def _started(agent: Agent, *, last: bool) -> asyncio.Task[None]:
+def _start_flush(job: FlushJob, *, last: bool) -> asyncio.Task[None]:
     """At work from now on, and not only once the loop comes to it."""
-    done = agent.at_work = OneShotEvent()
-    task = agent.task = asyncio.get_running_loop().create_task(_do(agent, last))
+    done = job.running = OneShotEvent()
+    task = job.task = asyncio.get_running_loop().create_task(_flush_job(job, last))
     task.add_done_callback(lambda _: done.set())
     return task
 
 
-async def _do(agent: Agent, last: bool) -> None:
+async def _flush_job(job: FlushJob, last: bool) -> None:
     try:
-        work: Awaitable[Exception | None] = agent.work(last)
-        agent.went(await work)
+        flush: Awaitable[Exception | None] = job.flush(last)
+        job.log_transition(await flush)
     except Exception as exc:
-        agent.near.worked(monotonic())
-        agent.failure = exc
-        LOG.exception("flushing the counts of %s failed with an unexpected error", agent.name)
+        job.strategy.reschedule(monotonic())
+        job.failure = exc
+        LOG.exception("flushing the counts of %s failed with an unexpected error", job.name)
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _ExitLoop(asyncio.SelectorEventLoop):
     """A loop that looks names up by itself: no thread can be started once Python is exiting."""
 
     async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
         return socket.getaddrinfo(host, port, **how)
 
 
-def _flush(agents: list[Agent], deadline: float, final: bool) -> None:
+def _flush(jobs: list[FlushJob], deadline: float, final: bool) -> None:
     if not final:  # else the tasks of other loops have stopped for good
-        for agent in agents:
+        for job in jobs:
             # Nothing is counted twice beside such a task, but what it sends may not be there yet.
-            agent.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
-    loop = _Loop()
+            job.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
+    loop = _ExitLoop()
     try:
         with suppress(asyncio.TimeoutError):
-            loop.run_until_complete(_flush_in_loop(agents, deadline, final))
+            loop.run_until_complete(_flush_in_loop(jobs, deadline, final))
         loop.run_until_complete(_end_stores_tasks())
     except Exception as exc:
         LOG.warning("flushing the counts of asyncio limiters failed at exit: %r", exc)
@@ -256,8 +252,8 @@ def _flush(agents: list[Agent], deadline: float, final: bool) -> None:
         loop.close()
 
 
-async def _flush_in_loop(agents: list[Agent], deadline: float, final: bool) -> None:
-    flushes = asyncio.gather(*(_sent(agent, deadline, final=final) for agent in agents))
+async def _flush_in_loop(jobs: list[FlushJob], deadline: float, final: bool) -> None:
+    flushes = asyncio.gather(*(_flush_until_sent(job, deadline, final=final) for job in jobs))
     # The first of two flushes is not broken off at its deadline: nothing is begun after that, but
     # what is on its way may arrive.
     seconds = deadline - monotonic() if final else EXIT_TIMEOUT_S

@@ -19,92 +19,90 @@ from functools import partial
 from threading import Lock, get_ident
 from typing import Any
 
-from ..consistency.base import Inside, Near
-from ..consistency.key_state import FAR
+from ..consistency.base import InProcess, Strategy
+from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent, WakeUp, start_thread
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, Agent, Agents, monotonic
-from .shutdown import ENDING
+from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .shutdown import SHUTDOWN
 
 
-class Thread:
+class WorkerThread:
     """The one for blocking limiters."""
 
     def __init__(self) -> None:
-        self.agents = Agents()
-        ENDING.add(self)
+        self.jobs = FlushJobs()
+        SHUTDOWN.add(self)
         self.after_fork()
 
     def after_fork(self) -> None:
         """Threads stay in the parent, and what they had to do does, too."""
-        for agent in self.agents.alive():
-            agent.at_work = agent.closing = None  # nobody will ever have done with it here
-            agent.closing_lock = Lock()
+        for job in self.jobs.all():
+            job.running = job.closing = None  # nobody will ever have done with it here
+            job.closing_lock = Lock()
         self._wake_up = WakeUp()
         self._running = Lock()
         """Held by the thread for as long as it lives."""
         self._ident: int | None = None
-        self._unsent: set[Agent] = set()
+        self._unsent: set[FlushJob] = set()
         """Those that have something to send, kept alive although their owners may have gone."""
 
-    def serve(
+    def add(
         self,
-        near: Near,
-        work: Callable[[bool], Any],
+        strategy: Strategy,
+        flush: Callable[[bool], Any],
         clock: Clock,
         *,
         name: str,
         handle_sigterm: bool,
-    ) -> Agent:
+    ) -> FlushJob:
         """From now on `work` is called when `near` says so. Not where time is moved by hand."""
-        agent = Agent(near, work, name)
-        if clock is SYSTEM and not isinstance(near, Inside):
-            near.wake = partial(self._wake, agent)
-            self.agents.add(agent)
-            ENDING.serve(near, handle_sigterm=handle_sigterm)
-        return agent
+        job = FlushJob(strategy, flush, name)
+        if clock is SYSTEM and not isinstance(strategy, InProcess):
+            strategy.wake = partial(self._wake, job)
+            self.jobs.add(job)
+            SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
+        return job
 
-    def dismiss(self, agent: Agent) -> None:
+    def detach(self, job: FlushJob) -> None:
         """It is being closed: leave it alone, once what is under way has been done."""
-        agent.dismissed = True  # before looking for what is under way, see `_work_for`
-        self._unsent.discard(agent)
-        self.wait_for(agent)
+        job.detached = True  # before looking for what is under way, see `_work_for`
+        self._unsent.discard(job)
+        self.wait_for(job)
 
-    def wait_for(self, agent: Agent) -> None:
+    def wait_for(self, job: FlushJob) -> None:
         """Until what is under way has been done."""
         if get_ident() != self._ident:
-            agent.wait(EXIT_TIMEOUT_S)
+            job.wait(EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything there is, in this thread; as often as it takes until `deadline`. Without
         `final` callers go on counting, and what they count meanwhile is left.
         """
-        agents = self.agents.open()
-        for agent in agents:
+        jobs = self.jobs.active()
+        for job in jobs:
             # Beside the worker nothing is counted twice, but what it is sending may not be there.
-            agent.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
-            _do(agent, last=True)
+            job.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
+            _flush_job(job, last=True)
         while monotonic() < deadline:
             late = [
-                agent
-                for agent in agents
-                if not agent.given_up and (agent.failure or (final and agent.is_left))
+                job for job in jobs if not job.given_up and (job.failure or (final and job.is_left))
             ]
             if not late:
                 return
             time.sleep(RETRY_EVERY_S)
-            for agent in late:
-                _do(agent, last=True)
+            for job in late:
+                _flush_job(job, last=True)
 
-    def _wake(self, agent: Agent) -> None:
-        agent.dismissed = False  # the store of a closed limiter may be the caller's, and open
-        self._unsent.add(agent)
+    def _wake(self, job: FlushJob) -> None:
+        job.detached = False  # the store of a closed limiter may be the caller's, and open
+        self._unsent.add(job)
         if not self._running.locked():
             self._start()
         self._wake_up.wake()
 
     def _start(self) -> None:
-        ENDING.hook_exit()
+        SHUTDOWN.hook_exit()
         start_thread(self._run)  # where Python is exiting, `flush_all` does without
 
     def _run(self) -> None:
@@ -115,44 +113,44 @@ class Thread:
         try:
             threading.current_thread().name = "distwindow"
             while True:
-                soonest = self._work()
-                wake_up.sleep(None if soonest == FAR else max(0.0, soonest - monotonic()))
+                soonest = self._flush_due()
+                wake_up.sleep(None if soonest == NEVER else max(0.0, soonest - monotonic()))
         finally:
             self._ident = None
             running.release()
 
-    def _work(self) -> float:
+    def _flush_due(self) -> float:
         """Do what is due; when is there something to do again?"""
-        soonest = FAR
-        for agent in self.agents.alive():
-            near = agent.near
-            if agent.dismissed:
-                self._unsent.discard(agent)
+        soonest = NEVER
+        for job in self.jobs.all():
+            strategy = job.strategy
+            if job.detached:
+                self._unsent.discard(job)
                 continue
-            ENDING.hold()  # the ending thread flushes now
-            if near.next_at <= monotonic():
-                self._work_for(agent)
-            if near.next_at == FAR:
-                self._unsent.discard(agent)
-                if near.next_at == FAR:  # it was not set again in between
+            SHUTDOWN.pause()  # the ending thread flushes now
+            if strategy.next_due_at <= monotonic():
+                self._run_job(job)
+            if strategy.next_due_at == NEVER:
+                self._unsent.discard(job)
+                if strategy.next_due_at == NEVER:  # it was not set again in between
                     continue
-            self._unsent.add(agent)
-            soonest = min(soonest, near.next_at)
+            self._unsent.add(job)
+            soonest = min(soonest, strategy.next_due_at)
         return soonest
 
-    def _work_for(self, agent: Agent) -> None:
-        done = agent.at_work = OneShotEvent()
+    def _run_job(self, job: FlushJob) -> None:
+        done = job.running = OneShotEvent()
         try:
-            if not agent.dismissed:  # else who closes it may not have seen us
-                _do(agent, last=False)
+            if not job.detached:  # else who closes it may not have seen us
+                _flush_job(job, last=False)
         finally:
             done.set()
 
 
-def _do(agent: Agent, *, last: bool) -> None:
+def _flush_job(job: FlushJob, *, last: bool) -> None:
     try:
-        agent.went(agent.work(last))
+        job.log_transition(job.flush(last))
     except Exception as exc:
-        agent.near.worked(monotonic())
-        agent.failure = exc
-        LOG.exception("flushing the counts of %s failed with an unexpected error", agent.name)
+        job.strategy.reschedule(monotonic())
+        job.failure = exc
+        LOG.exception("flushing the counts of %s failed with an unexpected error", job.name)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from distwindow import Limit, Limiter
-from distwindow.operations.acquire import decide
+from distwindow.operations.acquire import decision_of
 from distwindow.protocol.commands import Lease, Refund
 from distwindow.store.memory import MemoryStore
 
@@ -191,7 +191,7 @@ class Shared(MemoryStore):
         return reply
 
     def attempt(self, command, deadline=None):
-        return decide(command, self.execute(command), self.source)
+        return decision_of(command, self.execute(command), self.source)
 
 
 EPOCH = 1_700_000_000_000
@@ -235,7 +235,7 @@ def leased():
             held -= decision.source == "lease"
         for _, command, reply in store.log[known:]:
             if isinstance(command, Lease):
-                held += reply.more + command.quiet
+                held += reply.extra + command.prefetch
             elif isinstance(command, Refund):
                 held -= reply.done
         left.append(held)
@@ -251,9 +251,9 @@ def leases() -> str:
         return x0 + ms * scale
 
     granted = [
-        (ms, reply.more + command.quiet, command.quiet)
+        (ms, reply.extra + command.prefetch, command.prefetch)
         for ms, command, reply in log
-        if isinstance(command, Lease) and reply.more + command.quiet
+        if isinstance(command, Lease) and reply.extra + command.prefetch
     ]
     returned = [(ms, reply.done) for ms, command, reply in log if isinstance(command, Refund)]
     asked = sum(source == "store" for _, source in calls)

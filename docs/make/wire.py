@@ -17,10 +17,10 @@ BEGIN, END = "<!-- scripts -->\n", "<!-- /scripts -->"
 def section() -> str:
     """The generated section, without its markers."""
     parts = []
-    for name in script.names():
-        head = script.load(name).head
+    for name in script.script_names():
+        head = script.load_script(name).head
         purpose = head[0].partition(": ")[2]
-        source = (script.folder() / f"{name}.lua").read_text(encoding="utf-8")
+        source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
         pieces = re.findall(r"^--@include shared/(\w+)\.lua$", source, re.MULTILINE)
         lines = "\n".join(line.rstrip() for line in head[1:])
         parts.append(

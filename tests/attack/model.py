@@ -17,8 +17,17 @@ from typing import Any
 from distwindow import Decision, Limit, Limiter
 from distwindow.connect import open_store
 from distwindow.core.stats import Bucket
-from distwindow.protocol.commands import Acquire, Charge, Flush, Lease, Peek, Read, Reset, Verdict
-from distwindow.protocol.keys import ring_name, stem
+from distwindow.protocol.commands import (
+    Acquire,
+    AcquireReply,
+    Charge,
+    Flush,
+    Lease,
+    Peek,
+    Read,
+    Reset,
+)
+from distwindow.protocol.keys import key_prefix, ring_name
 from tests.attack.frame import Run, Violation, derived
 from tests.attack.model_cases import KEYS, SHAPES, Op, drawn
 from tests.attack.naive import Answer, Model, Part
@@ -71,7 +80,7 @@ class Subject:
         charges, parts = [], []
         for key, shape, amount, cost in rings:
             limit = self.limit(shape, amount)
-            name = ring_name(stem(self.prefix, KEYS[key]), limit)
+            name = ring_name(key_prefix(self.prefix, KEYS[key]), limit)
             charges.append(Charge(name, limit, cost, KEYS[key]))
             parts.append(Part(name.decode(), amount, limit.bucket_ms, limit.span, cost))
         return charges, parts
@@ -85,7 +94,7 @@ class Subject:
 
     def _acquire(self, rings: Any, times: int, tell: bool) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
-        reply = self.store.execute(Acquire(tuple(charges), times=times, tell=tell))
+        reply = self.store.execute(Acquire(tuple(charges), calls=times, store_limit=tell))
         return self.model.acquire(parts, self.clock.ms, times), answer(reply)
 
     def _peek(self, rings: Any) -> tuple[Any, Any]:
@@ -100,9 +109,9 @@ class Subject:
             self.model.newest(part, now) > now // part.bucket_ms for part in parts
         ):
             more = 0  # where the clock is behind one of several rings, nothing need be lent
-        reply = self.store.execute(Lease(tuple(charges), more=more, quiet=quiet))
+        reply = self.store.execute(Lease(tuple(charges), extra=more, prefetch=quiet))
         expected = self.model.lease(parts, self.clock.ms, more, quiet)
-        return expected, (answer(reply.verdict), reply.more, reply.ends_ms)
+        return expected, (answer(reply.acquire_reply), reply.extra, reply.ends_in_ms)
 
     def _flush(self, rings: Any, counts: Any, sender: str, pull: bool, how: str) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
@@ -168,9 +177,9 @@ class Subject:
         return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).done
 
 
-def answer(verdict: Verdict) -> Answer:
+def answer(verdict: AcquireReply) -> Answer:
     v = verdict
-    return Answer(v.admitted, v.ring, v.left, v.reset_ms, v.retry_ms, v.admitted_by)
+    return Answer(v.admitted, v.binding_ring, v.left, v.reset_ms, v.retry_ms, v.admitted_by)
 
 
 def _bucket(row: Sequence[int]) -> Bucket:

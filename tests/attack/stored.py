@@ -9,7 +9,7 @@ import redis
 
 from distwindow.core.limit import Limit
 from distwindow.protocol.commands import ring_state
-from distwindow.protocol.keys import ring_name, stem
+from distwindow.protocol.keys import key_prefix, ring_name
 from tests.attack.frame import Violation
 
 
@@ -24,7 +24,7 @@ class Counts(NamedTuple):
 
 def stored(server: redis.Redis, prefix: str, key: str, limit: Limit) -> Counts:
     """What the ring of `key` holds. `server` must not decode replies."""
-    fields: Any = server.hgetall(ring_name(stem(prefix, key), limit))
+    fields: Any = server.hgetall(ring_name(key_prefix(prefix, key), limit))
     # A ring's buckets; what other fields there may be (senders of flushes) is none of our business.
     state = ring_state(fields, limit.bucket_ms, limit.span)
     if state is None:

@@ -15,8 +15,8 @@ import redis
 from distwindow import Limit
 from distwindow.cli.app import app
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import stem
-from distwindow.protocol.scripts import load
+from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.scripts import load_script
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,16 @@ def shell() -> Cli:
 def fill(url: str, prefix: str, count: int, limits: Sequence[str] = ("100/hour",)) -> None:
     """Keys `user:0`.. with `i % 100 + 1` permits used each; every tenth was refused once."""
     client: Any = redis.Redis.from_url(url)
-    script, chosen = load("acquire"), [Limit(limit) for limit in limits]
+    script, chosen = load_script("acquire"), [Limit(limit) for limit in limits]
     client.script_load(script.text)
     pipeline = client.pipeline(transaction=False)
     for i in range(count):
         key = f"user:{i}"
         costs = [i % 100 + 1] + [chosen[0].amount] * (i % 10 == 0)
         for cost in costs:
-            command = Acquire(charges_of(key, stem(prefix, key), chosen, cost), tell=True)
+            command = Acquire(
+                charges_of(key, key_prefix(prefix, key), chosen, cost), store_limit=True
+            )
             guard = "9999999999999.000001"
             keys = command.keys
             pipeline.evalsha(script.sha, len(keys), *keys, guard, *command.arguments())

@@ -41,7 +41,7 @@ def test_a_fit_server(cli: Cli, server: Standalone) -> None:
     assert "noeviction" in said.out
     assert re.search(r"p50 [\d.]+ ms, p99", said.out)
     assert "redis-py" in said.out
-    assert str(script.folder()) in said.out.replace("\n", "")
+    assert str(script.scripts_folder()) in said.out.replace("\n", "")
 
 
 def test_nothing_is_left_behind(cli: Cli, server: Standalone, prefix: str) -> None:

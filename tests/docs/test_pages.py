@@ -13,7 +13,7 @@ import redis
 from distwindow import Limit
 from distwindow.protocol import scripts as script
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import stem
+from distwindow.protocol.keys import key_prefix
 from tests.servers import Standalone
 
 from .pages import PAGES, ROOT, between, blocks, name
@@ -30,7 +30,7 @@ def made(program: str) -> dict[str, Any]:
 def test_wire_page_is_fresh() -> None:
     page = (DOCS / "wire.md").read_text(encoding="utf-8")
     assert made("wire.py")["renewed"](page) == page, "run: python docs/make/wire.py"
-    assert [one for one in script.names() if f"\n### {one}\n" not in page] == []
+    assert [one for one in script.script_names() if f"\n### {one}\n" not in page] == []
 
 
 def test_pictures_are_fresh() -> None:
@@ -136,12 +136,12 @@ def test_memory_is_as_documented(
     prefix = prefix[:10]  # as long as "distwindow"
     now = 1_700_000_000_000
     with redis.Redis.from_url(redis_url) as client:
-        charges = charges_of("user:42", stem(prefix, "user:42"), [limit], each)
+        charges = charges_of("user:42", key_prefix(prefix, "user:42"), [limit], each)
         for age in range(limit.span - 1, -1, -1):
             command = Acquire(charges, now_ms=now - age * limit.bucket_ms)
             guard = "9999999999999.000000"
             client.eval(
-                script.load("acquire").text, 1, charges[0].ring, guard, *command.arguments()
+                script.load_script("acquire").text, 1, charges[0].ring, guard, *command.arguments()
             )
         found = client.memory_usage(charges[0].ring, samples=0)
         client.delete(charges[0].ring)

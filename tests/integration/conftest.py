@@ -24,8 +24,8 @@ def face(request: pytest.FixtureRequest) -> Iterator[Face]:
 # for a second breaks those without any fault of ours. So they may be tried again, which the report
 # says ("rerun"). Laws about counts are not among them: an excess seen once is an excess.
 WALL_CLOCK = {
-    "test_near_exits",
-    "test_near_worker",
+    "test_process_exit",
+    "test_background_worker",
     "test_slow_links",
     "test_transport_outcomes",
     "test_transport_topology",

@@ -73,7 +73,7 @@ async def test_frames_are_written_to_the_transport(
 def pipes_of(limiter: AsyncLimiter) -> list[Any]:
     """The connections of the running loop."""
     store: Any = limiter._store
-    desk = store._desks[asyncio.get_running_loop()]
+    desk = store._dispatchers[asyncio.get_running_loop()]
     return list(desk._pipes.values())
 
 

@@ -14,7 +14,7 @@ from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
 from distwindow.connect import open_async_store, open_store
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import (
-    NEWEST,
+    CURRENT_BUCKET,
     Acquire,
     Charge,
     Command,
@@ -24,7 +24,7 @@ from distwindow.protocol.commands import (
     Refund,
     charges_of,
 )
-from distwindow.protocol.keys import AnyKey, stem
+from distwindow.protocol.keys import AnyKey, key_prefix
 from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
 from tests.integration.faces import admin
@@ -39,7 +39,7 @@ HOUR = T0 // 3_600_000 * 3_600_000
 
 
 def charges(key: AnyKey, prefix: str = "exchange") -> tuple[Charge, ...]:
-    return charges_of(key, stem(prefix, key), [LIMIT], 1)
+    return charges_of(key, key_prefix(prefix, key), [LIMIT], 1)
 
 
 def story(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]]:
@@ -49,9 +49,23 @@ def story(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]
         ring = charges(key, prefix)
         told += [
             Acquire(ring, HOUR),
-            Lease(ring, HOUR + 1, more=9),
-            Flush(ring, HOUR + 2, counts=((Bucket(NEWEST, 3, 1),),), sender="a", seq=1, pull=True),
-            Flush(ring, HOUR + 3, counts=((Bucket(NEWEST, 3, 1),),), sender="a", seq=1, pull=True),
+            Lease(ring, HOUR + 1, extra=9),
+            Flush(
+                ring,
+                HOUR + 2,
+                counts=((Bucket(CURRENT_BUCKET, 3, 1),),),
+                sender="a",
+                seq=1,
+                pull=True,
+            ),
+            Flush(
+                ring,
+                HOUR + 3,
+                counts=((Bucket(CURRENT_BUCKET, 3, 1),),),
+                sender="a",
+                seq=1,
+                pull=True,
+            ),
             Refund(ring, HOUR + 4, charged_ms=HOUR),
             Read(ring, HOUR + 5),
         ]

@@ -382,7 +382,7 @@ async def test_so_does_a_task() -> None:
 
 
 def in_line(limiter: Any) -> int:
-    return sum(len(line.waiting) for line in limiter._lines._lines.values())
+    return sum(len(line.waiting) for line in limiter._wait_queues._queues.values())
 
 
 def test_threads_are_served_in_the_order_they_came() -> None:

@@ -23,7 +23,7 @@ from distwindow.consistency.demand import Demand
 from distwindow.core.decision import Decision
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
-from distwindow.store.redis.blocking.call_sharing import Group, Member
+from distwindow.store.redis.blocking.call_sharing import CallGroup, Waiter
 from tests.integration.faces import admin, used
 from tests.servers import Proxy
 from tests.servers.proxy import Delay, Pass, Silent
@@ -116,14 +116,14 @@ def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, pre
 
 def test_who_was_to_share_a_reply_that_has_come_gets_a_part() -> None:
     """The leader is interrupted as it deals."""
-    group, members = Group(0.0), [Member(5.0) for _ in range(3)]
+    group, members = CallGroup(0.0), [Waiter(5.0) for _ in range(3)]
     for member in members:
         group.join(member)
-    assert group.go() is members[0]
-    group.asked = True
-    group._parts = [(7, 1), (6, 1), (5, 1)]
+    assert group.close() is members[0]
+    group.sent = True
+    group._shares = [(7, 1), (6, 1), (5, 1)]
     group.fail(KeyboardInterrupt())
-    assert [member.part() for member in members] == [(7, 1), (6, 1), (5, 1)]
+    assert [member.share() for member in members] == [(7, 1), (6, 1), (5, 1)]
     assert members[1].wait(0.0)
 
 
@@ -137,19 +137,19 @@ async def test_a_cancelled_fetch_leaves_nobody_waiting(proxy: Proxy, prefix: str
     ) as limiter:
         for _ in range(5):
             await limiter.try_acquire("k")
-        near: Any = limiter._near
-        cell = near._cells.get("k")
-        near._take_back(cell)
+        near: Any = limiter._strategy
+        cell = near._key_states.get("k")
+        near._take_unspent(cell)
         cell.demand = Eager(time.monotonic())
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: cell.filling is not None)
+            await until_true(lambda: cell.lease_fetch is not None)
             task.cancel()
             try:
                 await task
             except asyncio.CancelledError as exc:
                 kept.append(exc)
-            assert cell.filling is None
+            assert cell.lease_fetch is None
         await asyncio.wait_for(limiter.try_acquire("k"), 1)
     assert kept
 
@@ -177,17 +177,17 @@ async def test_a_lease_that_comes_after_its_caller_has_gone_is_kept_or_given_bac
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=timeout, flush_interval=600
     ) as limiter:
-        near: Any = limiter._near
+        near: Any = limiter._strategy
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
-        cell = near._cells.get("k")
-        near._take_back(cell)
+        cell = near._key_states.get("k")
+        near._take_unspent(cell)
         await limiter.flush()
         cell.demand = Eager(time.monotonic())
-        assert not cell.left
+        assert not cell.permits_left
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.15)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: cell.filling is not None)
+            await until_true(lambda: cell.lease_fetch is not None)
             await asyncio.sleep(0.01)
             if timeout > 1:
                 task.cancel()
@@ -195,7 +195,7 @@ async def test_a_lease_that_comes_after_its_caller_has_gone_is_kept_or_given_bac
                 returned += bool(await task)
             except (asyncio.CancelledError, StoreError):
                 doubtful += 1
-            await until_true(lambda: cell.left > 0)
+            await until_true(lambda: cell.permits_left > 0)
     with admin(proxy.url) as server:
         assert returned <= used(server, prefix) <= returned + doubtful
     assert doubtful == 1
@@ -206,15 +206,15 @@ def test_a_lease_that_comes_as_the_limiter_closes_is_given_back(proxy: Proxy, pr
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
-    near: Any = limiter._near
-    cell = near._cells.get("k")
-    near._take_back(cell)
+    near: Any = limiter._strategy
+    cell = near._key_states.get("k")
+    near._take_unspent(cell)
     limiter.flush()
     cell.demand = Eager(time.monotonic())
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
         thread = threading.Thread(target=lambda: decisions.append(limiter.try_acquire("k")))
         thread.start()
-        until(lambda: cell.filling is not None)
+        until(lambda: cell.lease_fetch is not None)
         limiter.close()
         thread.join()
     assert len(decisions) == 301
@@ -231,11 +231,11 @@ def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
         url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     admitted = int(limiter.try_acquire("k").allowed)
-    near: Any = limiter._near
-    near._cells.get("k").demand = Eager(time.monotonic())
+    near: Any = limiter._strategy
+    near._key_states.get("k").demand = Eager(time.monotonic())
     for _ in range(5):
         admitted += limiter.try_acquire("k").allowed
-    assert limiter._near.held() > 0
+    assert limiter._strategy.unreturned_permits() > 0
     return limiter, admitted
 
 
@@ -257,8 +257,8 @@ def test_an_interrupted_close_gives_everything_back(
 
 def test_an_interrupted_flush_gives_back_what_it_was_to_give(proxy: Proxy, prefix: str) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
-    near: Any = limiter._near
-    near._take_back(near._cells.get("k"))
+    near: Any = limiter._strategy
+    near._take_unspent(near._key_states.get("k"))
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
         expected = subclass(TimeoutError)
         with raised_after(0.1, expected), pytest.raises(TimeoutError) as caught:
@@ -337,9 +337,9 @@ def test_who_waited_for_anothers_lease_has_only_the_rest_of_the_timeout() -> Non
     for _ in range(5):
         store.let.set()
         limiter.try_acquire("k")
-    near: Any = limiter._near
-    cell = near._cells.get("k")
-    near._take_back(cell)
+    near: Any = limiter._strategy
+    cell = near._key_states.get("k")
+    near._take_unspent(cell)
     cell.demand = Eager(time.monotonic())
     store.let.clear()
     store.asked.clear()
@@ -388,8 +388,8 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
         answers = [limiter.try_acquire(key) for key in ("user", b"user", "user", b"user", b"user")]
         assert [answer.allowed for answer in answers] == [True, True, False, False, False]
         assert {answer.key for answer in answers} == {"user"}
-        near: Any = limiter._near
-        assert len(near._cells) == 1
+        near: Any = limiter._strategy
+        assert len(near._key_states) == 1
         assert limiter.stats(b"user").blocked == 3
         assert not limiter.peek(b"user")
         limiter.reset(b"user")

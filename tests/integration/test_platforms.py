@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from distwindow.core.clock import SYSTEM
-from distwindow.store.redis.attempts import Lost
-from distwindow.store.redis.blocking.transport import SelectTalk, socket_of, talk_of
+from distwindow.store.redis.attempts import NoReply
+from distwindow.store.redis.blocking.transport import SelectTransport, socket_of, transport_of
 from tests.integration.faces import admin, used
 from tests.servers import Delay, Proxy, Standalone
 
@@ -135,17 +135,17 @@ def test_frames_that_a_socket_does_not_take_at_once(
             theirs.sendall(b"+OK\r\n")
 
         connection = SimpleNamespace(_sock=ours, _parser=SimpleNamespace())  # of redis-py
-        talk = talk_of(socket_of(connection), SYSTEM)
-        assert type(talk) is SelectTalk
+        talk = transport_of(socket_of(connection), SYSTEM)
+        assert type(talk) is SelectTransport
         thread = threading.Thread(target=answer)
         thread.start()
-        assert talk.say(frame, SYSTEM.monotonic() + 20) == b"OK"
+        assert talk.request(frame, SYSTEM.monotonic() + 20) == b"OK"
         thread.join()
-        assert not talk.dead()
-        lost = talk.say(frame, SYSTEM.monotonic() + 0.05)
-        assert (type(lost), lost.sent, lost.late) == (Lost, True, True)
+        assert not talk.is_closed()
+        lost = talk.request(frame, SYSTEM.monotonic() + 0.05)
+        assert (type(lost), lost.sent, lost.late) == (NoReply, True, True)
         theirs.close()
-        assert talk.dead()
+        assert talk.is_closed()
 
 
 def test_a_reply_that_does_not_come_ends_the_call(standalone: Standalone, prefix: str) -> None:

@@ -39,7 +39,7 @@ def used(limiter: Limiter, *keys: Any) -> list[list[int]]:
     """The total of each ring of each key, as it is stored."""
     totals = []
     for key in keys:
-        charges = limiter._book.acquire(key).charges
+        charges = limiter._command_cache.acquire(key).charges
         states = limiter._store.execute(Read(charges, 0)).states
         totals.append([0 if state is None else state.used for state in states])
     return totals

@@ -113,7 +113,9 @@ def test_a_frame_too_large_for_a_stalled_server_ends_by_its_deadline(prefix: str
         limiter = Limiter(server.url, PLENTY, prefix=prefix, timeout=0.5)
         limiter.try_acquire("k")
         items = [(f"key-{n}", PLENTY) for n in range(60_000)]
-        limiter._book.acquire_all(items)  # built once, so that building is not in the time below
+        limiter._command_cache.acquire_all(
+            items
+        )  # built once, so that building is not in the time below
         server.pause()
         try:
             began = time.monotonic()

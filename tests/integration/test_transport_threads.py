@@ -16,7 +16,7 @@ import pytest
 
 from distwindow import ConfigurationError, Decision, Limiter, StoreError
 from distwindow.core.interrupts import OneShotEvent
-from distwindow.store.redis.attempts import Lost
+from distwindow.store.redis.attempts import NoReply
 from tests.integration.faces import (
     HICCUPS,
     PLENTY,
@@ -378,21 +378,21 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two guards, one behind the other: take the first away, and the second still holds."""
-    from distwindow.store.redis.blocking.connection import Link
+    from distwindow.store.redis.blocking.connection import BlockingConnection
 
-    monkeypatch.setattr(Link, "_close_elsewhere", lambda self: None)
+    monkeypatch.setattr(BlockingConnection, "_close_elsewhere", lambda self: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     limiter.try_acquire("k")
     store: Any = limiter._store
-    talk = store._mine.direct._talk
+    talk = store._this_thread.direct._transport
     with alarm(interrupt):
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
                 limiter.try_acquire("k")
-    assert store._mine.direct._talk is None
-    store._mine.direct._talk = talk
+    assert store._this_thread.direct._transport is None
+    store._this_thread.direct._transport = talk
     with pytest.raises(StoreError) as caught:
         limiter.try_acquire("k")
     assert caught.value.charged is None
@@ -435,7 +435,9 @@ def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=2)
     store: Any = limiter._store
     with store._lock:
-        link = store._link((store._place or store._found(time.monotonic() + 2)).node)
+        link = store._connection(
+            (store._topology or store._connect_topology(time.monotonic() + 2)).node
+        )
     wait = OneShotEvent.wait
 
     def closes(event: OneShotEvent, seconds: float) -> bool:
@@ -446,7 +448,7 @@ def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OneShotEvent, "wait", closes)
         lost = link._open(link._clock.monotonic() + 2)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, NoReply)
     assert not lost.sent
     assert limiter.try_acquire("k")
     limiter.close()

@@ -13,7 +13,7 @@ from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol import scripts as script
 from distwindow.protocol.commands import COMMANDS, Command, charges_of
-from distwindow.protocol.keys import stem
+from distwindow.protocol.keys import key_prefix
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -23,12 +23,14 @@ STRICT = Limit(34, per=3600, buckets=60, bound="strict")
 
 
 def charges(*limits: Limit, cost: int = 5) -> tuple[wire.Charge, ...]:
-    return charges_of("key", stem("heads", "key"), limits, cost)
+    return charges_of("key", key_prefix("heads", "key"), limits, cost)
 
 
 def lines(name: str, word: str) -> list[str]:
     """The head's lines that begin with `word`, without it and without their remarks."""
-    found = [line.removeprefix(word) for line in script.load(name).head if line.startswith(word)]
+    found = [
+        line.removeprefix(word) for line in script.load_script(name).head if line.startswith(word)
+    ]
     return [re.split(r"\s{3,}", line.strip())[0] for line in found]
 
 
@@ -70,12 +72,12 @@ def shown(word: Any) -> str:
 
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
-    assert script.names() == sorted(COMMANDS)
+    assert script.script_names() == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_head_has_its_name_and_each_line(name: str) -> None:
-    head = script.load(name).head
+    head = script.load_script(name).head
     assert head[0].startswith(f"{name}: ")
     assert [line.split()[0] for line in head[1:4]] == ["KEYS", "ARGV", "RETURN"]
     assert lines(name, "KEYS") == [KEYS.get(name, "ring...")]
@@ -97,7 +99,7 @@ def test_the_keys_are_those_of_the_head(name: str) -> None:
 
 SEEN = (
     Bucket(NOW // 60_000 * 60_000, 2, 3, 4, 5, 60, 7),
-    Bucket(wire.NEWEST, success=1, rt_sum_ms=8, rt_min_ms=8),
+    Bucket(wire.CURRENT_BUCKET, success=1, rt_sum_ms=8, rt_min_ms=8),
 )
 COUNTS = ("1699999980000 2 3 4 5 60 7;10000000000000 0 0 1 0 8 8;", "")
 
@@ -107,9 +109,13 @@ def variants() -> list[Command[Any]]:
     sent: list[Command[Any]] = []
     for rings, now in itertools.product((one, two), (None, NOW)):
         sent += [
-            *(wire.Acquire(rings, now, times=n, tell=t) for n in (1, 3) for t in (False, True)),
+            *(
+                wire.Acquire(rings, now, calls=n, store_limit=t)
+                for n in (1, 3)
+                for t in (False, True)
+            ),
             wire.Peek(rings, now),
-            *(wire.Lease(rings, now, more=n, quiet=q) for n in (0, 9) for q in (False, True)),
+            *(wire.Lease(rings, now, extra=n, prefetch=q) for n in (0, 9) for q in (False, True)),
             wire.Flush(rings, now, pull=True),
             wire.Flush(rings, now, counts=(SEEN, ())[: len(rings)]),
             wire.Flush(
@@ -153,7 +159,7 @@ def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
-    said = " ".join(script.load("flush").head)
+    said = " ".join(script.load_script("flush").head)
     (names,) = re.findall(r"`counts` of a ring: '([^;]*);' for each bucket", said)
     order = {"start": 10, "pass": 11, "block": 12, "success": 13, "error": 14}
     order |= {"rt_sum": 15, "rt_min": 16}
@@ -165,8 +171,8 @@ def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
 @pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
 def test_a_frame_is_the_evalsha_of_these_words(command: Command[Any]) -> None:
     for frame, verb, text in (
-        (command.frame(GUARD), b"EVALSHA", script.load(command.script).sha),
-        (command.text_frame(GUARD), b"EVAL", script.load(command.script).text),
+        (command.frame(GUARD), b"EVALSHA", script.load_script(command.script).sha),
+        (command.eval_frame(GUARD), b"EVAL", script.load_script(command.script).text),
     ):
         words = unpacked(frame)
         assert words == [
@@ -251,7 +257,7 @@ def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
     assert verdict.admitted == (0 if refused else 1)
     partly = form.count("index") == 2
     assert verdict.admitted_by == ((0, 3, 77) if partly else None)
-    assert verdict.starts == (STARTS if "bucket_start_ms" in form else None)
+    assert verdict.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
 def test_the_short_refusal_names_nobody_else() -> None:
@@ -263,19 +269,24 @@ def test_the_short_refusal_names_nobody_else() -> None:
 @pytest.mark.parametrize("form", forms("lease"))
 def test_a_grant_is_read_from_each_form(form: str) -> None:
     grant = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
-    verdict, refused = grant.verdict, "retry_ms" in form
-    assert (verdict.now_ms, verdict.left, verdict.ring, verdict.reset_ms) == (NOW, 8, 1, 1500)
+    verdict, refused = grant.acquire_reply, "retry_ms" in form
+    assert (verdict.now_ms, verdict.left, verdict.binding_ring, verdict.reset_ms) == (
+        NOW,
+        8,
+        1,
+        1500,
+    )
     assert (verdict.admitted, verdict.retry_ms) == ((0, 900) if refused else (1, 0))
-    assert (grant.more, grant.ends_ms) == ((0, 0) if refused else (6, 450))
+    assert (grant.extra, grant.ends_in_ms) == ((0, 0) if refused else (6, 450))
     assert verdict.admitted_by is None
-    assert verdict.starts == (STARTS if "bucket_start_ms" in form else None)
+    assert verdict.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
 def test_the_fleet_is_read_from_each_form() -> None:
     plain, listed = forms("flush")
     flush = wire.Flush(charges(LEAP, STRICT), pull=True)
-    assert flush.reply(reply_of(plain, 2)) == wire.Fleet((), NOW)
-    assert flush.reply(reply_of(listed, 2)) == wire.Fleet(({60_000: 11}, {}), NOW)
+    assert flush.reply(reply_of(plain, 2)) == wire.FleetCounts((), NOW)
+    assert flush.reply(reply_of(listed, 2)) == wire.FleetCounts(({60_000: 11}, {}), NOW)
 
 
 @pytest.mark.parametrize("name", ["refund", "read", "reset"])
@@ -299,13 +310,13 @@ def test_the_forms_of_every_script_are_read_here() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_piece_is_joined_once_and_nothing_is_left_to_join(name: str) -> None:
-    source = (script.folder() / f"{name}.lua").read_text(encoding="utf-8")
+    source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
     pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
     assert len(pieces) == len(set(pieces)) == source.count("@include")
-    assert "@include" not in script.load(name).text
-    joined = code(script.load(name).text)
+    assert "@include" not in script.load_script(name).text
+    joined = code(script.load_script(name).text)
     for piece in pieces:
-        words = (script.folder() / piece).read_text(encoding="utf-8")
+        words = (script.scripts_folder() / piece).read_text(encoding="utf-8")
         assert "@include" not in words, "a piece names no further pieces"
         assert joined.count(code(words)) == 1
 
@@ -319,31 +330,31 @@ def code(text: str) -> str:
 def test_every_piece_is_used() -> None:
     used = {
         piece
-        for name in script.names()
+        for name in script.script_names()
         for piece in re.findall(
             r"^--@include (\S+)$",
-            (script.folder() / f"{name}.lua").read_text("utf-8"),
+            (script.scripts_folder() / f"{name}.lua").read_text("utf-8"),
             re.MULTILINE,
         )
     }
-    assert used == {f"shared/{path.name}" for path in script.folder().glob("shared/*.lua")}
+    assert used == {f"shared/{path.name}" for path in script.scripts_folder().glob("shared/*.lua")}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_word_of_a_user_reaches_the_text(name: str) -> None:
     key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
-    hostile = charges_of(key, stem("p", key), [LEAP], 1)
-    plain = charges_of("key", stem("p", "key"), [LEAP], 1)
+    hostile = charges_of(key, key_prefix("p", key), [LEAP], 1)
+    plain = charges_of("key", key_prefix("p", "key"), [LEAP], 1)
     command = COMMANDS[name]
-    text, sha = script.load(name).text.encode(), script.load(name).sha.encode()
+    text, sha = script.load_script(name).text.encode(), script.load_script(name).sha.encode()
     for given in (hostile, plain):
-        assert unpacked(command(given).text_frame(GUARD))[1] == text
+        assert unpacked(command(given).eval_frame(GUARD))[1] == text
         assert unpacked(command(given).frame(GUARD))[1] == sha
 
 
 def test_the_table_for_people_says_the_same() -> None:
-    table = (script.folder() / "README.md").read_text(encoding="utf-8")
-    for name in script.names():
+    table = (script.scripts_folder() / "README.md").read_text(encoding="utf-8")
+    for name in script.script_names():
         (argv,) = lines(name, "ARGV")
         assert f"| `{name}` | {KEYS.get(name, 'ring...')} | {argv} | {forms(name)[0]}" in table
         for form in forms(name)[1:]:

@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.core.ring import MOST
+from distwindow.core.ring import MAX_TOTAL
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
-from distwindow.protocol.keys import senders_name, stem
-from distwindow.protocol.scripts import load, names
+from distwindow.protocol.keys import key_prefix, senders_name
+from distwindow.protocol.scripts import load_script, script_names
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, fresh
 
@@ -40,9 +40,9 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def server(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as client:
-        for name in names():
-            client.script_load(load(name).text)
-            assert client.script_exists(load(name).sha) == [True]
+        for name in script_names():
+            client.script_load(load_script(name).text)
+            assert client.script_exists(load_script(name).sha) == [True]
         yield client
 
 
@@ -53,7 +53,7 @@ class Target:
         self.server = server
         self.now = now
         key = fresh()
-        self.charges = charges_of(key, stem("hostile", key), limits, 1)
+        self.charges = charges_of(key, key_prefix("hostile", key), limits, 1)
         for _ in range(used):
             self.send(wire.Acquire(self.charges, NOW))
 
@@ -69,7 +69,7 @@ class Target:
     def run(self, name: str, words: list[Any]) -> Any:
         keys = self.keys(name)
         try:
-            return self.server.evalsha(load(name).sha, len(keys), *keys, *words)
+            return self.server.evalsha(load_script(name).sha, len(keys), *keys, *words)
         except redis.ResponseError as exc:
             return exc
 
@@ -82,7 +82,7 @@ class Target:
         keys, dumped = self.keys(name), self.keys("flush")
         pipe = self.server.pipeline(transaction=False)
         for words in each:
-            pipe.evalsha(load(name).sha, len(keys), *keys, *words)
+            pipe.evalsha(load_script(name).sha, len(keys), *keys, *words)
             for key in dumped:
                 pipe.dump(key)
         content, answers = self.content(), []
@@ -95,9 +95,9 @@ class Target:
     def command(self, name: str, *, full: bool) -> wire.Command[Any]:
         """A call that would do something, with all its arguments or with as few as go."""
         if name == "acquire":
-            return wire.Acquire(self.charges, self.now, times=1, tell=full)
+            return wire.Acquire(self.charges, self.now, calls=1, store_limit=full)
         if name == "lease":
-            return wire.Lease(self.charges, self.now, more=2, quiet=not full)
+            return wire.Lease(self.charges, self.now, extra=2, prefetch=not full)
         if name == "flush":
             return self.flush(pull=full)
         if name == "refund":
@@ -406,7 +406,7 @@ def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, la
         assert reply == memory.execute(command), command
         return reply
 
-    huge = Bucket(NOW - late, MOST, 10**12, 10**12, 10**12, MOST, 1)
+    huge = Bucket(NOW - late, MAX_TOTAL, 10**12, 10**12, 10**12, MAX_TOTAL, 1)
     for _ in range(120):
         agreed(wire.Flush(target.charges, NOW, counts=((huge, huge),)))
     agreed(wire.Read(target.charges, NOW))
@@ -438,9 +438,9 @@ def test_a_lease_leaves_the_others_something(server: redis.Redis, state: str) ->
             assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", script_names())
 def test_no_keys_at_all(server: redis.Redis, name: str) -> None:
-    sha = load(name).sha
+    sha = load_script(name).sha
     for words in ([], [FAR], [FAR, "1"], [FAR, "1", "5", str(W), "5"]):
         if name == "read" and words:
             continue  # nothing is read, and nothing is said of it
@@ -448,7 +448,7 @@ def test_no_keys_at_all(server: redis.Redis, name: str) -> None:
             server.evalsha(sha, 0, *words)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", script_names())
 def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> None:
     for state, (now, used) in STATES.items():
         target = Target(server, (LIMIT, OTHER), now, used)
@@ -485,7 +485,7 @@ def test_a_flush_takes_no_other_keys_for_its_records(server: redis.Redis) -> Non
         [one],
     ):
         with pytest.raises(redis.ResponseError):
-            server.evalsha(load("flush").sha, len(keys), *keys, *words)
+            server.evalsha(load_script("flush").sha, len(keys), *keys, *words)
         assert target.content() == before, keys
 
 

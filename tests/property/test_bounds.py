@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from distwindow import BucketLeapArray, Event, Limit
 from distwindow.core.limit import Bound
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import stem
+from distwindow.protocol.keys import key_prefix
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
 W = 60_000
@@ -70,10 +70,10 @@ def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -
     key, now, admitted = fresh(), T0, []
     for later, cost, count in coming:
         now += later
-        charges = charges_of(key, stem("bounds", key), [limit], cost)
+        charges = charges_of(key, key_prefix("bounds", key), [limit], cost)
         while count:
             times = min(count, most)
-            verdict = execute(Acquire(charges, now, times=times))
+            verdict = execute(Acquire(charges, now, calls=times))
             admitted += [Admission(now, cost)] * verdict.admitted
             count -= times
     return admitted

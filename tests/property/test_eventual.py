@@ -18,7 +18,7 @@ from distwindow.consistency import base as near
 from distwindow.consistency import key_state as cell
 from distwindow.consistency.eventual import Eventual
 from distwindow.core.limit import Limit
-from distwindow.protocol.commands import NEWEST
+from distwindow.protocol.commands import CURRENT_BUCKET
 from tests.crowd import (
     Admission,
     Arrival,
@@ -388,9 +388,11 @@ def test_hits_told_late_without_their_bucket_would_land_in_a_new_window(
         check_store(crowd)
 
     tell()
-    whole = cell.merged
+    whole = cell.merge_buckets
     monkeypatch.setattr(
-        near, "merged", lambda seen, width: [replace(b, start=NEWEST) for b in whole(seen, width)]
+        near,
+        "merge_buckets",
+        lambda seen, width: [replace(b, start=CURRENT_BUCKET) for b in whole(seen, width)],
     )
     with pytest.raises(AssertionError):
         tell()
@@ -412,7 +414,7 @@ def test_a_reply_that_is_overtaken_by_a_newer_one_would_let_more_pass(
         check_each(crowd, 1.0)
 
     tell()
-    monkeypatch.setattr(Eventual, "_flushed", believing(Eventual._flushed))
+    monkeypatch.setattr(Eventual, "_on_flush_reply", believing(Eventual._on_flush_reply))
     with pytest.raises(AssertionError):
         tell()
 
@@ -421,11 +423,11 @@ def believing(flushed: Any) -> Any:
     """Every reply is taken for the newest."""
 
     def hears(self: Any, cell: Any, flight: Any, reply: Any, sent_at: float) -> None:
-        known = cell.flight
+        known = cell.in_flight
         flushed(self, cell, flight, reply, sent_at)
         if known is not flight and not isinstance(reply, Exception):
             self._told(cell, reply)
-            self._changed(cell, self._monotonic())
+            self._after_flush(cell, self._monotonic())
 
     return hears
 
@@ -442,18 +444,18 @@ def test_hits_in_the_moment_in_which_the_stores_clock_is_learned_are_counted(ske
     crowd = Crowd(limit, syncing(), [(5.0, skew_ms)], start_ms=T0)
     near: Any = crowd.alive[0].near
     crowd.play([("calls", 0, "a", 1, 5)])
-    estimate, hits = near._estimate, 0
+    estimate, hits = near._recompute_left, 0
 
     def hit_before(cell: Any, now: float) -> None:
         nonlocal hits
-        near._estimate = estimate
+        near._recompute_left = estimate
         for _ in range(100):
-            hits += bool(near.judge("a", 1))
+            hits += bool(near.decide_locally("a", 1))
         estimate(cell, now)
 
-    near._estimate = hit_before
+    near._recompute_left = hit_before
     crowd.settle()
-    near._estimate = estimate
+    near._recompute_left = estimate
     assert hits > 0
     assert sum(crowd.held("a", limit).values()) == hits + 5
     assert hits + 5 == limit.amount
@@ -487,4 +489,4 @@ def test_what_waits_for_a_store_that_stays_away_is_bounded() -> None:
     for second in range(60):
         crowd.play([("calls", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
         crowd.play([("passes", 1000.0), ("works", 0), ("lose", -1)])
-        assert near._cells.leaving() <= 20 * 8
+        assert near._key_states.count_evicted_unsent() <= 20 * 8

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter
-from distwindow.protocol.commands import Charge, Command, Grant, Read
+from distwindow.protocol.commands import Charge, Command, LeaseReply, Read
 from distwindow.store.memory import MemoryStore
 from tests.interrupt import interrupted_at
 from tests.unit.stage import ManualClock, fresh
@@ -40,8 +40,8 @@ class Remote(MemoryStore):
         sys.setprofile(None)
         reply = super().execute(command)
         sys.setprofile(watch)
-        if isinstance(reply, Grant):
-            self.lent = max(self.lent, reply.more + 1)
+        if isinstance(reply, LeaseReply):
+            self.lent = max(self.lent, reply.extra + 1)
         return reply
 
 
@@ -66,16 +66,16 @@ class RemotePlay(Play):
         clock = ManualClock()
         self.store = Remote(clock)
         super().__init__(self.store, clock, consistency=mode, **how)
-        self.near: Any = self.limiter._near
+        self.near: Any = self.limiter._strategy
 
     def end(self) -> None:
         """Everything is told and given back."""
         self.limiter.close()
-        assert self.limiter._work(True) is None
+        assert self.limiter._flush_now(True) is None
 
     def check(self, interrupted: str | None) -> None:
-        for cell in self.near._cells.all():
-            assert getattr(cell, "filling", None) is None, interrupted
+        for cell in self.near._key_states.all():
+            assert getattr(cell, "lease_fetch", None) is None, interrupted
         lost = max(1, self.store.lent) if interrupted else 0
         one = int(bool(interrupted))
         doubt = 0
@@ -92,7 +92,7 @@ class RemotePlay(Play):
         assert doubt <= (lost if self.store.lent else one) * 2, interrupted
 
     def charges(self, key: Any) -> tuple[Charge, ...]:
-        return self.limiter._book.acquire(key).charges
+        return self.limiter._command_cache.acquire(key).charges
 
 
 def across_buckets(play: Play) -> None:
@@ -155,7 +155,9 @@ def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> N
         clock, limiter, decisions = play.clock, play.limiter, play.decisions
         for key in "ab":
             own = sum(decision.allowed for decision in decisions if decision.key == key)
-            state = limiter._store.execute(Read(limiter._book.acquire(key).charges[-1:])).states[0]
+            state = limiter._store.execute(
+                Read(limiter._command_cache.acquire(key).charges[-1:])
+            ).states[0]
             held = 0 if state is None else sum(bucket.passed for bucket in state.buckets)
             assert own <= held <= own + bool(interrupted), interrupted
         for _ in range(22):  # until all that was counted in the story has left the shorter window

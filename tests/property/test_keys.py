@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from distwindow import Key, Limit
-from distwindow.protocol.keys import escape, read_ring_name, ring_name, stem, unescape
+from distwindow.protocol.keys import escape, key_prefix, parse_ring_name, ring_name, unescape
 
 LIMIT = Limit("10/minute")
 
@@ -86,32 +86,32 @@ def test_ten_thousand_weird_keys_collide_nowhere() -> None:
 @example(b"x" * 1_000_000)
 @example("漢" * 400_000)
 def test_the_name_of_a_ring_is_read_back(key: str | bytes) -> None:
-    ring = ring_name(stem("prefix", key), LIMIT)
-    found = read_ring_name("prefix", ring)
+    ring = ring_name(key_prefix("prefix", key), LIMIT)
+    found = parse_ring_name("prefix", ring)
     assert found is not None
     assert (found.key, found.bucket_ms, found.span) == (unescape(escape(key)), 6000, 10)
-    assert read_ring_name("other", ring) is None
-    assert read_ring_name("pre", ring) is None
+    assert parse_ring_name("other", ring) is None
+    assert parse_ring_name("pre", ring) is None
 
 
 @given(keys, keys)
 def test_the_name_of_a_tagged_ring_is_read_back(resource: str | bytes, tag: str | bytes) -> None:
-    ring = ring_name(stem("prefix", Key(resource, tag)), LIMIT)
-    found = read_ring_name("prefix", ring)
+    ring = ring_name(key_prefix("prefix", Key(resource, tag)), LIMIT)
+    found = parse_ring_name("prefix", ring)
     assert found is not None
     assert found.key == f"{{{unescape(escape(tag))}}}{unescape(escape(resource))}"
 
 
 @given(keys, st.lists(keys, min_size=2, max_size=4))
 def test_all_resources_of_a_tag_share_a_slot(tag: str | bytes, resources: list[Any]) -> None:
-    rings = [ring_name(stem("prefix", Key(resource, tag)), LIMIT) for resource in resources]
+    rings = [ring_name(key_prefix("prefix", Key(resource, tag)), LIMIT) for resource in resources]
     assert {key_slot(ring) for ring in rings} == {key_slot(escape(tag))}
 
 
 @given(keys, st.text("abc:-_.", min_size=1, max_size=5))
 def test_the_slot_of_a_key_is_that_of_the_resource_alone(key: str | bytes, prefix: str) -> None:
     several = [Limit("10/second"), Limit("10/minute"), Limit("10/hour strict")]
-    slots = {key_slot(ring_name(stem(prefix, key), limit)) for limit in several}
+    slots = {key_slot(ring_name(key_prefix(prefix, key), limit)) for limit in several}
     assert slots == {key_slot(escape(key))}
 
 
@@ -119,13 +119,13 @@ def test_the_slot_of_a_key_is_that_of_the_resource_alone(key: str | bytes, prefi
 def test_a_tagged_key_is_no_plain_key(
     key: str | bytes, tag: str | bytes, plain: str | bytes
 ) -> None:
-    assert stem("p", Key(key, tag)) != stem("p", plain)
+    assert key_prefix("p", Key(key, tag)) != key_prefix("p", plain)
 
 
 @given(keys, keys, keys, keys)
 def test_tag_and_resource_do_not_run_together(a: Any, b: Any, c: Any, d: Any) -> None:
     same = (encoded(a), encoded(b)) == (encoded(c), encoded(d))
-    assert (stem("p", Key(a, b)) == stem("p", Key(c, d))) == same
+    assert (key_prefix("p", Key(a, b)) == key_prefix("p", Key(c, d))) == same
 
 
 @pytest.mark.parametrize("empty", ["", b""])

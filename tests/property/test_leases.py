@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow.consistency import leased
-from distwindow.consistency.base import Direct, Near
+from distwindow.consistency.base import Direct, Strategy
 from distwindow.consistency.leased import Leased
 from distwindow.core.errors import StoreTimeout
 from distwindow.core.limit import Limit
-from distwindow.operations.command_cache import Book
-from distwindow.protocol.commands import Grant, Lease, Refund
+from distwindow.operations.command_cache import CommandCache
+from distwindow.protocol.commands import Lease, LeaseReply, Refund
 from tests import fleet
 from tests.crowd import (
     Crowd,
@@ -135,8 +135,12 @@ def check_permits(crowd: Crowd) -> None:
     """
     granted, returned = Counter[int](), Counter[int]()
     for who, command, reply in crowd.delivered:
-        if isinstance(command, Lease) and isinstance(reply, Grant) and reply.verdict.admitted:
-            granted[who] += reply.more + command.quiet
+        if (
+            isinstance(command, Lease)
+            and isinstance(reply, LeaseReply)
+            and reply.acquire_reply.admitted
+        ):
+            granted[who] += reply.extra + command.prefetch
     for who, command in crowd.sent:
         if isinstance(command, Refund):
             returned[who] += command.charges[0].cost
@@ -146,8 +150,8 @@ def check_permits(crowd: Crowd) -> None:
             spent[one.who] += one.cost
     for name, process in crowd.alive.items():
         near: Any = process.near
-        held = sum(cell.left for cell in near._cells.all())
-        queued = sum(back.permits for back in near._returns)
+        held = sum(cell.permits_left for cell in near._key_states.all())
+        queued = sum(back.permits for back in near._refund_queue)
         assert granted[name] == spent[name] + held + queued + returned[name]
     for command, reply in crowd.world.log:
         if isinstance(command, Refund):
@@ -246,7 +250,7 @@ def windows_hold(*script: Step, **how: Any) -> bool:
 def test_a_lease_that_outlived_its_bucket_would_break_them(monkeypatch: pytest.MonkeyPatch) -> None:
     story: list[Step] = [("calls", 0, "a", 1, 5), TURN, ("rushes", 1, "a"), ("rushes", 0, "a")]
     assert windows_hold(*story)
-    monkeypatch.setattr(leased, "MARGIN", -0.5)
+    monkeypatch.setattr(leased, "CLOCK_MARGIN_S", -0.5)
     assert not windows_hold(*story)
 
 
@@ -259,7 +263,7 @@ def test_a_lease_without_a_margin_for_slewed_clocks_would_break_them(
         ("rushes", 1, "a"), ("rushes", 0, "a"),
     ]  # fmt: skip
     assert windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
-    monkeypatch.setattr(leased, "_MAX_DRIFT", 0.0)
+    monkeypatch.setattr(leased, "MAX_CLOCK_DRIFT", 0.0)
     assert not windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
 
 
@@ -270,7 +274,7 @@ def test_a_machine_that_stood_still_spends_no_more_than_its_lease(
     crowd = Crowd(ONE_BUCKET, leasing(), THREE, start_ms=T0)
     crowd.play([TURN, ("calls", 0, "a", 1, 10)])
     near: Any = crowd.alive[0].near
-    held = near._cells.all()[0].left
+    held = near._key_states.all()[0].permits_left
     assert held > 0
     crowd.alive[0].clock.stands_still(3000)
     crowd.play([("rushes", 1, "a"), ("rushes", 0, "a")])
@@ -325,7 +329,7 @@ def day(mode: Mode, limit: Limit, loads: list[float], seconds: float, seed: int)
     return Day(len(found.admitted), found.world.asked, kinds)
 
 
-def direct(book: Book, clock: Local) -> Near:
+def direct(book: CommandCache, clock: Local) -> Strategy:
     return Direct(book, clock, 1000, 0.25)
 
 
@@ -379,6 +383,10 @@ def test_at_most_one_lease_is_lost_in_a_bucket(lost: list[bool]) -> None:
     stranded = Counter[int]()
     delivered = [id(reply) for _, _, reply in crowd.delivered]
     for command, reply in crowd.world.log:
-        if isinstance(command, Lease) and reply.verdict.admitted and id(reply) not in delivered:
-            stranded[reply.verdict.now_ms // 500] += 1
+        if (
+            isinstance(command, Lease)
+            and reply.acquire_reply.admitted
+            and id(reply) not in delivered
+        ):
+            stranded[reply.acquire_reply.now_ms // 500] += 1
     assert all(count <= 1 for count in stranded.values())

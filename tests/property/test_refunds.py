@@ -20,14 +20,22 @@ from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.stats import RingState
-from distwindow.operations.acquire import decide
-from distwindow.operations.command_cache import Book
-from distwindow.operations.drivers import run
-from distwindow.operations.flush import work
+from distwindow.operations.acquire import decision_of
+from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.drivers import run_blocking
+from distwindow.operations.flush import flush_due
 from distwindow.operations.key_operations import refund
-from distwindow.operations.steps import Fetch, Together
-from distwindow.protocol.commands import Acquire, Command, Lease, Read, Refund, charges_of, each_of
-from distwindow.protocol.keys import stem
+from distwindow.operations.steps import Fetch, Pipeline
+from distwindow.protocol.commands import (
+    Acquire,
+    Command,
+    Lease,
+    Read,
+    Refund,
+    charges_of,
+    split_reply,
+)
+from distwindow.protocol.keys import key_prefix
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, ManualClock, blocking, fresh
 
@@ -64,8 +72,8 @@ class Told:
         self.clock = ManualClock(START)
         self.step_ms = 0
         self.key = fresh()
-        self.near = mode(Book("refunds", limits), self.clock)
-        self.charges = self.near._book.acquire(self.key).charges
+        self.near = mode(CommandCache("refunds", limits), self.clock)
+        self.charges = self.near._command_cache.acquire(self.key).charges
         self.refunds: list[Refund] = []
         self.counted_in: list[int] = []
         """Where the last admission or lease was counted."""
@@ -76,19 +84,19 @@ class Told:
         return self.clock.now_ms() + self.step_ms
 
     def execute(self, command: Any) -> Any:
-        if isinstance(command, Together):
+        if isinstance(command, Pipeline):
             return [self._one(each) for each in command.commands]
         if isinstance(command, Fetch):
             command = command.command
         reply = self._one(command)
-        return decide(command, reply, "store") if type(command) is Acquire else reply
+        return decision_of(command, reply, "store") if type(command) is Acquire else reply
 
     def _one(self, command: Command[Any]) -> Any:
-        reply = self._execute(command.at(self.now_ms))
+        reply = self._execute(command.with_time(self.now_ms))
         if isinstance(command, Refund):
             self.refunds.append(command)
         if (isinstance(command, Acquire) and reply.admitted) or (
-            isinstance(command, Lease) and reply.verdict.admitted
+            isinstance(command, Lease) and reply.acquire_reply.admitted
         ):
             self.counted_in = [state.start for state in self.states() if state]
         return reply
@@ -98,16 +106,18 @@ class Told:
         return states
 
     def call(self, cost: int = 1) -> Decision:
-        decision: Decision | None = self.near.judge(self.key, cost)
+        decision: Decision | None = self.near.decide_locally(self.key, cost)
         if decision is None:
-            decision = run(self.near.ask(self.key, cost), self.execute, self.clock.sleep)
+            decision = run_blocking(
+                self.near.acquire_remote(self.key, cost), self.execute, self.clock.sleep
+            )
         return decision
 
     def works(self) -> None:
-        run(work(self.near, self.clock.monotonic), self.execute, self.clock.sleep)
+        run_blocking(flush_due(self.near, self.clock.monotonic), self.execute, self.clock.sleep)
 
     def refund(self, decision: Decision) -> int:
-        return run(refund(self.near, decision, self.clock), self.execute, self.clock.sleep)
+        return run_blocking(refund(self.near, decision, self.clock), self.execute, self.clock.sleep)
 
 
 def passes(state: RingState | None) -> dict[int, int]:
@@ -131,15 +141,15 @@ def check_as_before(
         assert held == known
 
 
-def direct(book: Book, clock: ManualClock) -> Direct:
+def direct(book: CommandCache, clock: ManualClock) -> Direct:
     return Direct(book, clock, 1000, 0.1)
 
 
-def leased(book: Book, clock: ManualClock) -> Leased:
+def leased(book: CommandCache, clock: ManualClock) -> Leased:
     return Leased(book, clock, 1000, 0.1)
 
 
-def eventual(book: Book, clock: ManualClock) -> Eventual:
+def eventual(book: CommandCache, clock: ManualClock) -> Eventual:
     return Eventual(book, clock, 1000, 0.1)
 
 
@@ -154,7 +164,7 @@ def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> No
         assert decision.allowed
         told.step_ms += between_ms
         told.refund(decision)
-        check_as_before(before, told.states(), told.near._book.limits, told.now_ms)
+        check_as_before(before, told.states(), told.near._command_cache.limits, told.now_ms)
         told.call()
 
 
@@ -196,7 +206,7 @@ def test_each_of_a_shared_call_is_refunded_where_it_was_counted(
     """Also where only the first of them were admitted."""
     execute = MemoryStore().execute if where == "memory" else in_redis
     few = [Limit(9, limit.per, limit.buckets, limit.bound) for limit in chosen]
-    charges = charges_of("k", stem("refunds", fresh()), few, 2)
+    charges = charges_of("k", key_prefix("refunds", fresh()), few, 2)
     now = START + forth_ms
     for _ in range(used):
         execute(Acquire(charges, now))
@@ -204,10 +214,10 @@ def test_each_of_a_shared_call_is_refunded_where_it_was_counted(
     execute(Acquire(charges, now))
     before = execute(Read(charges, now)).states
     command = Acquire(charges, now)
-    verdict = execute(command.shared(times))
-    parts = each_of(verdict, times, [2] * len(charges)) if times > 1 else [verdict]
+    verdict = execute(command.combined(times))
+    parts = split_reply(verdict, times, [2] * len(charges)) if times > 1 else [verdict]
     for part in parts:
-        decision = decide(command, part, "store")
+        decision = decision_of(command, part, "store")
         if decision:
             assert decision.charged
             given_back, _ = execute(Refund(decision.charged, now, decision.now_ms))
@@ -244,7 +254,7 @@ def test_a_refund_names_the_buckets_of_the_lease(chosen: list[Limit], story: lis
             if decision:
                 told.refunds.clear()
                 told.refund(decision)
-                assert told.refunds[-1].starts() == expected, decision
+                assert told.refunds[-1].bucket_starts_ms() == expected, decision
         told.works()
         told.clock.move(30)
         told.works()
@@ -265,13 +275,13 @@ def test_several_rings_lend_nothing_while_one_is_ahead_of_the_clock(
 ) -> None:
     execute = MemoryStore().execute if where == "memory" else in_redis
     for chosen, lent in (((LIMITS[3],), 9), ((LIMITS[3], LIMITS[4]), 0)):
-        charges = charges_of("k", stem("refunds", fresh()), chosen, 1)
+        charges = charges_of("k", key_prefix("refunds", fresh()), chosen, 1)
         execute(Acquire(charges, START + 2 * W))
         ahead = tuple(state.start for state in execute(Read(charges, START)).states)
-        grant = execute(Lease(charges, START + W, more=9))
-        assert (grant.more, grant.verdict.starts) == (lent, ahead)
-        later = execute(Lease(charges, START + 2 * W + 1, more=9))
-        assert (later.more, later.verdict.starts) == (9, None)
+        grant = execute(Lease(charges, START + W, extra=9))
+        assert (grant.extra, grant.acquire_reply.bucket_starts_ms) == (lent, ahead)
+        later = execute(Lease(charges, START + 2 * W + 1, extra=9))
+        assert (later.extra, later.acquire_reply.bucket_starts_ms) == (9, None)
 
 
 @pytest.mark.parametrize("step_ms", [0, -1, -W, -2 * W, 2 * W])
@@ -295,4 +305,4 @@ def test_a_refund_names_the_buckets_that_were_counted_in_here(step_ms: int) -> N
     assert told.states() != before
     assert told.refund(decision) == 1
     told.works()
-    check_as_before(before, told.states(), told.near._book.limits, told.now_ms)
+    check_as_before(before, told.states(), told.near._command_cache.limits, told.now_ms)

@@ -17,8 +17,8 @@ from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
-from distwindow.operations.command_cache import Book
-from distwindow.protocol.commands import Acquire, Command, Grant, Lease, Peek
+from distwindow.operations.command_cache import CommandCache
+from distwindow.protocol.commands import Acquire, Command, Lease, LeaseReply, Peek
 from tests.crowd import Crowd, Mode, Step, steps
 from tests.unit.stage import T0
 
@@ -59,7 +59,7 @@ def syncing(most: int = 1000) -> Mode:
 
 def would_admit(crowd: Crowd, key: str, cost: int) -> bool:
     """What the store would say now."""
-    command = Peek(Book("fleet", crowd.limits).acquire(key, cost).charges)
+    command = Peek(CommandCache("fleet", crowd.limits).acquire(key, cost).charges)
     return bool(crowd.world.store.execute(command).admitted)
 
 
@@ -107,7 +107,7 @@ def test_a_refusal_remembered_beyond_its_moment_would_be_wrong(
         crowd.play(story)
 
     tell()
-    monkeypatch.setattr(near, "MARGIN", -0.5)
+    monkeypatch.setattr(near, "CLOCK_MARGIN_S", -0.5)
     with pytest.raises(AssertionError):
         tell()
 
@@ -197,11 +197,11 @@ def test_what_was_given_back_is_found_within_a_bucket(
 def refused_by(command: Command[Any], reply: Any) -> bool:
     if isinstance(command, Acquire):  # together with others it is answered plainly
         return not (reply.allowed if isinstance(reply, Decision) else reply.admitted)
-    return isinstance(command, Lease) and not reply.verdict.admitted
+    return isinstance(command, Lease) and not reply.acquire_reply.admitted
 
 
 def moment_of(reply: Any) -> int:
-    return int(reply.verdict.now_ms if isinstance(reply, Grant) else reply.now_ms)
+    return int(reply.acquire_reply.now_ms if isinstance(reply, LeaseReply) else reply.now_ms)
 
 
 # -- counted --------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def check_blocks(crowd: Crowd) -> None:
         if decision.source != "store":
             blocked[key] += decision.cost
     for command, reply in crowd.world.log:
-        if refused_by(command, reply) and not (isinstance(command, Lease) and command.quiet):
+        if refused_by(command, reply) and not (isinstance(command, Lease) and command.prefetch):
             blocked[str(command.charges[0].key)] += command.charges[0].cost
     for limit in crowd.limits:
         for key in KEYS:

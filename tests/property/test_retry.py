@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from distwindow import Limit
 from distwindow.core.stats import window_at
-from distwindow.protocol.commands import Acquire, Charge, Peek, Read, Refund, Verdict, charges_of
-from distwindow.protocol.keys import stem
+from distwindow.protocol.commands import (
+    Acquire,
+    AcquireReply,
+    Charge,
+    Peek,
+    Read,
+    Refund,
+    charges_of,
+)
+from distwindow.protocol.keys import key_prefix
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
 W = 60_000
@@ -58,7 +66,7 @@ class Scene:
         self.now = T0
 
     def charges(self, cost: int) -> tuple[Charge, ...]:
-        return charges_of(self.key, stem("retry", self.key), self.limits, cost)
+        return charges_of(self.key, key_prefix("retry", self.key), self.limits, cost)
 
     def live(self, past: list[tuple[int, int, str]]) -> None:
         for wait, cost, verb in past:
@@ -68,12 +76,14 @@ class Scene:
             else:
                 self.execute(Acquire(self.charges(cost), self.now))
 
-    def peek(self, cost: int, ms: int) -> Verdict:
-        verdict: Verdict = self.execute(Peek(self.charges(cost), self.now + ms))
+    def peek(self, cost: int, ms: int) -> AcquireReply:
+        verdict: AcquireReply = self.execute(Peek(self.charges(cost), self.now + ms))
         return verdict
 
-    def acquire(self, cost: int, ms: int = 0, times: int = 1) -> Verdict:
-        verdict: Verdict = self.execute(Acquire(self.charges(cost), self.now + ms, times=times))
+    def acquire(self, cost: int, ms: int = 0, times: int = 1) -> AcquireReply:
+        verdict: AcquireReply = self.execute(
+            Acquire(self.charges(cost), self.now + ms, calls=times)
+        )
         return verdict
 
     def used(self, ring: int, ms: int) -> int:
@@ -83,9 +93,9 @@ class Scene:
         return window_at(state, self.limits[ring], at).passed
 
 
-def refused_exactly(scene: Scene, cost: int, verdict: Verdict) -> None:
+def refused_exactly(scene: Scene, cost: int, verdict: AcquireReply) -> None:
     retry = verdict.retry_ms
-    width = scene.limits[verdict.ring].bucket_ms
+    width = scene.limits[verdict.binding_ring].bucket_ms
     assert retry > 0
     assert not scene.peek(cost, retry - 1).admitted
     if retry > width:
@@ -94,12 +104,12 @@ def refused_exactly(scene: Scene, cost: int, verdict: Verdict) -> None:
     assert scene.acquire(cost, retry).admitted, "and the call itself, not just the look"
 
 
-def empty_exactly(scene: Scene, verdict: Verdict) -> None:
-    assert scene.used(verdict.ring, verdict.reset_ms) == 0
+def empty_exactly(scene: Scene, verdict: AcquireReply) -> None:
+    assert scene.used(verdict.binding_ring, verdict.reset_ms) == 0
     if verdict.reset_ms:
-        assert scene.used(verdict.ring, verdict.reset_ms - 1) > 0
+        assert scene.used(verdict.binding_ring, verdict.reset_ms - 1) > 0
     else:
-        assert scene.used(verdict.ring, 0) == 0
+        assert scene.used(verdict.binding_ring, 0) == 0
 
 
 @settings(LENIENT, max_examples=80)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from distwindow import Limit
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import Charge, Flush, Read, Reset, charges_of
-from distwindow.protocol.keys import is_senders_name, read_ring_name, senders_name, stem
+from distwindow.protocol.keys import is_senders_name, key_prefix, parse_ring_name, senders_name
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, blocking, fresh
 
@@ -44,7 +44,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def ring_of(limit: Limit = LIMIT) -> tuple[Charge, ...]:
-    return charges_of("k", stem("records", fresh()), [limit], 1)
+    return charges_of("k", key_prefix("records", fresh()), [limit], 1)
 
 
 def flush(
@@ -133,7 +133,7 @@ def test_a_reset_leaves_what_was_taken(execute: Execute) -> None:
 def test_a_flush_touches_no_key_that_it_does_not_name(
     execute: Execute, server: redis.Redis, redis_url: str
 ) -> None:
-    charges = charges_of("k", stem("records", fresh()), [LIMIT, OTHER], 1)
+    charges = charges_of("k", key_prefix("records", fresh()), [LIMIT, OTHER], 1)
     declared = {key.decode() for key in Flush(charges).keys}
     end = fresh("end")
     touched: set[str] = set()
@@ -163,10 +163,10 @@ def test_a_flush_touches_no_key_that_it_does_not_name(
 
 
 def test_records_lie_in_the_slot_of_their_ring_and_are_no_ring() -> None:
-    for charge in charges_of("k", stem("records", "user:42"), [LIMIT, OTHER], 1):
+    for charge in charges_of("k", key_prefix("records", "user:42"), [LIMIT, OTHER], 1):
         name = senders_name(charge.ring)
         assert name[: name.index(b"}")] == charge.ring[: charge.ring.index(b"}")]
-        assert read_ring_name("records", name) is None
+        assert parse_ring_name("records", name) is None
         assert is_senders_name("records", name)
         assert not is_senders_name("other", name)
         assert not is_senders_name("records", charge.ring)

@@ -21,7 +21,7 @@ from distwindow import Key, Limit
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import (
     COMMANDS,
-    NEWEST,
+    CURRENT_BUCKET,
     Acquire,
     Charge,
     Command,
@@ -32,9 +32,9 @@ from distwindow.protocol.commands import (
     Refund,
     Reset,
     charges_of,
-    each_of,
+    split_reply,
 )
-from distwindow.protocol.keys import AnyKey, stem
+from distwindow.protocol.keys import AnyKey, key_prefix
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, awaiting, blocking, fresh
 
@@ -80,7 +80,7 @@ Step = tuple[str, int, list[int], int, int, int, bool, int]
 
 def charged(key: AnyKey, limits: list[Limit], cost: int) -> tuple[Charge, ...]:
     """As `limits_of` demands, no ring twice: one bucket, strict, has the ring of two, leap."""
-    charges = charges_of(key, stem("agree", key), limits, cost)
+    charges = charges_of(key, key_prefix("agree", key), limits, cost)
     return tuple({charge.ring: charge for charge in charges}.values())
 
 
@@ -97,11 +97,11 @@ def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
         ]
         charges = charged(key, limits, cost)
         if verb == "acquire":
-            yield Acquire(charges, now, times=times, tell=tell)
+            yield Acquire(charges, now, calls=times, store_limit=tell)
         elif verb == "peek":
             yield Peek(charges, now)
         elif verb == "lease":
-            yield Lease(charges, now, more=size * times, quiet=tell)
+            yield Lease(charges, now, extra=size * times, prefetch=tell)
         elif verb == "flush":
             yield flush(charges, now, past, cost, times, size, pull=tell, seq=len(past) + raised)
         elif verb == "refund":
@@ -126,7 +126,9 @@ def flush(
     seq: int,
 ) -> Flush:
     """Counts of now and of moments past, by one of three senders or by nobody."""
-    moments = [now, past[-1 - size % len(past)], past[-1 - times % len(past)], NEWEST][:times]
+    moments = [now, past[-1 - size % len(past)], past[-1 - times % len(past)], CURRENT_BUCKET][
+        :times
+    ]
     seen = [Bucket(t, cost - 1, size, times - 1, size % 2, size * 3, size) for t in moments]
     counts = tuple(tuple(seen[i % 2 :]) for i in range(len(charges)))
     sender = ["", "a", "0b", "c0ffee"][cost % 4]
@@ -260,9 +262,9 @@ def test_one_call_for_many_says_what_each_would_have_been_told(
     for command in before:
         assert alone(command) == shared(command)
     one_by_one = [alone(Acquire(charges, START)) for _ in range(times)]
-    verdict = shared(Acquire(charges, START, times=times))
+    verdict = shared(Acquire(charges, START, calls=times))
     costs = [charge.cost for charge in charges]
-    assert each_of(verdict, times, costs) == one_by_one
+    assert split_reply(verdict, times, costs) == one_by_one
     assert alone(Read(charges, START)) == shared(Read(charges, START))
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from distwindow.consistency.key_state import FAR
+from distwindow.consistency.key_state import NEVER
 from distwindow.core.clock import SYSTEM
 from distwindow.worker import shutdown as ending
-from distwindow.worker.flush_job import Agent, Agents
-from distwindow.worker.thread import Thread
+from distwindow.worker.flush_job import FlushJob, FlushJobs
+from distwindow.worker.thread import WorkerThread
 from tests.servers import until
 
 
@@ -30,19 +30,19 @@ class Work:
     """Stands in for a limiter: counts that are sent when they are due."""
 
     def __init__(self) -> None:
-        self.next_at = FAR
+        self.next_due_at = NEVER
         self.wake: Callable[[], object] = lambda: None
         self.counted = self.sent = 0
         self.senders: set[int] = set()
 
     def count(self) -> None:
         self.counted += 1
-        self.next_at = SYSTEM.monotonic()
+        self.next_due_at = SYSTEM.monotonic()
         self.wake()
 
     def send(self, last: bool) -> None:
         self.senders.add(threading.get_ident())
-        self.next_at = FAR
+        self.next_due_at = NEVER
         self.sent = self.counted
 
     def held(self) -> int:
@@ -55,16 +55,16 @@ class Work:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Thread:
+def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
     """One of its own, which does not take part in the end of this process."""
-    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Ending())
-    monkeypatch.setattr(ending.Ending, "serve", lambda *_, **__: None)
-    monkeypatch.setattr(ending.Ending, "hook_exit", lambda *_: None)
-    return Thread()
+    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Shutdown())
+    monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    monkeypatch.setattr(ending.Shutdown, "hook_exit", lambda *_: None)
+    return WorkerThread()
 
 
-def serve(worker: Thread, work: Any) -> Agent:
-    return worker.serve(work, work.send, SYSTEM, name="a test", handle_sigterm=False)
+def serve(worker: WorkerThread, work: Any) -> FlushJob:
+    return worker.add(work, work.send, SYSTEM, name="a test", handle_sigterm=False)
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:
@@ -103,7 +103,7 @@ def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int
     raise AssertionError("it never ends")
 
 
-def test_a_wake_up_that_is_interrupted(worker: Thread) -> None:
+def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
     """The next one has everything sent, by the one thread."""
     works = [Work(), Work()]
     for work in works:
@@ -121,10 +121,10 @@ def test_a_wake_up_that_is_interrupted(worker: Thread) -> None:
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second thread is never at work beside the first."""
-    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Ending())
-    monkeypatch.setattr(ending.Ending, "serve", lambda *_, **__: None)
+    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Shutdown())
+    monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
     for number in range(1, 30):
-        worker, work = Thread(), Work()
+        worker, work = WorkerThread(), Work()
         serve(worker, work)
         was_interrupted = interrupted(work.count, number)
         for _ in range(20):
@@ -136,8 +136,8 @@ def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) 
     assert number > 2
 
 
-@pytest.mark.parametrize("name", ["wait_for", "dismiss"])
-def test_waiting_that_is_interrupted(worker: Thread, name: str) -> None:
+@pytest.mark.parametrize("name", ["wait_for", "detach"])
+def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
     work = Work()
     agent = serve(worker, work)
     entered, release = threading.Event(), threading.Event()
@@ -147,15 +147,15 @@ def test_waiting_that_is_interrupted(worker: Thread, name: str) -> None:
         release.wait(5)
         work.send(last)
 
-    agent.work = send
+    agent.flush = send
 
     def step() -> None:
         getattr(worker, name)(agent)
 
     def after() -> None:
         release.set()
-        if agent.at_work is not None:
-            agent.at_work.wait(5)
+        if agent.running is not None:
+            agent.running.wait(5)
         entered.clear()
         release.clear()
         work.count()
@@ -169,24 +169,24 @@ def test_waiting_that_is_interrupted(worker: Thread, name: str) -> None:
     assert len(work.senders) == 1
 
 
-def test_flushing_all_needs_no_wake_up(worker: Thread) -> None:
+def test_flushing_all_needs_no_wake_up(worker: WorkerThread) -> None:
     """A caller was interrupted between counting and waking, and its process ends."""
     work = Work()
     agent = serve(worker, work)
     work.counted = 3
     worker.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert work.sent == 3
-    worker.dismiss(agent)
+    worker.detach(agent)
     work.counted = 4
     worker.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert work.sent == 3, "it is closed"
 
 
 def test_a_limiter_that_is_dropped_is_forgotten() -> None:
-    agents, work = Agents(), Work()
-    agent = Agent(work, work.send, "a test")  # type: ignore[arg-type]
+    agents, work = FlushJobs(), Work()
+    agent = FlushJob(work, work.send, "a test")  # type: ignore[arg-type]
     agents.add(agent)
-    assert agents.alive() == [agent]
+    assert agents.all() == [agent]
     del agent
-    assert agents.alive() == []
+    assert agents.all() == []
     assert not agents._refs

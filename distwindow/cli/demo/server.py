@@ -21,8 +21,8 @@ import redis
 
 from distwindow import ConfigurationError, StoreUnavailable
 
-from ...store.redis.handshake import OLDEST
-from ...store.redis.urls import shown
+from ...store.redis.handshake import MIN_VERSION
+from ...store.redis.urls import masked_url
 
 _READY = 10.0
 _PORTS = 10
@@ -55,7 +55,7 @@ def host(url: str | None) -> Iterator[Host]:
                 "memory:// lives inside one process, and the demo is about several; "
                 "leave --url out, or name a Redis"
             )
-        yield Host(url, f"On your store {shown(url)}")
+        yield Host(url, f"On your store {masked_url(url)}")
         return
     binary = os.environ.get("DISTWINDOW_REDIS_SERVER") or find_server_binary()
     if binary is None:
@@ -104,7 +104,7 @@ def _is_usable(binary: str) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     version = re.search(r"v=(\d+)\.(\d+)", output)
-    return version is not None and (int(version[1]), int(version[2])) >= OLDEST
+    return version is not None and (int(version[1]), int(version[2])) >= MIN_VERSION
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from ...core.limit import MAX_BUCKETS
-from ...store.redis.handshake import OLDEST, time_ms
+from ...store.redis.handshake import MIN_VERSION, time_ms
 from ..servers import Server
 from .finding import Finding, Forbidden, asked, config, info, looked
 
@@ -30,7 +30,7 @@ def _version(server: Server) -> list[Finding]:
     if "valkey_version" in fields:
         name = f"Valkey {fields['valkey_version']} (compatible with Redis {said})"
     numbers = [int(part) for part in said.split(".")[:2] if part.isdigit()]
-    if len(numbers) == 2 and tuple(numbers) < OLDEST:
+    if len(numbers) == 2 and tuple(numbers) < MIN_VERSION:
         return [
             Finding("version", "problem", f"{name} is too old", "Redis 6.2 or newer, or Valkey")
         ]

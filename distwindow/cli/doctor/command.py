@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...protocol.keys import check_prefix
-from ...store.redis.urls import read, shown
+from ...store.redis.urls import masked_url, parse_url_text
 from ..errors import guarded, without_password
 from ..options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url
 from ..render import console, printable
@@ -47,11 +47,11 @@ def doctor(as_json: Json = False, url: Url = DEFAULT_URL, prefix: Prefix = DEFAU
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     if as_json:
-        said = {"url": shown(url), "fit": not problems}
+        said = {"url": masked_url(url), "fit": not problems}
         print(json.dumps(said | {"findings": [one._asdict() for one in findings]}, indent=1))
     else:
         out.print()
-        out.print(Text(f"{shown(url)}: {_summary(problems, warnings)}", style="bold"))
+        out.print(Text(f"{masked_url(url)}: {_summary(problems, warnings)}", style="bold"))
     if problems:
         raise typer.Exit(1)
 
@@ -67,7 +67,7 @@ def _examination(nodes: Sequence[Server], url: str, prefix: str) -> Iterator[Fin
     for server in nodes:
         for finding in examined(server):
             yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
-    if read(url).kind == "cluster":
+    if parse_url_text(url).kind == "cluster":
         yield from covered(nodes[0])
     yield from exercised(nodes, url, prefix)
 

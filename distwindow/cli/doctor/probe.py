@@ -16,7 +16,7 @@ from distwindow import ConfigurationError, DistwindowError, Limiter, __version__
 from ...core.clock import SYSTEM
 from ...core.stats import Bucket
 from ...protocol import scripts as script
-from ...protocol.commands import NEWEST, Flush, Reset
+from ...protocol.commands import CURRENT_BUCKET, Flush, Reset
 from ...protocol.keys import senders_name
 from ...store.redis import urls as address
 from ..servers import Server
@@ -36,8 +36,8 @@ def grant(prefix: str, *, cluster: bool = False) -> str:
     """The ACL rule that a user of this prefix needs, read from the scripts themselves."""
     calls = {
         call.lower()
-        for name in script.names()
-        for call in re.findall(r"""call\(['"](\w+)['"]""", script.load(name).text)
+        for name in script.script_names()
+        for call in re.findall(r"""call\(['"](\w+)['"]""", script.load_script(name).text)
     }
     more = _OF_CLUSTERS if cluster else ()
     rights = " ".join(f"+{name}" for name in (*_BESIDE_SCRIPTS, *more, *sorted(calls)))
@@ -80,7 +80,9 @@ def exercised(nodes: Sequence[Server], url: str, prefix: str) -> Iterator[Findin
                 _forget_flushes(limiter, key)
     except (ConfigurationError, Forbidden) as exc:
         denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
-        mend = grant(prefix, cluster=address.read(url).kind == "cluster") if denied else ""
+        mend = (
+            grant(prefix, cluster=address.parse_url_text(url).kind == "cluster") if denied else ""
+        )
         yield Finding("scripts", "problem", str(exc), mend)
     except DistwindowError as exc:
         yield Finding("scripts", "problem", str(exc), "every call would fail like this")
@@ -104,15 +106,15 @@ def _turn(url: str, prefix: str) -> None:
 
 def _flush(limiter: Limiter, key: str) -> None:
     """Flush as a process does that is heard of for the first time."""
-    charges = limiter._book.acquire(key).charges
+    charges = limiter._command_cache.acquire(key).charges
     limiter._store.execute(
-        Flush(charges, counts=((Bucket(NEWEST, 1),),), sender=secrets.token_hex(5), seq=1)
+        Flush(charges, counts=((Bucket(CURRENT_BUCKET, 1),),), sender=secrets.token_hex(5), seq=1)
     )
 
 
 def _forget_flushes(limiter: Limiter, key: str) -> None:
     """A reset leaves the records of what was flushed, which would expire a window later."""
-    (charge,) = limiter._book.acquire(key).charges
+    (charge,) = limiter._command_cache.acquire(key).charges
     limiter._store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
 
 
@@ -175,4 +177,4 @@ def installed() -> Iterator[Finding]:
     yield Finding(
         "library", "ok", f"distwindow {__version__}, redis-py {redis.__version__}, {hiredis}"
     )
-    yield Finding("lua", "ok", f"scripts from {script.folder()}")
+    yield Finding("lua", "ok", f"scripts from {script.scripts_folder()}")

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from ...core.errors import StoreError
 from ...protocol.commands import EXPIRED, Command
-from .outcome import Refused, broken, late, refusal, unavailable
-from .topology import Node, Place, Terms
+from .outcome import ErrorReply, error_reply, failure_of_reply, no_reply_failure, timed_out
+from .topology import CallSettings, Node, Topology
 
 Reply = TypeVar("Reply")
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
-class Send:
+class Request:
     """A command on its way to a node. The transport asks for the frame once it is connected, as
     the guard's deadline needs the server's clock.
     """
@@ -48,11 +48,11 @@ class Send:
         """The bytes to send."""
         clock = self.node.clock
         self.guard = clock.guard(clock.until_ms(self._deadline))
-        frame = self._command.text_frame if self._by_text else self._command.frame
+        frame = self._command.eval_frame if self._by_text else self._command.frame
         return ASKING + frame(self.guard) if self.asking else frame(self.guard)
 
 
-class Lost(NamedTuple):
+class NoReply(NamedTuple):
     """No reply came. `sent`: bytes may have reached the server."""
 
     why: object
@@ -60,13 +60,13 @@ class Lost(NamedTuple):
     late: bool = False
 
 
-def call(
+def execute_once(
     command: Command[Reply],
-    place: Place,
-    terms: Terms,
+    topology: Topology,
+    settings: CallSettings,
     deadline: float,
-    under_way: Send | None = None,
-) -> Generator[Send, Any, Reply]:
+    under_way: Request | None = None,
+) -> Generator[Request, Any, Reply]:
     """Get `command` executed at most once, by `deadline` (monotonic seconds).
 
     `under_way` is the first `Send` where a transport's hot path has made it already.
@@ -74,52 +74,52 @@ def call(
     Sent a second time only when the first was surely not executed. Raises `StoreTimeout`,
     `StoreUnavailable` or `ConfigurationError`.
     """
-    if terms.client_clock and command.now_ms is None:
-        command = command.at(terms.clock.now_ms())
-    node = place.node_of(command) if under_way is None else under_way.node
+    if settings.client_clock and command.now_ms is None:
+        command = command.with_time(settings.clock.now_ms())
+    node = topology.node_of(command) if under_way is None else under_way.node
     by_text = asking = retried = False
     while True:
-        send = under_way or Send(node, command, deadline, by_text=by_text, asking=asking)
+        request = under_way or Request(node, command, deadline, by_text=by_text, asking=asking)
         under_way = None
-        raw = yield send
-        if type(raw) is list and len(raw) >= 3 and raw[0] == send.guard:
+        raw = yield request
+        if type(raw) is list and len(raw) >= 3 and raw[0] == request.guard:
             node.clock.learn(raw[2])
             if raw[1] != EXPIRED:
                 return command.reply(raw)
-            failure: StoreError = late(node.name, terms.timeout, sent=False)
-        elif isinstance(raw, Lost):
-            place.doubt()
+            failure: StoreError = timed_out(node.name, settings.timeout, sent=False)
+        elif isinstance(raw, NoReply):
+            topology.on_failure()
             if raw.late:
-                raise late(node.name, terms.timeout, sent=raw.sent)
-            failure = broken(node.name, raw.why, sent=raw.sent)
+                raise timed_out(node.name, settings.timeout, sent=raw.sent)
+            failure = no_reply_failure(node.name, raw.why, sent=raw.sent)
             if raw.sent:
                 raise failure
-            node = place.node_of(command)
+            node = topology.node_of(command)
         elif not isinstance(raw, Exception):
             # Out of step: this connection's later replies would be those of other calls, too.
-            node.renew()
-            raise broken(node.name, "it sent the reply of another call", sent=True)
+            node.drop_connections()
+            raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
         else:
-            refused = refusal(str(raw), node.name, command.keys[0])
-            if refused.token == "NOSCRIPT" and not by_text:
+            error = error_reply(str(raw), node.name, command.keys[0])
+            if error.token == "NOSCRIPT" and not by_text:
                 by_text = True
                 continue
-            failure = unavailable(node.name, refused)
-            node, asking = _elsewhere(node, refused, place, command)
-        if retried or terms.clock.monotonic() >= deadline:
+            failure = failure_of_reply(node.name, error)
+            node, asking = _next_node(node, error, topology, command)
+        if retried or settings.clock.monotonic() >= deadline:
             raise failure
         retried = True
 
 
-def _elsewhere(
-    node: Node, refused: Refused, place: Place, command: Command[Any]
+def _next_node(
+    node: Node, error: ErrorReply, topology: Topology, command: Command[Any]
 ) -> tuple[Node, bool]:
     """Where the second try goes, and whether it has to ask."""
-    if (address := refused.redirect()) is not None:
-        asking = refused.token == "ASK"
-        return place.redirected(node, *address, command, for_good=not asking), asking
-    if refused.token in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
-        node.renew()
-        place.doubt()
-        return place.node_of(command), False
+    if (address := error.redirect()) is not None:
+        asking = error.token == "ASK"
+        return topology.redirected(node, *address, command, for_good=not asking), asking
+    if error.token in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
+        node.drop_connections()
+        topology.on_failure()
+        return topology.node_of(command), False
     return node, False

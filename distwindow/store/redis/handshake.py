@@ -9,7 +9,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
 
-OLDEST = (6, 2)
+MIN_VERSION = (6, 2)
 
 
 def check_version(info: object, node: str) -> None:
@@ -19,7 +19,7 @@ def check_version(info: object, node: str) -> None:
     """
     text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
     found = re.search(r"redis_version:(\d+)\.(\d+)", text)
-    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+    if found is not None and (int(found[1]), int(found[2])) < MIN_VERSION:
         raise ConfigurationError(
             f"{node} is Redis {found[1]}.{found[2]}, which is too old; "
             "distwindow needs Redis 6.2 or newer, or Valkey"
@@ -31,18 +31,18 @@ def time_ms(reply: Any) -> int:
     return int(reply[0]) * 1000 + int(reply[1]) // 1000
 
 
-def failure(exc: Exception, node: str) -> DistwindowError:
+def connect_failure(exc: Exception, node: str) -> DistwindowError:
     """What it means that a client could not start; redis-py tells why in its error's causes."""
     causes: list[BaseException] = [exc]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
     for cause in reversed(causes):  # the innermost knows best
-        if (error := misconfigured(cause, node)) is not None:
+        if (error := configuration_failure(cause, node)) is not None:
             return error
     return StoreUnavailable(f"{node} is not reachable: {exc}")
 
 
-def misconfigured(exc: BaseException, node: str) -> ConfigurationError | None:
+def configuration_failure(exc: BaseException, node: str) -> ConfigurationError | None:
     """A failure to connect that trying again cannot mend, as the error to raise; else None."""
     if isinstance(exc, ConfigurationError):
         return exc

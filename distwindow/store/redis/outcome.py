@@ -28,7 +28,7 @@ _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
     r"OOM|MISCONF|max number of clients)\b"
 )
-_REMEDIES = (
+_FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
     ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
     ("user executing the script can't", "grant the user the rights in docs/operations.md (ACL)"),
@@ -43,7 +43,7 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
-class Refused:
+class ErrorReply:
     """The server answered with an error, and did not execute the call."""
 
     token: str
@@ -69,7 +69,7 @@ def with_token(error: ResponseError) -> ResponseError:
     return error if token is None else ResponseError(f"{token} {error}")
 
 
-def refusal(text: str, node: str, ring: bytes) -> Refused:
+def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
     """What an error reply means; raises `ConfigurationError` where no retry can help.
 
     Old servers and Dragonfly wrap errors of scripts, so a token counts wherever it stands.
@@ -77,13 +77,13 @@ def refusal(text: str, node: str, ring: bytes) -> Refused:
     found = _NOT_EXECUTED.search(text)
     # An unknown command is shown with its arguments, so with keys, which may be any word.
     if found is not None and "unknown command" not in text:
-        return Refused(found[1], text)
-    remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in text), "")
+        return ErrorReply(found[1], text)
+    remedy = next((f"; {remedy}" for sign, remedy in _FIXES if sign in text), "")
     key = ring.decode("utf-8", "backslashreplace")
     raise ConfigurationError(f"{node} refuses: {text} (key {key!r}){remedy}")
 
 
-def unavailable(node: str, refused: Refused) -> StoreUnavailable:
+def failure_of_reply(node: str, refused: ErrorReply) -> StoreUnavailable:
     """The server said no, and again."""
     return StoreUnavailable(f"{node} cannot serve now: {refused.text}")
 
@@ -97,7 +97,7 @@ def is_unknown(exc: BaseException) -> bool:
     return not isinstance(exc, DistwindowError)
 
 
-def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
+def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
     """The deadline passed; `sent`: some of the call may have reached the server."""
     fate = "the outcome of the call is unknown" if sent else "the call was surely not executed"
     return StoreTimeout(
@@ -105,7 +105,7 @@ def late(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
     )
 
 
-def broken(node: str, why: object, *, sent: bool) -> StoreUnavailable:
+def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreUnavailable:
     """The connection failed; `sent`: some of the call may have reached the server."""
     if isinstance(why, MasterNotFoundError):  # whose own text is its clients' whole settings
         why = "no sentinel answers that knows it"

@@ -16,22 +16,22 @@ from ...core.interrupts import OneShotEvent, start_thread
 T = TypeVar("T")
 
 
-class Abandoned(Exception):
+class JobAbandoned(Exception):
     """Nobody wants the work any more, while somebody still waited for it."""
 
 
-class OutOfTime(Exception):
+class JobTimeout(Exception):
     """The work goes on, unwanted."""
 
 
-def within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
-    """What `work` returns or raises, within `seconds`; raises `OutOfTime` after that."""
-    job = Job(work, discard)
+def run_within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
+    """What `work` returns or raises, within `seconds`; raises `JobTimeout` after that."""
+    job = BackgroundJob(work, discard)
     taken = False
     try:
         job.start()
         if not job.wait(seconds):
-            raise OutOfTime
+            raise JobTimeout
         if job.failure is not None:
             raise job.failure
         taken = True
@@ -41,7 +41,7 @@ def within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -
             job.abandon()
 
 
-class Job(Generic[T]):
+class BackgroundJob(Generic[T]):
     """Work in a thread of its own, that may be waited for more than once.
 
     How it ended is a value (`failure`, `result`) and is not raised by `wait`: whatever comes out of
@@ -92,7 +92,7 @@ class Job(Generic[T]):
             self._wanted = False
             done = self._done.is_set
             if not done:
-                self.failure = Abandoned("the limiter was closed")
+                self.failure = JobAbandoned("the limiter was closed")
                 self._done.set()
         if done:
             self._throw_away()

@@ -20,19 +20,19 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from ...core.clock import Clock
-from ...core.errors import ConfigurationError, StoreUnavailable, brief
+from ...core.errors import ConfigurationError, StoreUnavailable, short_repr
 from ...protocol.commands import Command
 from .guard import ServerClock
 
-_BACKOFF = 0.1
+_BACKOFF_S = 0.1
 """Seconds in which a node that could not be connected to is not tried again."""
 
-_REFRESH = 1.0
+_MIN_REFRESH_S = 1.0
 """Seconds between two readings of a cluster's map, at the least."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CallSettings:
     """Under which terms calls are made."""
 
     clock: Clock
@@ -47,45 +47,47 @@ class Terms:
 class Node:
     """One server: how to connect to it, what its clock says, and whether it is worth trying now."""
 
-    def __init__(self, name: str, new_connection: Callable[[], Any], terms: Terms) -> None:
+    def __init__(
+        self, name: str, new_connection: Callable[[], Any], settings: CallSettings
+    ) -> None:
         self.name = name
         self.new_connection = new_connection
         """Makes a redis-py connection to it, not connected yet."""
-        self.clock = ServerClock(terms.clock, used=not terms.client_clock)
+        self.clock = ServerClock(settings.clock, used=not settings.client_clock)
         self.generation = 0
         """Connections of an earlier generation are to be closed."""
         self.checked = False
         """Its version has been looked at."""
-        self.ask_another: Callable[[], None] = lambda: None
+        self.ask_next_sentinel: Callable[[], None] = lambda: None
         """Have the next connect ask another sentinel first."""
-        self._time = terms.clock
+        self._clock = settings.clock
         self._down: tuple[float, object] | None = None
-        self._failed = False
+        self._failed_before = False
 
-    def renew(self) -> None:
+    def drop_connections(self) -> None:
         """Connect anew: what answers there is no primary any more, or talks out of step."""
         self.generation += 1
 
-    def failed(self, why: object, *, slow: bool = False) -> None:
+    def on_connect_failed(self, why: object, *, slow: bool = False) -> None:
         """Connecting failed. Once may be an accident; after the second time in a row, or where it
         took a whole `slow` timeout, it is not tried for a moment, so that callers fail fast.
         """
-        if self._failed or slow:
-            self._down = (self._time.monotonic() + _BACKOFF, why)
-        self._failed = True
+        if self._failed_before or slow:
+            self._down = (self._clock.monotonic() + _BACKOFF_S, why)
+        self._failed_before = True
 
-    def reached(self) -> None:
+    def on_connected(self) -> None:
         """Connecting worked."""
-        self._down, self._failed = None, False
+        self._down, self._failed_before = None, False
 
-    def down(self) -> object | None:
+    def unavailable_reason(self) -> object | None:
         """Why connecting is not worth trying now, or None."""
-        if self._down is not None and self._time.monotonic() < self._down[0]:
+        if self._down is not None and self._clock.monotonic() < self._down[0]:
             return self._down[1]
         return None
 
 
-class Place(Protocol):
+class Topology(Protocol):
     """Finds the node of a command."""
 
     release: Callable[[], object] | None
@@ -93,7 +95,7 @@ class Place(Protocol):
 
     def node_of(self, command: Command[Any]) -> Node: ...
 
-    def doubt(self) -> None:
+    def on_failure(self) -> None:
         """A node did not serve: look soon whether it still is the one."""
         ...
 
@@ -104,20 +106,20 @@ class Place(Protocol):
         ...
 
 
-class OnePlace:
+class SingleServer:
     """A standalone server, or whatever primary a Sentinel pool resolves to when it connects."""
 
     release: Callable[[], object] | None = None
 
-    def __init__(self, pool: Any, terms: Terms) -> None:
-        kwargs = _plain(pool.connection_kwargs, pool.connection_class, terms)
+    def __init__(self, pool: Any, settings: CallSettings) -> None:
+        kwargs = _connection_kwargs(pool.connection_kwargs, pool.connection_class, settings)
         self._pool = pool  # connections of a sentinel pool know it weakly: it has to live
 
         def connect() -> Any:
             return pool.connection_class(**kwargs)
 
-        self.node = Node(_named(pool), connect, terms)
-        self.node.ask_another = self._ask_another
+        self.node = Node(_pool_name(pool), connect, settings)
+        self.node.ask_next_sentinel = self._ask_another
 
     def _ask_another(self) -> None:
         watch = getattr(self._pool, "sentinel_manager", None)
@@ -127,7 +129,7 @@ class OnePlace:
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
 
-    def doubt(self) -> None:
+    def on_failure(self) -> None:
         """Every new connection asks anew."""
 
     def redirected(
@@ -138,18 +140,18 @@ class OnePlace:
         )
 
 
-class ClusterPlace:
+class ClusterTopology:
     """A Redis Cluster, by redis-py's map of slots; corrected by MOVED between its refreshes."""
 
     release: Callable[[], object] | None = None
 
-    def __init__(self, client: Any, terms: Terms) -> None:
+    def __init__(self, client: Any, settings: CallSettings) -> None:
         self.client = client
         """The redis-py client, its map read."""
-        self._terms = terms
+        self._settings = settings
         self._nodes: dict[tuple[str, int], Node] = {}
         self._moved: dict[int, Node] = {}
-        self._refreshed = terms.clock.monotonic()
+        self._refreshed = settings.clock.monotonic()
         self._stale = False
 
     def node_of(self, command: Command[Any]) -> Node:
@@ -164,7 +166,7 @@ class ClusterPlace:
             raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
         return self._node(known.host, int(known.port))
 
-    def doubt(self) -> None:
+    def on_failure(self) -> None:
         self._stale = True
 
     def redirected(
@@ -178,15 +180,15 @@ class ClusterPlace:
             self._stale = True
         return to
 
-    def due(self) -> bool:
+    def is_refresh_due(self) -> bool:
         """Should the map be read again now? Only when stale, and at most once a second."""
-        now = self._terms.clock.monotonic()
-        if not self._stale or now - self._refreshed < _REFRESH:
+        now = self._settings.clock.monotonic()
+        if not self._stale or now - self._refreshed < _MIN_REFRESH_S:
             return False
         self._refreshed = now
         return True
 
-    def refreshed(self) -> None:
+    def on_refreshed(self) -> None:
         """The client has read the map again."""
         self._moved.clear()
         self._stale = False
@@ -195,12 +197,15 @@ class ClusterPlace:
         node = self._nodes.get((host, port))
         if node is None:
             connection_class, base = self._template()
-            kwargs = _plain(base, connection_class, self._terms) | {"host": host, "port": port}
+            kwargs = _connection_kwargs(base, connection_class, self._settings) | {
+                "host": host,
+                "port": port,
+            }
 
             def connect() -> Any:
                 return connection_class(**kwargs)
 
-            node = Node(f"{host}:{port}", connect, self._terms)
+            node = Node(f"{host}:{port}", connect, self._settings)
             self._nodes[host, port] = node
         return node
 
@@ -219,8 +224,8 @@ def _slot_of(command: Command[Any]) -> int:
     for charge in charges[1:]:
         if key_slot(charge.ring) != slot:
             raise ConfigurationError(
-                f"keys {brief(charges[0].key)} and {brief(charge.key)} lie on different slots "
-                "of the cluster, so no script can decide over both; give them a common tag: "
+                f"keys {short_repr(charges[0].key)} and {short_repr(charge.key)} lie on different "
+                "slots of the cluster, so no script can decide over both; give them a common tag: "
                 "Key(resource, tag=...)"
             )
     return slot
@@ -235,7 +240,9 @@ _NOT_OURS = (
 )  # fmt: skip
 
 
-def _plain(kwargs: dict[str, Any], connection_class: Any, terms: Terms) -> dict[str, Any]:
+def _connection_kwargs(
+    kwargs: dict[str, Any], connection_class: Any, settings: CallSettings
+) -> dict[str, Any]:
     """A connection's arguments without anything that would send a command twice or change replies.
 
     RESP2, because a RESP3 server may push messages between our replies.
@@ -245,18 +252,18 @@ def _plain(kwargs: dict[str, Any], connection_class: Any, terms: Terms) -> dict[
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if plain.get(name) is not None and not Path(plain[name]).is_file():
             raise ConfigurationError(f"{name}={plain[name]!r} is not a file")
-    if terms.name is not None:
-        plain["client_name"] = terms.name
+    if settings.name is not None:
+        plain["client_name"] = settings.name
     return plain | {
         "retry": (AsyncRetry if aio else Retry)(NoBackoff(), 0),
         "decode_responses": False,
         "protocol": 2,
-        "socket_timeout": terms.timeout,
-        "socket_connect_timeout": terms.timeout,
+        "socket_timeout": settings.timeout,
+        "socket_connect_timeout": settings.timeout,
     }
 
 
-def _named(pool: Any) -> str:
+def _pool_name(pool: Any) -> str:
     """How messages call this server; never with its password."""
     kwargs = pool.connection_kwargs
     if hasattr(pool, "service_name"):

@@ -44,7 +44,7 @@ _KNOWN = {
 """Options that may stand in a URL: redis-py's cluster client drops unknown ones unseen."""
 
 
-def shown(url: str) -> str:
+def masked_url(url: str) -> str:
     """`url` fit for a message: without its password, however malformed it is."""
     login, at, rest = url.rpartition("@")
     if at:
@@ -56,7 +56,7 @@ def shown(url: str) -> str:
 
 
 @dataclass(frozen=True)
-class Address:
+class StoreUrl:
     """A store's URL, taken apart. Its `repr` shows no password."""
 
     url: str = field(repr=False)
@@ -70,23 +70,23 @@ class Address:
     """Connection arguments: username, password, db, ssl, ssl_..."""
 
 
-def read(url: str) -> Address:
+def parse_url_text(url: str) -> StoreUrl:
     """Take `url` apart; `ConfigurationError` that names what is wrong and how to write it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in _SCHEMES)
         raise ConfigurationError(
-            f"store URL {shown(url)!r} begins with none of memory://, {known}; "
+            f"store URL {masked_url(url)!r} begins with none of memory://, {known}; "
             'the usual one is "redis://localhost:6379/0"'
         )
     plain_scheme, kind = _SCHEMES[scheme.lower()]
     try:
         parts = urlsplit(f"{plain_scheme}://{rest}")
     except ValueError as exc:  # a torn IPv6 address
-        raise ConfigurationError(f"store URL {shown(url)!r}: {exc}") from None
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     _check_escapes(parts, url)
     if kind == "one":
-        address = Address(url, kind, f"{plain_scheme}://{rest}")
+        address = StoreUrl(url, kind, f"{plain_scheme}://{rest}")
         _check_one(address, parts)
         return address
     user, _, hosts = parts.netloc.rpartition("@")
@@ -103,7 +103,7 @@ def read(url: str) -> Address:
     if kind == "sentinel":
         if not path:
             raise ConfigurationError(
-                f"store URL {shown(url)!r} names no service; "
+                f"store URL {masked_url(url)!r} names no service; "
                 'write "redis+sentinel://host:26379,host2:26379/mymaster/0"'
             )
         service, path = path[0], path[1:]
@@ -111,12 +111,12 @@ def read(url: str) -> Address:
         options["db"] = _number(path[0], "a database number", url)
     if kind == "cluster" and options.pop("db", 0):
         raise ConfigurationError(
-            f"store URL {shown(url)!r}: a cluster has database 0 only; leave the number out"
+            f"store URL {masked_url(url)!r}: a cluster has database 0 only; leave the number out"
         )
-    return Address(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
+    return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
 
 
-def client(address: Address, timeout: float) -> Any:
+def client(address: StoreUrl, timeout: float) -> Any:
     """A blocking redis-py client for `address`, with its retries off. A cluster's connects now."""
     once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
@@ -130,7 +130,7 @@ def client(address: Address, timeout: float) -> Any:
     return redis.RedisCluster(startup_nodes=nodes, **options)
 
 
-def async_client(address: Address, timeout: float) -> Any:
+def async_client(address: StoreUrl, timeout: float) -> Any:
     """An asyncio redis-py client for `address`, with its retries off."""
     once: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
@@ -185,7 +185,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
     torn = "@" in parts.path + parts.fragment and parts.scheme != "unix"
     if torn or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
         raise ConfigurationError(
-            f"store URL {shown(url)!r}: inside a user name or password write / ? # @ as "
+            f"store URL {masked_url(url)!r}: inside a user name or password write / ? # @ as "
             "%2F %3F %23 %40"
         )
 
@@ -195,23 +195,23 @@ def _options(query: str, url: str) -> dict[str, Any]:
     try:
         options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]
     except ValueError as exc:
-        raise ConfigurationError(f"store URL {shown(url)!r}: {exc}") from None
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     del options["host"]
     for name in options:
         if name.removeprefix("sentinel_") not in _KNOWN:
-            raise ConfigurationError(f"store URL {shown(url)!r}: there is no option {name!r}")
+            raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}")
     return options
 
 
-def _check_one(address: Address, parts: SplitResult) -> None:
+def _check_one(address: StoreUrl, parts: SplitResult) -> None:
     database = parts.path.strip("/")
     if parts.scheme == "unix" and "@" in parts.path:
         raise ConfigurationError(
-            f"store URL {shown(address.url)!r}: write a '/' in a password as %2F"
+            f"store URL {masked_url(address.url)!r}: write a '/' in a password as %2F"
         )
     if parts.scheme == "unix" and not database:
         raise ConfigurationError(
-            f"store URL {shown(address.url)!r} names no socket; "
+            f"store URL {masked_url(address.url)!r} names no socket; "
             'write "unix:///run/redis/redis.sock?db=0"'
         )
     if database and parts.scheme != "unix":
@@ -219,7 +219,7 @@ def _check_one(address: Address, parts: SplitResult) -> None:
     try:
         redis.ConnectionPool.from_url(address.plain_url)
     except (ValueError, TypeError) as exc:
-        raise ConfigurationError(f"store URL {shown(address.url)!r}: {exc}") from None
+        raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
 
 
 def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
@@ -229,12 +229,12 @@ def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
         if part.endswith("]") or not colon:  # an IPv6 address without a port, or a bare name
             host, number = part.strip(), str(port)
         if not host:
-            raise ConfigurationError(f"store URL {shown(url)!r} has an empty host name")
+            raise ConfigurationError(f"store URL {masked_url(url)!r} has an empty host name")
         found.append((host.strip("[]"), _number(number, "a port", url)))
     return found
 
 
 def _number(text: str, what: str, url: str) -> int:
     if not text.isdigit() or int(text) > 65535:
-        raise ConfigurationError(f"store URL {shown(url)!r}: {text!r} is not {what}")
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {text!r} is not {what}")
     return int(text)

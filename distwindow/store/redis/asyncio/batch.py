@@ -7,30 +7,30 @@ import copy
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from ....operations.acquire import admitted, decide
-from ....protocol.commands import EXPIRED, Acquire, Command, each_of
-from ..attempts import Send
+from ....operations.acquire import admitted_decision, decision_of
+from ....protocol.commands import EXPIRED, Acquire, Command, split_reply
+from ..attempts import Request
 from ..outcome import is_unknown
-from .connection import Pipe
+from .connection import PipelinedConnection
 
 
-class Judge(Protocol):
+class ReplyHandler(Protocol):
     """Who takes a batch on when its reply is not the usual one."""
 
-    def judge(self, batch: Batch, answer: Any) -> None: ...
+    def on_reply(self, batch: Batch, answer: Any) -> None: ...
 
     def unknown(self, calls: int) -> None:
         """So many callers will never know whether they were charged."""
         ...
 
 
-class Turn:
+class LoopTick:
     """The batches that were sent in one turn of the loop, which have one deadline."""
 
-    __slots__ = ("batches", "deadline", "desk", "shared")
+    __slots__ = ("batches", "deadline", "dispatcher", "shared")
 
-    def __init__(self, desk: Judge, deadline: float) -> None:
-        self.desk = desk
+    def __init__(self, dispatcher: ReplyHandler, deadline: float) -> None:
+        self.dispatcher = dispatcher
         self.deadline = deadline
         self.batches: list[Batch] = []
         self.shared: dict[Acquire, Batch] = {}
@@ -41,35 +41,43 @@ class Batch:
     """A command and who waits for it: for decisions (`attempt`), or for the plain reply."""
 
     __slots__ = (
-        "command", "decides", "dialogue", "done", "futures", "guard", "pipe", "send", "turn",
-        "unclaimed",
+        "command",
+        "connection",
+        "dialogue",
+        "done",
+        "futures",
+        "guard",
+        "on_late_reply",
+        "request",
+        "tick",
+        "wants_decision",
     )  # fmt: skip
 
     def __init__(
         self,
-        turn: Turn,
+        tick: LoopTick,
         command: Command[Any],
         *,
         decides: bool,
         unclaimed: Callable[[Any], object] | None = None,
     ) -> None:
-        self.turn = turn
+        self.tick = tick
         self.command = command
-        self.decides = decides
+        self.wants_decision = decides
         self.futures: list[asyncio.Future[Any]] = []
         self.guard: bytes | None = None
         """Of a frame that was sent without a dialogue."""
-        self.dialogue: Generator[Send, Any, Any] | None = None
-        self.pipe: Pipe | None = None
-        self.send: Send | None = None
+        self.dialogue: Generator[Request, Any, Any] | None = None
+        self.connection: PipelinedConnection | None = None
+        self.request: Request | None = None
         """What was sent last, by the dialogue."""
-        self.unclaimed = unclaimed
+        self.on_late_reply = unclaimed
         """Told of a reply that nobody waits for any more."""
         self.done = False
 
     @property
     def deadline(self) -> float:
-        return self.turn.deadline
+        return self.tick.deadline
 
     def drop_cancelled(self) -> bool:
         """Leave out who was cancelled before anything was sent; is anyone left?"""
@@ -81,15 +89,15 @@ class Batch:
     def shared(self) -> Command[Any]:
         """The one command that stands for all."""
         command = self.command
-        return command.shared(len(self.futures)) if isinstance(command, Acquire) else command
+        return command.combined(len(self.futures)) if isinstance(command, Acquire) else command
 
-    def heard(self, answer: Any) -> None:
+    def on_reply(self, answer: Any) -> None:
         """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""
         if self.done:
-            self._heard_late(answer)
+            self._on_late_reply(answer)
             return
         if type(answer) is not list or len(answer) != 3 or answer[0] != self.guard or answer[1] < 0:
-            self.turn.desk.judge(self, answer)
+            self.tick.dispatcher.on_reply(self, answer)
             return
         self.done = True
         command, futures = self.command, self.futures
@@ -100,9 +108,9 @@ class Batch:
         left += cost * (len(futures) - 1)
         for future in futures:
             if not future.done():
-                future.set_result(admitted(command, 0, left, reset_ms, now, "store"))
+                future.set_result(admitted_decision(command, 0, left, reset_ms, now, "store"))
             else:
-                self.turn.desk.unknown(1)
+                self.tick.dispatcher.unknown(1)
             left -= cost
 
     def resolve(self, reply: Any) -> None:
@@ -111,33 +119,35 @@ class Batch:
         command, futures = self.command, self.futures
         replies = [reply]
         if len(futures) > 1:
-            replies = each_of(reply, len(futures), [charge.cost for charge in command.charges])
+            replies = split_reply(reply, len(futures), [charge.cost for charge in command.charges])
         for future, part in zip(futures, replies, strict=True):
             if not future.done():
-                future.set_result(decide(command, part, "store") if self.decides else part)
+                future.set_result(
+                    decision_of(command, part, "store") if self.wants_decision else part
+                )
             else:
-                self.turn.desk.unknown(1)
-                if self.unclaimed is not None:
-                    self.unclaimed(part)
+                self.tick.dispatcher.unknown(1)
+                if self.on_late_reply is not None:
+                    self.on_late_reply(part)
 
-    def _heard_late(self, answer: Any) -> None:
+    def _on_late_reply(self, answer: Any) -> None:
         """The callers were told that the outcome is unknown; here it is."""
-        send = self.send
+        request = self.request
         if (
-            self.unclaimed is not None
-            and send is not None
+            self.on_late_reply is not None
+            and request is not None
             and type(answer) is list
             and len(answer) >= 3
-            and answer[0] == send.guard
+            and answer[0] == request.guard
             and answer[1] != EXPIRED
         ):
-            self.unclaimed(self.command.reply(answer))
+            self.on_late_reply(self.command.reply(answer))
 
     def fail(self, exc: Exception) -> None:
         """Tell everyone; each gets an error of its own."""
         self.done = True
         if is_unknown(exc):
-            self.turn.desk.unknown(len(self.futures))
+            self.tick.dispatcher.unknown(len(self.futures))
         for future in self.futures:
             if not future.done():
                 future.set_exception(copy.copy(exc))
@@ -155,7 +165,7 @@ class Ping:
         self.answered = answered
         self.done = False
 
-    def heard(self, answer: Any) -> None:
+    def on_reply(self, answer: Any) -> None:
         """The reply, or that there will be none."""
         self.done = True
         if not self.answered.done():

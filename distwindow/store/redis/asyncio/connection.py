@@ -18,12 +18,12 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.errors import ConfigurationError
-from ..attempts import Lost, Send
-from ..handshake import check_version, misconfigured, time_ms
+from ..attempts import NoReply, Request
+from ..handshake import check_version, configuration_failure, time_ms
 from ..outcome import with_token
-from ..topology import Node, Terms
+from ..topology import CallSettings, Node
 
-_PIECE = 64
+_WRITE_BYTES = 64
 """Frames that are written at once: the server works on the first while we pack the next."""
 
 
@@ -46,7 +46,7 @@ class Caller(Protocol):
         """Until when it waits, monotonic seconds."""
         ...
 
-    def heard(self, answer: Any) -> None:
+    def on_reply(self, answer: Any) -> None:
         """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` because
         of which there is no connection.
         """
@@ -56,10 +56,10 @@ class Caller(Protocol):
 class Owner(Protocol):
     """Whose pipe it is."""
 
-    def ended(self, pipe: Pipe) -> None: ...
+    def on_connection_ended(self, connection: PipelinedConnection) -> None: ...
 
 
-class _Taken:
+class _TransportTaken:
     """Left in redis-py's writer in place of the transport, which is ours now: a writer that is
     dropped, here or in a forked child, closes its transport.
     """
@@ -76,30 +76,30 @@ def _takes_protocol(transport: Any) -> bool:
     return all(callable(getattr(transport, name, None)) for name in _TRANSPORT_METHODS)
 
 
-class Pipe(asyncio.Protocol):
+class PipelinedConnection(asyncio.Protocol):
     """A connection to one node in one event loop. Once it ends it is done: others follow it."""
 
-    def __init__(self, node: Node, terms: Terms, owner: Owner) -> None:
+    def __init__(self, node: Node, terms: CallSettings, owner: Owner) -> None:
         self.node = node
         self._monotonic = terms.clock.monotonic
-        self._trip = 0.0
+        self._round_trip_s = 0.0
         """Seconds of a round trip, as the last question of connecting took it."""
         self.generation = node.generation
         self._owner = owner
         self._reader = hiredis.Reader()
-        self._parked: list[tuple[Send, Caller]] = []
+        self._parked: list[tuple[Request, Caller]] = []
         self._pending: deque[Caller | None] = deque()  # None: the reply of an ASKING
         self._frames: list[bytes] = []
         self._connection: Any = None
         self._transport: Any = None
-        self._plain: asyncio.Queue[tuple[bytes, Caller]] | None = None
+        self._through_client: asyncio.Queue[tuple[bytes, Caller]] | None = None
         self._ended = False
         self._opening = asyncio.ensure_future(self._open(terms.timeout))
 
     @property
     def opening(self) -> bool:
         """Not connected yet, so nothing has been sent."""
-        return self._transport is None and self._plain is None
+        return self._transport is None and self._through_client is None
 
     @property
     def transport_open(self) -> bool:
@@ -111,22 +111,22 @@ class Pipe(asyncio.Protocol):
         """Is there a connection to the node as it is now, that frames can be written to?"""
         return self._transport is not None and self.generation == self.node.generation
 
-    def put(self, send: Send, caller: Caller) -> None:
+    def send(self, request: Request, caller: Caller) -> None:
         """Have `send` written with the next `flush`, or as soon as the connection stands."""
         if self.opening:
-            self._parked.append((send, caller))
-        elif self._plain is not None:
-            self._plain.put_nowait((send.frame(), caller))
+            self._parked.append((request, caller))
+        elif self._through_client is not None:
+            self._through_client.put_nowait((request.frame(), caller))
         else:
-            if send.asking:
+            if request.asking:
                 self._pending.append(None)
-            self.put_frame(send.frame(), caller)
+            self.send_frame(request.frame(), caller)
 
-    def put_frame(self, frame: bytes, caller: Caller) -> None:
+    def send_frame(self, frame: bytes, caller: Caller) -> None:
         """Have `frame` written with the next `flush`, on a standing connection."""
         self._pending.append(caller)
         self._frames.append(frame)
-        if len(self._frames) >= _PIECE:
+        if len(self._frames) >= _WRITE_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -140,20 +140,22 @@ class Pipe(asyncio.Protocol):
         if self._ended:
             return
         self._ended = True
-        self._owner.ended(self)
+        self._owner.on_connection_ended(self)
         if self._opening is not asyncio.current_task():
             self._opening.cancel()
         if self._transport is not None:
             self._transport.abort()
         parked, self._parked = self._parked, []
         for _, caller in parked:
-            caller.heard(why if isinstance(why, ConfigurationError) else Lost(why, sent=False))
-        while self._plain is not None and not self._plain.empty():
-            self._plain.get_nowait()[1].heard(Lost(why, sent=False))
+            caller.on_reply(
+                why if isinstance(why, ConfigurationError) else NoReply(why, sent=False)
+            )
+        while self._through_client is not None and not self._through_client.empty():
+            self._through_client.get_nowait()[1].on_reply(NoReply(why, sent=False))
         while self._pending:
             waiting = self._pending.popleft()
             if waiting is not None:
-                waiting.heard(Lost(why, sent=True))
+                waiting.on_reply(NoReply(why, sent=True))
 
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._pending
@@ -167,7 +169,7 @@ class Pipe(asyncio.Protocol):
                     return
                 caller = pending.popleft()
                 if caller is not None:
-                    caller.heard(raw)
+                    caller.on_reply(raw)
         except hiredis.HiredisError as exc:
             self.end(exc)
         if type(raw) is list and len(raw) == 3:  # the usual replies; once for all of them
@@ -204,7 +206,7 @@ class Pipe(asyncio.Protocol):
 
     async def _open(self, timeout: float) -> None:
         node = self.node
-        if (why := node.down()) is not None:
+        if (why := node.unavailable_reason()) is not None:
             self.end(why)
             return
         try:
@@ -219,24 +221,24 @@ class Pipe(asyncio.Protocol):
             # start new tasks in a loop whose tasks are being ended.
             if not self._ended:
                 self._ended = True
-                self._owner.ended(self)
+                self._owner.on_connection_ended(self)
             raise
         except asyncio.TimeoutError:
-            node.failed("connecting takes longer than the timeout", slow=True)
+            node.on_connect_failed("connecting takes longer than the timeout", slow=True)
             # redis-py would have come to the next sentinel, had it not been stopped here.
-            node.ask_another()
+            node.ask_next_sentinel()
             self.end("connecting takes longer than the timeout")
             return
         except Exception as exc:
-            error = misconfigured(exc, node.name)
+            error = configuration_failure(exc, node.name)
             if error is None:
-                node.failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
+                node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             self.end(error or exc)
             return
         if self._ended:  # just now, and a cancellation that comes with the result is swallowed
             self._drop()
             return
-        node.reached()
+        node.on_connected()
         if now_ms is not None:
             node.clock.learn(now_ms)
         writer: Any = getattr(self._connection, "_writer", None)
@@ -244,22 +246,22 @@ class Pipe(asyncio.Protocol):
         if _takes_protocol(transport):
             transport.set_protocol(self)
             self._transport = transport
-            writer._transport = _Taken
+            writer._transport = _TransportTaken
             self._connection._reader = self._connection._writer = None
         else:
-            self._plain = asyncio.Queue()
+            self._through_client = asyncio.Queue()
         parked, self._parked = self._parked, []
-        for send, caller in parked:
+        for request, caller in parked:
             # One that is done was told already that nothing went out; one that cannot be answered
             # in time any more will be: better than an unknown outcome, and a connection lost to it.
-            if not caller.done and caller.deadline - self._monotonic() > self._trip:
-                self.put(send, caller)
+            if not caller.done and caller.deadline - self._monotonic() > self._round_trip_s:
+                self.send(request, caller)
             else:
-                caller.heard(Lost("deadline", sent=False, late=True))
+                caller.on_reply(NoReply("deadline", sent=False, late=True))
         self.flush()
-        if self._plain is not None:
+        if self._through_client is not None:
             try:
-                await self._serve_plainly(self._plain)
+                await self._serve_plainly(self._through_client)
             finally:  # cancelled by the end of the loop: without a reader no call may be queued
                 self.end("the task that reads the replies has ended")
 
@@ -275,18 +277,18 @@ class Pipe(asyncio.Protocol):
             await connection.connect()
             if not self.node.checked:
                 with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
-                    check_version(await self._ask("INFO", "server"), self.node.name)
+                    check_version(await self._request("INFO", "server"), self.node.name)
                 self.node.checked = True
             began = self._monotonic()
-            now_ms = time_ms(await self._ask("TIME")) if self.node.clock.used else None
-            self._trip = self._monotonic() - began
+            now_ms = time_ms(await self._request("TIME")) if self.node.clock.used else None
+            self._round_trip_s = self._monotonic() - began
             return now_ms
         except BaseException:  # a cancellation too: nobody else knows of this connection
             with suppress(Exception):
                 await connection.disconnect(nowait=True)
             raise
 
-    async def _ask(self, *words: str) -> Any:
+    async def _request(self, *words: str) -> Any:
         await self._connection.send_command(*words, check_health=False)
         return await self._connection.read_response(disable_decoding=True)
 
@@ -301,8 +303,8 @@ class Pipe(asyncio.Protocol):
             except ResponseError as exc:
                 raw = with_token(exc)
             except (RedisError, OSError) as exc:
-                raw = Lost(exc, sent=True)
+                raw = NoReply(exc, sent=True)
             except asyncio.CancelledError as exc:
-                caller.heard(Lost(exc, sent=True))
+                caller.on_reply(NoReply(exc, sent=True))
                 raise
-            caller.heard(raw)
+            caller.on_reply(raw)

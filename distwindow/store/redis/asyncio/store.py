@@ -21,21 +21,21 @@ from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import ConfigurationError, DistwindowError
 from ....protocol.commands import Acquire, Command
-from ..attempts import Send, call
-from ..handshake import failure
-from ..outcome import late
-from ..topology import ClusterPlace, Node, OnePlace, Place, Terms
-from .batch import PING, Batch, Ping, Turn
-from .connection import Pipe
+from ..attempts import Request, execute_once
+from ..handshake import connect_failure
+from ..outcome import timed_out
+from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+from .batch import PING, Batch, LoopTick, Ping
+from .connection import PipelinedConnection
 
 Reply = TypeVar("Reply")
 
-_CUT = 0.2
+_CLOSED_REASON = 0.2
 """The part of its timeout that a call may lose to be sent, and given up, with those that came a
 little earlier.
 """
 
-_TOGETHER = 256
+_MAX_PIPELINE = 256
 """Commands of an exchange that are sent at once: what is under way has to be done in time."""
 
 
@@ -49,31 +49,31 @@ class AsyncRedisStore:
     def __init__(
         self,
         client: Callable[[], Any],
-        terms: Terms,
+        settings: CallSettings,
         release: Callable[[Any], Awaitable[object]] | None = None,
     ) -> None:
-        self.clock: Clock = terms.clock
+        self.clock: Clock = settings.clock
         self._new_client = client
         self._release = release
         """Closes a client that is ours."""
-        self._terms = terms
+        self._settings = settings
         self._closed = False
         self.unknown_total = 0
-        self._desks: dict[asyncio.AbstractEventLoop, _Desk] = {}
+        self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
         self.after_fork()
 
     def after_fork(self) -> None:
         """The child's loops are new, and so are its connections."""
         self._lock = threading.Lock()
-        for desk in self._desks.values():
-            desk.leave_to_parent()
-        self._desks = {}
+        for dispatcher in self._dispatchers.values():
+            dispatcher.leave_to_parent()
+        self._dispatchers = {}
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
-        desk = self._desks.get(asyncio.get_running_loop())
-        if desk is None or desk.place is None:
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        if dispatcher is None or dispatcher.topology is None:
             return self._execute(command, deadline, decides=True)
-        return desk.attempt(command, deadline)
+        return dispatcher.attempt(command, deadline)
 
     async def execute(
         self,
@@ -96,16 +96,16 @@ class AsyncRedisStore:
         await: leases that are given back, or fetched, would be lost with the replies.
         """
         answers: list[Any] = []
-        for first in range(0, len(commands), _TOGETHER):
-            batch = commands[first : first + _TOGETHER]
+        for first in range(0, len(commands), _MAX_PIPELINE):
+            batch = commands[first : first + _MAX_PIPELINE]
             try:
-                desk = self._desks.get(asyncio.get_running_loop()) or self._open_desk()
-                if desk.place is None:
-                    await desk.find_place()
+                dispatcher = self._dispatchers.get(asyncio.get_running_loop()) or self._dispatcher()
+                if dispatcher.topology is None:
+                    await dispatcher.find_topology()
             except DistwindowError as exc:
                 answers += [exc] * len(batch)
                 continue
-            made = [desk.execute(command, deadline) for command in batch]
+            made = [dispatcher.execute(command, deadline) for command in batch]
             replies = asyncio.gather(*made, return_exceptions=True)
             try:
                 answers += await asyncio.shield(replies)
@@ -123,24 +123,24 @@ class AsyncRedisStore:
 
     async def drain(self) -> None:
         """Until what this loop has sent is answered, or the timeout has passed."""
-        desk = self._desks.get(asyncio.get_running_loop())
-        if desk is not None:
-            await desk.drain()
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        if dispatcher is not None:
+            await dispatcher.drain()
 
     async def aclose(self) -> None:
         """Close this loop's connections, and have every later call raise `ConfigurationError`."""
         self._closed = True
         with self._lock:
-            desks, self._desks = self._desks, {}
-        desk = desks.pop(asyncio.get_running_loop(), None)
+            desks, self._dispatchers = self._dispatchers, {}
+        dispatcher = desks.pop(asyncio.get_running_loop(), None)
         for loop, other in desks.items():
             with suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(other.close)
-        if desk is not None:
-            desk.close()
+        if dispatcher is not None:
+            dispatcher.close()
             if self._release is not None:
                 with suppress(Exception):
-                    await asyncio.wait_for(self._release(desk.client), self._terms.timeout)
+                    await asyncio.wait_for(self._release(dispatcher.client), self._settings.timeout)
 
     async def _execute(
         self,
@@ -150,65 +150,67 @@ class AsyncRedisStore:
         *,
         decides: bool,
     ) -> Any:
-        desk = self._desks.get(asyncio.get_running_loop()) or self._open_desk()
-        if desk.place is None:
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop()) or self._dispatcher()
+        if dispatcher.topology is None:
             if deadline is None:
-                deadline = self.clock.monotonic() + self._terms.timeout
-            await desk.find_place()
+                deadline = self.clock.monotonic() + self._settings.timeout
+            await dispatcher.find_topology()
         if decides and isinstance(command, Acquire):
-            return await desk.attempt(command, deadline)
-        return await desk.execute(command, deadline, unclaimed)
+            return await dispatcher.attempt(command, deadline)
+        return await dispatcher.execute(command, deadline, unclaimed)
 
     def _unknown(self, calls: int) -> None:
         with self._lock:
             self.unknown_total += calls
 
-    def _open_desk(self) -> _Desk:
+    def _dispatcher(self) -> LoopDispatcher:
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
         loop = asyncio.get_running_loop()
         with self._lock:
-            for other in [other for other in self._desks if other.is_closed()]:
-                self._desks.pop(other).abandon()
-            desk = self._desks[loop] = _Desk(loop, self._new_client(), self._terms, self._unknown)
-        return desk
+            for other in [other for other in self._dispatchers if other.is_closed()]:
+                self._dispatchers.pop(other).abandon()
+            dispatcher = self._dispatchers[loop] = LoopDispatcher(
+                loop, self._new_client(), self._settings, self._unknown
+            )
+        return dispatcher
 
 
-class _Desk:
+class LoopDispatcher:
     """The calls of one event loop."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         client: Any,
-        terms: Terms,
+        settings: CallSettings,
         unknown: Callable[[int], None],
     ) -> None:
         self._loop = loop
         self.client = client
         self.unknown = unknown
-        self._terms = terms
-        self._monotonic = terms.clock.monotonic
+        self._settings = settings
+        self._monotonic = settings.clock.monotonic
         self._finding: asyncio.Future[None] | None = None
         self._refreshing: asyncio.Future[None] | None = None
         self._closed = False
         self._left_to_parent = False
-        self._turns: list[Turn] = []
+        self._ticks: list[LoopTick] = []
         """Those that gather calls; more than one where their deadlines are far apart."""
-        self._under_way: deque[Turn] = deque()  # by deadline, so the first to be late
+        self._in_flight: deque[LoopTick] = deque()  # by deadline, so the first to be late
         self._timer: asyncio.TimerHandle | None = None
-        self._pipes: dict[Node, Pipe] = {}
-        self._retired: set[Pipe] = set()
+        self._connections: dict[Node, PipelinedConnection] = {}
+        self._retired: set[PipelinedConnection] = set()
         """Connections that were too slow for a call; they may still bring the replies of others."""
         self._shutdown_hook = self._end_with_loop()
         with suppress(StopIteration):
             self._shutdown_hook.__anext__().send(None)  # up to its `yield`
-        self.place: Place | None = None
+        self.topology: Topology | None = None
         """None until a cluster's map has been read."""
         if not isinstance(client, redis.asyncio.RedisCluster):
-            self.place = OnePlace(client.connection_pool, terms)
+            self.topology = SingleServer(client.connection_pool, settings)
 
-    async def find_place(self) -> None:
+    async def find_topology(self) -> None:
         """Read the map of the cluster; all callers wait for one reading."""
         if self._finding is None or self._finding.done():
             self._finding = asyncio.ensure_future(self._read_map())
@@ -220,11 +222,11 @@ class _Desk:
 
         `deadline` is given where some of the time may have been spent already.
         """
-        turn = self._turn_of(deadline)
-        batch = turn.shared.get(command)
+        tick = self._tick_of(deadline)
+        batch = tick.shared.get(command)
         if batch is None:
-            batch = turn.shared[command] = Batch(turn, command, decides=True)
-            turn.batches.append(batch)
+            batch = tick.shared[command] = Batch(tick, command, decides=True)
+            tick.batches.append(batch)
         future: asyncio.Future[Decision] = self._loop.create_future()
         batch.futures.append(future)
         return future
@@ -236,9 +238,9 @@ class _Desk:
         unclaimed: Callable[[Any], object] | None = None,
     ) -> asyncio.Future[Any]:
         """The reply to `command`, to come."""
-        turn = self._turn_of(deadline)
-        batch = Batch(turn, command, decides=False, unclaimed=unclaimed)
-        turn.batches.append(batch)
+        tick = self._tick_of(deadline)
+        batch = Batch(tick, command, decides=False, unclaimed=unclaimed)
+        tick.batches.append(batch)
         future: asyncio.Future[Any] = self._loop.create_future()
         batch.futures.append(future)
         return future
@@ -263,26 +265,26 @@ class _Desk:
 
     def abandon(self) -> None:
         """The loop was closed without `close`."""
-        for pipe in (*self._pipes.values(), *self._retired):
-            pipe.abandon()
+        for connection in (*self._connections.values(), *self._retired):
+            connection.abandon()
 
     def leave_to_parent(self) -> None:
         """In a forked child."""
         self._left_to_parent = True
         self._end_shutdown_hook()
-        for pipe in (*self._pipes.values(), *self._retired):
-            pipe.leave_to_parent()
+        for connection in (*self._connections.values(), *self._retired):
+            connection.leave_to_parent()
 
     async def drain(self) -> None:
         """Until what was sent is answered: replies come in order, so that of a PING comes last."""
         pings = []
-        for pipe in (*self._pipes.values(), *self._retired):
-            if pipe.transport_open:
+        for connection in (*self._connections.values(), *self._retired):
+            if connection.transport_open:
                 pings.append(Ping(self._loop.create_future()))
-                pipe.put_frame(PING, pings[-1])
-                pipe.flush()
+                connection.send_frame(PING, pings[-1])
+                connection.flush()
         if pings:
-            await asyncio.wait([ping.answered for ping in pings], timeout=self._terms.timeout)
+            await asyncio.wait([ping.answered for ping in pings], timeout=self._settings.timeout)
 
     def close(self) -> None:
         self._closed = True
@@ -295,115 +297,123 @@ class _Desk:
                 task.cancel()
 
     def _end_pipes(self, why: str) -> None:
-        for pipe in (*self._pipes.values(), *self._retired):
-            pipe.end(why)
+        for connection in (*self._connections.values(), *self._retired):
+            connection.end(why)
 
-    def judge(self, batch: Batch, answer: Any) -> None:
+    def on_reply(self, batch: Batch, answer: Any) -> None:
         """Let the dialogue of `batch` say what its answer means, and do what it wants next."""
-        dialogue = batch.dialogue
+        operation = batch.dialogue
         try:
-            if dialogue is None:
-                assert self.place is not None
-                node = batch.pipe.node if batch.pipe is not None else None
+            if operation is None:
+                assert self.topology is not None
+                node = batch.connection.node if batch.connection is not None else None
                 way = None
                 if node is not None:  # sent by the hot path
-                    way = Send(node, batch.command, batch.turn.deadline, guard=batch.guard or b"")
+                    way = Request(
+                        node, batch.command, batch.tick.deadline, guard=batch.guard or b""
+                    )
                     batch.guard = None
-                dialogue = batch.dialogue = call(
-                    batch.shared(), self.place, self._terms, batch.turn.deadline, under_way=way
+                operation = batch.dialogue = execute_once(
+                    batch.shared(),
+                    self.topology,
+                    self._settings,
+                    batch.tick.deadline,
+                    under_way=way,
                 )
                 if way is not None:
-                    next(dialogue)
+                    next(operation)
             if isinstance(answer, ConfigurationError):
-                send = dialogue.throw(answer)
+                request = operation.throw(answer)
             else:
-                send = dialogue.send(answer)
+                request = operation.send(answer)
         except StopIteration as end:
             batch.resolve(end.value)
         except Exception as exc:
             batch.fail(exc)
         else:
-            self._put(batch, send)
+            self._put(batch, request)
 
-    def ended(self, pipe: Pipe) -> None:
-        self._retired.discard(pipe)
-        if self._pipes.get(pipe.node) is pipe:
-            del self._pipes[pipe.node]
+    def on_connection_ended(self, connection: PipelinedConnection) -> None:
+        self._retired.discard(connection)
+        if self._connections.get(connection.node) is connection:
+            del self._connections[connection.node]
 
-    def _turn_of(self, deadline: float | None) -> Turn:
+    def _tick_of(self, deadline: float | None) -> LoopTick:
         """Where a command gathers that has this deadline. Most have just begun, and share one turn;
         those that have spent some of their time must not shorten that of the others.
         """
         if deadline is None:
-            deadline = self._monotonic() + self._terms.timeout
-        for turn in self._turns:
-            if 0 <= deadline - turn.deadline <= self._terms.timeout * _CUT:
-                return turn
-        turn = Turn(self, deadline)
-        self._turns.append(turn)
-        self._loop.call_soon(self._send, turn)
-        return turn
+            deadline = self._monotonic() + self._settings.timeout
+        for tick in self._ticks:
+            if 0 <= deadline - tick.deadline <= self._settings.timeout * _CLOSED_REASON:
+                return tick
+        tick = LoopTick(self, deadline)
+        self._ticks.append(tick)
+        self._loop.call_soon(self._send, tick)
+        return tick
 
-    def _send(self, turn: Turn) -> None:
+    def _send(self, tick: LoopTick) -> None:
         """The end of a turn: start what has gathered, and write it in few pieces for each node."""
-        self._turns.remove(turn)
+        self._ticks.remove(tick)
         if self._closed:
-            for batch in turn.batches:
+            for batch in tick.batches:
                 batch.fail(ConfigurationError("this limiter is closed; make a new one"))
             return
-        at = len(self._under_way)
-        while at and self._under_way[at - 1].deadline > turn.deadline:
+        at = len(self._in_flight)
+        while at and self._in_flight[at - 1].deadline > tick.deadline:
             at -= 1
-        self._under_way.insert(at, turn)
-        place = self.place
-        direct = self._direct(place)
-        until_ms = 0 if direct is None else direct.node.clock.until_ms(turn.deadline)
-        for batch in turn.batches:
+        self._in_flight.insert(at, tick)
+        topology = self.topology
+        direct = self._direct(topology)
+        until_ms = 0 if direct is None else direct.node.clock.until_ms(tick.deadline)
+        for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
-            elif direct is not None and batch.decides:
-                batch.pipe = direct
+            elif direct is not None and batch.wants_decision:
+                batch.connection = direct
                 batch.guard = guard = direct.node.clock.guard(until_ms)
-                direct.put_frame(batch.shared().frame(guard), batch)
+                direct.send_frame(batch.shared().frame(guard), batch)
             else:
-                self.judge(batch, None)
-        for pipe in list(self._pipes.values()):
-            pipe.flush()
+                self.on_reply(batch, None)
+        for connection in list(self._connections.values()):
+            connection.flush()
         if self._timer is not None and at == 0:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
             self._watch()
-        if isinstance(place, ClusterPlace) and place.due():
-            self._refreshing = asyncio.ensure_future(self._refresh(place))
+        if isinstance(topology, ClusterTopology) and topology.is_refresh_due():
+            self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
-    def _direct(self, place: Place | None) -> Pipe | None:
+    def _direct(self, topology: Topology | None) -> PipelinedConnection | None:
         """The standing connection that all calls take, where there is one server."""
-        if not isinstance(place, OnePlace) or self._terms.client_clock:
+        if not isinstance(topology, SingleServer) or self._settings.client_clock:
             return None
-        pipe = self._pipes.get(place.node)
-        return pipe if pipe is not None and pipe.standing else None
+        connection = self._connections.get(topology.node)
+        return connection if connection is not None and connection.standing else None
 
-    def _put(self, batch: Batch, send: Send) -> None:
+    def _put(self, batch: Batch, request: Request) -> None:
         if self._closed:
             batch.fail(ConfigurationError("this limiter is closed; make a new one"))
             return
-        pipe = self._pipes.get(send.node)
-        if pipe is not None and pipe.generation != send.node.generation:
-            pipe.end("the server was demoted")
-            pipe = None
-        if pipe is None:
-            pipe = self._pipes[send.node] = Pipe(send.node, self._terms, self)
-        again, batch.pipe, batch.send = batch.pipe is not None, pipe, send
-        pipe.put(send, batch)
+        connection = self._connections.get(request.node)
+        if connection is not None and connection.generation != request.node.generation:
+            connection.end("the server was demoted")
+            connection = None
+        if connection is None:
+            connection = self._connections[request.node] = PipelinedConnection(
+                request.node, self._settings, self
+            )
+        again, batch.connection, batch.request = batch.connection is not None, connection, request
+        connection.send(request, batch)
         if again:  # outside of `_send`, which writes for everyone
-            pipe.flush()
+            connection.flush()
 
     def _watch(self) -> None:
         """Fail the calls whose deadline has passed; wake again for the next one."""
         self._timer = None
         now = self._monotonic()
-        under_way = self._under_way
+        under_way = self._in_flight
         while under_way and under_way[0].deadline <= now:
             for batch in under_way.popleft().batches:
                 if not batch.done:
@@ -412,33 +422,33 @@ class _Desk:
             self._timer = self._loop.call_later(under_way[0].deadline - now, self._watch)
 
     def _give_up(self, batch: Batch) -> None:
-        pipe, place = batch.pipe, self.place
-        assert pipe is not None
-        assert place is not None
-        place.doubt()
-        sent = not pipe.opening
-        batch.fail(late(pipe.node.name, self._terms.timeout, sent=sent))
-        if sent and self._pipes.get(pipe.node) is pipe:
+        connection, topology = batch.connection, self.topology
+        assert connection is not None
+        assert topology is not None
+        topology.on_failure()
+        sent = not connection.opening
+        batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
+        if sent and self._connections.get(connection.node) is connection:
             # It may only be slow: its other calls keep their chance, new ones get a new connection.
-            self.ended(pipe)
-            self._retired.add(pipe)
-            self._loop.call_later(self._terms.timeout, pipe.end, "timeout")
+            self.on_connection_ended(connection)
+            self._retired.add(connection)
+            self._loop.call_later(self._settings.timeout, connection.end, "timeout")
 
     async def _read_map(self) -> None:
         try:
-            await asyncio.wait_for(self.client.initialize(), self._terms.timeout)
+            await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
         except asyncio.TimeoutError:
-            raise late("the cluster", self._terms.timeout, sent=False) from None
+            raise timed_out("the cluster", self._settings.timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
-            raise failure(exc, "the cluster") from exc
-        self.place = ClusterPlace(self.client, self._terms)
+            raise connect_failure(exc, "the cluster") from exc
+        self.topology = ClusterTopology(self.client, self._settings)
 
-    async def _refresh(self, place: ClusterPlace) -> None:
+    async def _refresh(self, topology: ClusterTopology) -> None:
         try:
             await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
         except Exception:  # whatever it is: the map stays stale, and is tried again in a second
             return
-        place.refreshed()
+        topology.on_refreshed()
 
 
 def _cancel_again() -> None:

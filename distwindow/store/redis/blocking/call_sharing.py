@@ -16,25 +16,25 @@ from typing import TypeAlias
 
 from ....core.errors import DistwindowError, StoreUnavailable
 from ....core.interrupts import is_interruption
-from ....protocol.commands import Verdict
+from ....protocol.commands import AcquireReply
 
-Part: TypeAlias = "tuple[int, int] | Verdict"
+CallShare: TypeAlias = "tuple[int, int] | AcquireReply"
 """What one caller gets: (left, now_ms) of the usual reply, or a verdict. Kept small because one
 thread deals for all, and each makes its decision itself.
 """
 
 
-class Member:
+class Waiter:
     """One caller in a group."""
 
-    __slots__ = ("_failure", "_part", "_woken", "deadline", "group")
+    __slots__ = ("_failure", "_share", "_woken", "deadline", "group")
 
     def __init__(self, deadline: float) -> None:
-        self.group: Group | None = None
+        self.group: CallGroup | None = None
         """None until it has joined one."""
         self.deadline = deadline
         self._woken: SimpleQueue[None] = SimpleQueue()
-        self._part: Part | None = None
+        self._share: CallShare | None = None
         self._failure: DistwindowError | None = None
 
     def wait(self, now: float) -> bool:
@@ -51,67 +51,67 @@ class Member:
         """Harmless when repeated."""
         self._woken.put(None)
 
-    def give(self, part: Part | None, failure: DistwindowError | None = None) -> None:
+    def set_share(self, share: CallShare | None, failure: DistwindowError | None = None) -> None:
         """Its part, or why there is none; the first one counts."""
-        if self._part is None and self._failure is None:
-            self._part, self._failure = part, failure
+        if self._share is None and self._failure is None:
+            self._share, self._failure = share, failure
 
-    def part(self) -> Part:
+    def share(self) -> CallShare:
         """Its part, once it has been dealt; raises what the shared call failed with."""
         if self._failure is not None:
             # A copy: one exception raised in several threads would mix their tracebacks.
             raise copy.copy(self._failure) from self._failure
-        assert self._part is not None
-        return self._part
+        assert self._share is not None
+        return self._share
 
 
-class Group:
+class CallGroup:
     """Members that are waiting for the call ahead of them to return, then one call.
 
     `ahead` is the deadline of that call, and its very object stands for it: two calls may have
     equal deadlines, but not the same one.
     """
 
-    __slots__ = ("_parts", "_waiting", "ahead", "asked", "gone", "leader")
+    __slots__ = ("_shares", "_waiting", "call_ahead", "leader", "members", "sent")
 
-    def __init__(self, ahead: float) -> None:
-        self.ahead = ahead
-        self._waiting: list[Member] = []
-        self.gone: list[Member] = []
+    def __init__(self, call_ahead: float) -> None:
+        self.call_ahead = call_ahead
+        self._waiting: list[Waiter] = []
+        self.members: list[Waiter] = []
         """Who went, in order."""
-        self.leader: Member | None = None
+        self.leader: Waiter | None = None
         """The first of them, who makes the call."""
-        self.asked = False
+        self.sent = False
         """The call is being made, or was."""
-        self._parts: Sequence[Part] = ()
+        self._shares: Sequence[CallShare] = ()
         """What the call has brought, one part for each of `gone`."""
 
-    def join(self, member: Member) -> None:
-        member.group = self  # first, so that a member that is interrupted here can leave
-        self._waiting.append(member)
+    def join(self, waiter: Waiter) -> None:
+        waiter.group = self  # first, so that a member that is interrupted here can leave
+        self._waiting.append(waiter)
 
-    def quit(self, member: Member) -> bool:
+    def leave(self, waiter: Waiter) -> bool:
         """The member waits no longer; True when it has surely not been asked for."""
-        if member in self._waiting:
-            self._waiting.remove(member)
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
             return True
-        return not self.asked
+        return not self.sent
 
-    def go(self) -> Member | None:
+    def close(self) -> Waiter | None:
         """Send the group off under its first member; None when nobody is left in it."""
         if self.leader is None and self._waiting:
-            self.gone, self._waiting = self._waiting, []
-            self.leader = self.gone[0]
+            self.members, self._waiting = self._waiting, []
+            self.leader = self.members[0]
         return self.leader
 
-    def deal(self, parts: Sequence[Part]) -> None:
+    def distribute(self, shares: Sequence[CallShare]) -> None:
         """Hand each member its part."""
-        self._parts = parts
-        self._deal()
+        self._shares = shares
+        self._distribute()
 
-    def _deal(self) -> None:
-        for member, part in zip(self.gone, self._parts, strict=True):
-            member.give(part)
+    def _distribute(self) -> None:
+        for waiter, share in zip(self.members, self._shares, strict=True):
+            waiter.set_share(share)
         self._wake()
 
     def fail(self, exc: BaseException | None) -> None:
@@ -119,23 +119,23 @@ class Group:
         who have no part yet, at most once charged. Where the reply has come and the leader was
         interrupted as it dealt, the others get their parts.
         """
-        if self._parts:
-            self._deal()
+        if self._shares:
+            self._distribute()
             return
         if isinstance(exc, DistwindowError):
             failure = exc
-        elif self.asked:
+        elif self.sent:
             failure = StoreUnavailable(
                 "the call that carried this one was interrupted; its outcome is unknown",
                 charged=None,
             )
         else:
             failure = StoreUnavailable("the caller that was to ask for this one could not")
-        for member in self.gone:
-            member.give(None, failure)
+        for waiter in self.members:
+            waiter.set_share(None, failure)
         self._wake()
 
     def _wake(self) -> None:
-        for member in self.gone:
-            if member is not self.leader:
-                member.wake()
+        for waiter in self.members:
+            if waiter is not self.leader:
+                waiter.wake()

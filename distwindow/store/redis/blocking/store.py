@@ -21,27 +21,27 @@ from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import ConfigurationError, DistwindowError, StoreTimeout
 from ....core.interrupts import is_interruption
-from ....operations.acquire import admitted, decide
-from ....protocol.commands import Acquire, Command, Verdict, each_of
-from ..attempts import Lost, Send, call
-from ..outcome import broken, is_unknown, late
-from ..timeouts import OutOfTime, within
-from ..topology import ClusterPlace, Node, OnePlace, Place, Terms
-from .call_sharing import Group, Member, Part
-from .connection import Link
+from ....operations.acquire import admitted_decision, decision_of
+from ....protocol.commands import Acquire, AcquireReply, Command, split_reply
+from ..attempts import NoReply, Request, execute_once
+from ..outcome import is_unknown, no_reply_failure, timed_out
+from ..timeouts import JobTimeout, run_within
+from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+from .call_sharing import CallGroup, CallShare, Waiter
+from .connection import BlockingConnection
 
 Reply = TypeVar("Reply")
 
 
-_TRIPS = 3
+_MIN_ROUND_TRIPS = 3
 """Calls are shared only where so many round trips fit into the timeout: whoever joins waits for the
 rest of the call ahead, and then for its own.
 """
 
-_MOST_IDLE = 16
+_MAX_IDLE = 16
 """Connections that ended threads have left, and that are kept for new threads."""
 
-_TOGETHER = 256
+_MAX_PIPELINE = 256
 """Commands of an exchange that are written at once: what is under way has to be done in time."""
 
 
@@ -54,66 +54,68 @@ class RedisStore:
 
     source: Source = "store"
 
-    def __init__(self, find: Callable[[], Place], terms: Terms) -> None:
-        self.clock: Clock = terms.clock
-        self._monotonic = terms.clock.monotonic
-        self._timeout = terms.timeout
-        self._find = find
-        self._terms = terms
+    def __init__(self, find_topology: Callable[[], Topology], settings: CallSettings) -> None:
+        self.clock: Clock = settings.clock
+        self._monotonic = settings.clock.monotonic
+        self._timeout = settings.timeout
+        self._find_topology = find_topology
+        self._settings = settings
         self._closed = False
         self.unknown_total = 0
-        self._begin()
+        self._reset_connections()
 
     def after_fork(self) -> None:
         """The child has its own connections, and locks that nobody holds."""
         self._finalizer()  # here only: the parent's connections go on
-        self._begin()
+        self._reset_connections()
 
-    def _begin(self) -> None:
-        self._place: Place | None = None
-        self._mine = _Mine()
-        self._links: dict[weakref.ref[_Token], dict[Node, Link]] = {}
+    def _reset_connections(self) -> None:
+        self._topology: Topology | None = None
+        self._this_thread = _ThreadState()
+        self._connections: dict[weakref.ref[_ThreadToken], dict[Node, BlockingConnection]] = {}
         """The links of each thread, by its token."""
-        self._ended: SimpleQueue[weakref.ref[_Token]] = SimpleQueue()
+        self._ended_threads: SimpleQueue[weakref.ref[_ThreadToken]] = SimpleQueue()
         """The tokens of threads that have ended."""
-        self._idle: list[Link] = []
+        self._idle_connections: list[BlockingConnection] = []
         """What ended threads have left for new ones."""
-        self._finalizer = weakref.finalize(self, _close_all, self._links, self._idle)
+        self._finalizer = weakref.finalize(
+            self, _close_all, self._connections, self._idle_connections
+        )
         self._finalizer.atexit = False
         # Re-entrant, because a signal handler may call the limiter it has interrupted.
         self._lock = threading.RLock()
         self._rtt = 0.0
         """Seconds that the last call has taken."""
-        self._away: dict[Acquire, float | Group] = {}
+        self._in_flight: dict[Acquire, float | CallGroup] = {}
         """The deadline of a key's call that is under way, or the group that waits for it."""
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        mine = self._mine
-        if mine.busy:
-            return decide(command, self._nested(command), "store")
+        this_thread = self._this_thread
+        if this_thread.busy:
+            return decision_of(command, self._execute_nested(command), "store")
         try:
-            mine.busy = True
+            this_thread.busy = True
             return self._attempt(command, deadline)
         except BaseException as exc:
-            self._count(exc)
+            self._count_unknown(exc)
             raise
         finally:
-            mine.busy = False
+            this_thread.busy = False
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
-        mine = self._mine
-        if mine.busy:
-            return self._nested(command)
+        this_thread = self._this_thread
+        if this_thread.busy:
+            return self._execute_nested(command)
         try:
-            mine.busy = True
+            this_thread.busy = True
             if deadline is None:
                 deadline = self._monotonic() + self._timeout
-            return self._alone(command, deadline)
+            return self._execute_alone(command, deadline)
         except BaseException as exc:
-            self._count(exc)
+            self._count_unknown(exc)
             raise
         finally:
-            mine.busy = False
+            this_thread.busy = False
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -123,23 +125,23 @@ class RedisStore:
         """
         answers: list[Any] = [None] * len(commands)
         away: set[Node] = set()
-        mine = self._mine
-        busy, links, direct = mine.busy, mine.links, mine.direct
+        this_thread = self._this_thread
+        busy, connections, direct = this_thread.busy, this_thread.connections, this_thread.direct
         if busy:  # out of a signal handler, see `_nested`
-            mine.links, mine.direct = {}, None
+            this_thread.connections, this_thread.direct = {}, None
         try:
-            mine.busy = True
+            this_thread.busy = True
             for node, batch in self._by_node(commands, answers, deadline):
                 if node in away:
-                    why = broken(node.name, "it did not answer just now", sent=False)
+                    why = no_reply_failure(node.name, "it did not answer just now", sent=False)
                     for number in batch:
                         answers[number] = why
                 elif not self._pipeline(node, batch, commands, answers, deadline):
                     away.add(node)
         finally:
-            mine.busy = busy
+            this_thread.busy = busy
             if busy:
-                self._end_nested(links, direct)
+                self._end_nested(connections, direct)
         return answers
 
     def _by_node(
@@ -150,13 +152,15 @@ class RedisStore:
         for number, command in enumerate(commands):
             try:
                 self._check_open()
-                place = self._place or self._found(deadline or self._monotonic() + self._timeout)
-                nodes.setdefault(place.node_of(command), []).append(number)
+                topology = self._topology or self._connect_topology(
+                    deadline or self._monotonic() + self._timeout
+                )
+                nodes.setdefault(topology.node_of(command), []).append(number)
             except DistwindowError as exc:
                 answers[number] = exc
         for node, numbers in nodes.items():
-            for first in range(0, len(numbers), _TOGETHER):
-                yield node, numbers[first : first + _TOGETHER]
+            for first in range(0, len(numbers), _MAX_PIPELINE):
+                yield node, numbers[first : first + _MAX_PIPELINE]
 
     def _pipeline(
         self,
@@ -167,55 +171,57 @@ class RedisStore:
         deadline: float | None,
     ) -> bool:
         """Have the commands of these numbers answered; is the node there?"""
-        place = self._place
-        assert place is not None
+        topology = self._topology
+        assert topology is not None
         if deadline is None:
             deadline = self._monotonic() + self._timeout
         sent = [commands[i] for i in batch]
-        if self._terms.client_clock:
+        if self._settings.client_clock:
             now = self.clock.now_ms()
-            sent = [c.at(now) if c.now_ms is None else c for c in sent]
-        sends = [Send(node, command, deadline) for command in sent]
+            sent = [c.with_time(now) if c.now_ms is None else c for c in sent]
+        sends = [Request(node, command, deadline) for command in sent]
         try:
-            raws = self._link(node).converse(sends, deadline)
+            raws = self._connection(node).pipeline(sends, deadline)
         except DistwindowError as exc:
             raws = [exc] * len(batch)
         for number, command, send, raw in zip(batch, sent, sends, raws, strict=True):
             if isinstance(raw, DistwindowError):
                 answers[number] = raw
                 continue
-            dialogue = call(command, place, self._terms, deadline, under_way=send)
-            next(dialogue)
+            operation = execute_once(command, topology, self._settings, deadline, under_way=send)
+            next(operation)
             try:
-                answers[number] = self._drive(dialogue, raw, place, deadline)
+                answers[number] = self._drive(operation, raw, topology, deadline)
             except DistwindowError as exc:
                 answers[number] = exc
-        return not isinstance(raws[-1], (Lost, DistwindowError))
+        return not isinstance(raws[-1], (NoReply, DistwindowError))
 
-    def _nested(self, command: Command[Reply]) -> Reply:
+    def _execute_nested(self, command: Command[Reply]) -> Reply:
         """A call out of a signal handler, in the midst of another call of this thread: it must not
         touch the connections of that one, nor wait for it.
         """
-        mine = self._mine
-        links, direct = mine.links, mine.direct
-        mine.links, mine.direct = {}, None
+        this_thread = self._this_thread
+        connections, direct = this_thread.connections, this_thread.direct
+        this_thread.connections, this_thread.direct = {}, None
         try:
-            return self._alone(command, self._monotonic() + self._timeout)
+            return self._execute_alone(command, self._monotonic() + self._timeout)
         except BaseException as exc:
-            self._count(exc)
+            self._count_unknown(exc)
             raise
         finally:
-            self._end_nested(links, direct)
+            self._end_nested(connections, direct)
 
-    def _end_nested(self, links: dict[Node, Link], direct: Link | None) -> None:
+    def _end_nested(
+        self, connections: dict[Node, BlockingConnection], direct: BlockingConnection | None
+    ) -> None:
         """Give the interrupted call its connections back, and close those of the nested one."""
-        mine = self._mine
-        opened = mine.links
-        mine.links, mine.direct = links, direct
-        for link in opened.values():
-            link.close()
+        this_thread = self._this_thread
+        opened = this_thread.connections
+        this_thread.connections, this_thread.direct = connections, direct
+        for connection in opened.values():
+            connection.close()
 
-    def _count(self, exc: BaseException) -> None:
+    def _count_unknown(self, exc: BaseException) -> None:
         if isinstance(exc, StoreTimeout):
             self._rtt = self._timeout
         if is_unknown(exc):
@@ -226,235 +232,253 @@ class RedisStore:
         began = self._monotonic()
         if deadline is None:
             deadline = began + self._timeout
-        if command.tell or self._rtt > self._timeout / _TRIPS or deadline - began < self._rtt * 2:
-            part = self._ask(command, began, deadline)
+        if (
+            command.store_limit
+            or self._rtt > self._timeout / _MIN_ROUND_TRIPS
+            or deadline - began < self._rtt * 2
+        ):
+            share = self._request(command, began, deadline)
             self._rtt = self._monotonic() - began
-            return _decided(command, part)
-        member: Member | None = None
+            return _decision_of_share(command, share)
+        waiter: Waiter | None = None
         try:
             with self._lock:
-                ahead = self._away.get(command)
-                if ahead is None:
-                    self._away[command] = deadline
-            if ahead is not None:
-                member = Member(deadline)
-                if not self._join(command, member, began):
-                    member = None
-            if member is None:
-                return _decided(command, self._ask(command, began, deadline))
-            return _decided(command, self._gathered(command, member))
+                call_ahead = self._in_flight.get(command)
+                if call_ahead is None:
+                    self._in_flight[command] = deadline
+            if call_ahead is not None:
+                waiter = Waiter(deadline)
+                if not self._join(command, waiter, began):
+                    waiter = None
+            if waiter is None:
+                return _decision_of_share(command, self._request(command, began, deadline))
+            return _decision_of_share(command, self._wait_for_share(command, waiter))
         except BaseException as exc:
-            if member is not None and member.group is not None:
-                self._leave(command, member, exc)
+            if waiter is not None and waiter.group is not None:
+                self._leave(command, waiter, exc)
             raise
         finally:
             # Twice, where a signal handler raises in here: what is left away stops all others.
-            if member is None or member.group is None:
+            if waiter is None or waiter.group is None:
                 try:
-                    self._hand_over(command, deadline)
+                    self._start_next(command, deadline)
                 except BaseException:
-                    self._hand_over(command, deadline)
+                    self._start_next(command, deadline)
                     raise
 
     def close(self) -> None:
         """Close all connections. Calls after this raise `ConfigurationError`."""
         with self._lock:
             self._closed = True
-            self._mine = _Mine()  # so that no thread has a connection that it need not ask for
-        _close_all(self._links, self._idle)
+            self._this_thread = (
+                _ThreadState()
+            )  # so that no thread has a connection that it need not ask for
+        _close_all(self._connections, self._idle_connections)
         self._finalizer.detach()
-        if self._place is not None:
-            _released(self._place)
+        if self._topology is not None:
+            _release_topology(self._topology)
 
-    def _ask(self, command: Acquire, began: float, deadline: float) -> Part:
+    def _request(self, command: Acquire, began: float, deadline: float) -> CallShare:
         """Make a call. On a connection that stands, with the usual reply (one ring, all admitted),
         this is all there is; whatever else comes is for `call` to judge.
         """
-        link = self._mine.direct
-        if link is None or not link.ready(began):
-            return self._alone(command, deadline)
-        clock = link.node.clock
+        connection = self._this_thread.direct
+        if connection is None or not connection.ready(began):
+            return self._execute_alone(command, deadline)
+        clock = connection.node.clock
         guard = clock.guard(clock.until_ms(deadline))
-        raw = link.say(command.frame(guard), deadline)
+        raw = connection.request(command.frame(guard), deadline)
         if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
             self._rtt = clock.learn(raw[2]) - began
             return raw[1], raw[2]
-        place = self._place
-        assert place is not None
-        send = Send(link.node, command, deadline, guard=guard)
-        dialogue = call(command, place, self._terms, deadline, under_way=send)
-        next(dialogue)
-        return self._drive(dialogue, raw, place, deadline)
+        topology = self._topology
+        assert topology is not None
+        send = Request(connection.node, command, deadline, guard=guard)
+        operation = execute_once(command, topology, self._settings, deadline, under_way=send)
+        next(operation)
+        return self._drive(operation, raw, topology, deadline)
 
-    def _join(self, command: Acquire, member: Member, now: float) -> bool:
+    def _join(self, command: Acquire, waiter: Waiter, now: float) -> bool:
         """Gather behind the call ahead. False where there is none any more, or it should long be
         back, so that its caller must have been killed by a signal handler's exception, or its
         thread by the interpreter: the member's call is the one that is away then.
         """
         with self._lock:
-            ahead = self._away.get(command)
-            until = ahead.ahead if isinstance(ahead, Group) else ahead
-            if ahead is None or until is None or now > until:
-                self._away[command] = member.deadline
+            call_ahead = self._in_flight.get(command)
+            until = call_ahead.call_ahead if isinstance(call_ahead, CallGroup) else call_ahead
+            if call_ahead is None or until is None or now > until:
+                self._in_flight[command] = waiter.deadline
                 return False
-            if not isinstance(ahead, Group):
-                ahead = self._away[command] = Group(until)
-            ahead.join(member)
+            if not isinstance(call_ahead, CallGroup):
+                call_ahead = self._in_flight[command] = CallGroup(until)
+            call_ahead.join(waiter)
             return True
 
-    def _gathered(self, command: Acquire, member: Member) -> Part:
+    def _wait_for_share(self, command: Acquire, waiter: Waiter) -> CallShare:
         """As a member of a group: be its leader, or get one's part from whoever is."""
-        group = member.group
+        group = waiter.group
         assert group is not None
-        if member.wait(self._monotonic()):
-            if group.leader is member:
-                self._lead(command, group, member.deadline)
-            return member.part()
-        raise late("the store", self._timeout, sent=not self._leave(command, member, None))
+        if waiter.wait(self._monotonic()):
+            if group.leader is waiter:
+                self._lead(command, group, waiter.deadline)
+            return waiter.share()
+        raise timed_out("the store", self._timeout, sent=not self._leave(command, waiter, None))
 
-    def _lead(self, command: Acquire, group: Group, deadline: float) -> None:
+    def _lead(self, command: Acquire, group: CallGroup, deadline: float) -> None:
         """Make the call of a group that has gone, and deal the parts out."""
         began = self._monotonic()
         if began >= deadline:
-            raise late("the store", self._timeout, sent=False)
-        times = len(group.gone)
-        shared = command.shared(times)
-        group.asked = True
-        part = self._ask(shared, began, deadline)
+            raise timed_out("the store", self._timeout, sent=False)
+        times = len(group.members)
+        shared = command.combined(times)
+        group.sent = True
+        share = self._request(shared, began, deadline)
         costs = [charge.cost for charge in command.charges]
-        if isinstance(part, Verdict):
-            group.deal(each_of(part, times, costs))
+        if isinstance(share, AcquireReply):
+            group.distribute(split_reply(share, times, costs))
         else:
-            left, now = part
-            group.deal([(left + costs[0] * after, now) for after in range(times - 1, -1, -1)])
-        self._hand_over(command, deadline)
+            left, now = share
+            group.distribute([(left + costs[0] * after, now) for after in range(times - 1, -1, -1)])
+        self._start_next(command, deadline)
 
-    def _leave(self, command: Acquire, member: Member, why: BaseException | None) -> bool:
+    def _leave(self, command: Acquire, waiter: Waiter, why: BaseException | None) -> bool:
         """A member ends without a part; True when it has surely not been asked for. What a leader
         leaves undone is done here.
         """
-        group = member.group
+        group = waiter.group
         assert group is not None
         with self._lock:
-            unsent = group.quit(member)
-            heir = self._heir(command, member)
-        if heir is not None:
-            heir.wake()
-        elif group.leader is member:
+            unsent = group.leave(waiter)
+            next_leader = self._next_leader(command, waiter)
+        if next_leader is not None:
+            next_leader.wake()
+        elif group.leader is waiter:
             group.fail(why)
-            self._hand_over(command, member.deadline)
+            self._start_next(command, waiter.deadline)
         return unsent
 
-    def _heir(self, command: Acquire, leader: Member) -> Member | None:
+    def _next_leader(self, command: Acquire, leader: Waiter) -> Waiter | None:
         """Who leads in the place of a leader that leaves without having asked."""
-        group, ahead = leader.group, self._away.get(command)
+        group, call_ahead = leader.group, self._in_flight.get(command)
         assert group is not None
-        if group.leader is not leader or group.asked or len(group.gone) < 2:
+        if group.leader is not leader or group.sent or len(group.members) < 2:
             return None
-        heir = group.gone[1]
-        if ahead is leader.deadline:
-            self._away[command] = heir.deadline
-        elif isinstance(ahead, Group) and ahead.ahead is leader.deadline:
-            ahead.ahead = heir.deadline
+        next_leader = group.members[1]
+        if call_ahead is leader.deadline:
+            self._in_flight[command] = next_leader.deadline
+        elif isinstance(call_ahead, CallGroup) and call_ahead.call_ahead is leader.deadline:
+            call_ahead.call_ahead = next_leader.deadline
         else:
             return None
-        del group.gone[0]
-        group.leader = heir
-        return heir
+        del group.members[0]
+        group.leader = next_leader
+        return next_leader
 
-    def _hand_over(self, command: Acquire, deadline: float) -> None:
+    def _start_next(self, command: Acquire, deadline: float) -> None:
         """The call of that deadline has returned: the group that gathered meanwhile may go."""
         with self._lock:
-            ahead = self._away.get(command)
-            if ahead is deadline:
-                del self._away[command]
-            elif isinstance(ahead, Group) and ahead.ahead is deadline:
-                leader = ahead.go()
+            call_ahead = self._in_flight.get(command)
+            if call_ahead is deadline:
+                del self._in_flight[command]
+            elif isinstance(call_ahead, CallGroup) and call_ahead.call_ahead is deadline:
+                leader = call_ahead.close()
                 if leader is None:
-                    del self._away[command]
+                    del self._in_flight[command]
                 else:
                     # Woken first: where a signal handler raises in between, this is done again.
                     leader.wake()
-                    self._away[command] = leader.deadline
+                    self._in_flight[command] = leader.deadline
 
-    def _alone(self, command: Command[Reply], deadline: float) -> Reply:
+    def _execute_alone(self, command: Command[Reply], deadline: float) -> Reply:
         self._check_open()
-        place = self._place or self._found(deadline)
-        return self._drive(call(command, place, self._terms, deadline), None, place, deadline)
+        topology = self._topology or self._connect_topology(deadline)
+        return self._drive(
+            execute_once(command, topology, self._settings, deadline), None, topology, deadline
+        )
 
     def _drive(
-        self, dialogue: Generator[Send, Any, Reply], answer: Any, place: Place, deadline: float
+        self,
+        operation: Generator[Request, Any, Reply],
+        answer: Any,
+        topology: Topology,
+        deadline: float,
     ) -> Reply:
         try:
             while True:
-                send = dialogue.send(answer)
-                if isinstance(place, ClusterPlace) and place.due():
-                    threading.Thread(target=_refresh, args=(place,), daemon=True).start()
-                answer = self._link(send.node).exchange(send, deadline)
+                send = operation.send(answer)
+                if isinstance(topology, ClusterTopology) and topology.is_refresh_due():
+                    threading.Thread(
+                        target=_refresh_topology, args=(topology,), daemon=True
+                    ).start()
+                answer = self._connection(send.node).exchange(send, deadline)
         except StopIteration as end:
             if is_interruption(end):
                 raise
             reply: Reply = end.value
             return reply
 
-    def _found(self, deadline: float) -> Place:
+    def _connect_topology(self, deadline: float) -> Topology:
         try:
-            place = within(deadline - self._monotonic(), self._find, _released)
-        except OutOfTime:
-            raise late("the store", self._timeout, sent=False) from None
+            topology = run_within(
+                deadline - self._monotonic(), self._find_topology, _release_topology
+            )
+        except JobTimeout:
+            raise timed_out("the store", self._timeout, sent=False) from None
         with self._lock:
-            kept = self._place = self._place or place  # another thread may have been first
-        if kept is not place:
-            _released(place)
+            kept = self._topology = self._topology or topology  # another thread may have been first
+        if kept is not topology:
+            _release_topology(topology)
         return kept
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
 
-    def _link(self, node: Node) -> Link:
-        mine = self._mine
-        link = mine.links.get(node)
-        if link is None:
+    def _connection(self, node: Node) -> BlockingConnection:
+        this_thread = self._this_thread
+        connection = this_thread.connections.get(node)
+        if connection is None:
             with self._lock:
                 self._check_open()
-                if mine.token is None:
-                    token = _Token()
-                    self._links[weakref.ref(token, self._ended.put)] = mine.own
-                    mine.token = token
-                link = mine.links[node] = self._left_over(node) or Link(node, self.clock)
-            if isinstance(self._place, OnePlace) and not self._terms.client_clock:
-                mine.direct = link
-        return link
+                if this_thread.token is None:
+                    token = _ThreadToken()
+                    self._connections[weakref.ref(token, self._ended_threads.put)] = this_thread.own
+                    this_thread.token = token
+                connection = this_thread.connections[node] = self._idle_connection(
+                    node
+                ) or BlockingConnection(node, self.clock)
+            if isinstance(self._topology, SingleServer) and not self._settings.client_clock:
+                this_thread.direct = connection
+        return connection
 
-    def _left_over(self, node: Node) -> Link | None:
+    def _idle_connection(self, node: Node) -> BlockingConnection | None:
         """A link to `node` of a thread that has ended. Under the lock."""
-        while not self._ended.empty():
+        while not self._ended_threads.empty():
             # In this order nothing is lost where a signal handler raises: at the worst a link stays
             # in `_links`, and is closed with the limiter.
-            token = self._ended.get()
-            self._idle += self._links.get(token, {}).values()
-            self._links.pop(token, None)
-            while len(self._idle) > _MOST_IDLE:
-                self._idle[0].close()
-                self._idle.pop(0)
-        for link in self._idle:
-            if link.node is node:
-                self._idle.remove(link)
-                return link
+            token = self._ended_threads.get()
+            self._idle_connections += self._connections.get(token, {}).values()
+            self._connections.pop(token, None)
+            while len(self._idle_connections) > _MAX_IDLE:
+                self._idle_connections[0].close()
+                self._idle_connections.pop(0)
+        for connection in self._idle_connections:
+            if connection.node is node:
+                self._idle_connections.remove(connection)
+                return connection
         return None
 
 
-def _decided(command: Acquire, part: Part) -> Decision:
-    if isinstance(part, Verdict):
-        return decide(command, part, "store")
-    left, now = part
+def _decision_of_share(command: Acquire, share: CallShare) -> Decision:
+    if isinstance(share, AcquireReply):
+        return decision_of(command, share, "store")
+    left, now = share
     limit = command.charges[0].limit
     width = limit.bucket_ms
-    return admitted(command, 0, left, limit.span * width - now % width, now, "store")
+    return admitted_decision(command, 0, left, limit.span * width - now % width, now, "store")
 
 
-class _Token:
+class _ThreadToken:
     """Kept by a thread alone, so that it goes when the thread ends. Its weak reference is told of
     that: by a call of C, as a destructor would be Python code, and Python drops what a signal
     handler raises in a destructor.
@@ -463,37 +487,39 @@ class _Token:
     __slots__ = ("__weakref__",)
 
 
-class _Mine(threading.local):
+class _ThreadState(threading.local):
     """A thread's own links."""
 
     def __init__(self) -> None:
         self.busy = False
         """A call is under way."""
-        self.links: dict[Node, Link] = {}
-        self.own = self.links
+        self.connections: dict[Node, BlockingConnection] = {}
+        self.own = self.connections
         """`links`, but for calls out of a signal handler, which have others."""
-        self.direct: Link | None = None
+        self.direct: BlockingConnection | None = None
         """The one that all calls take, where there is one server."""
-        self.token: _Token | None = None
+        self.token: _ThreadToken | None = None
 
 
-def _close_all(threads: dict[Any, dict[Node, Link]], idle: list[Link]) -> None:
+def _close_all(
+    threads: dict[Any, dict[Node, BlockingConnection]], idle: list[BlockingConnection]
+) -> None:
     """Close every link, as the limiter is closed, or nobody has it any more."""
-    for links in list(threads.values()):
-        for link in list(links.values()):
-            link.close()
-    for link in idle:
-        link.close()
+    for connections in list(threads.values()):
+        for connection in list(connections.values()):
+            connection.close()
+    for connection in idle:
+        connection.close()
 
 
-def _released(place: Place) -> None:
-    if place.release is not None:
-        place.release()
+def _release_topology(topology: Topology) -> None:
+    if topology.release is not None:
+        topology.release()
 
 
-def _refresh(place: ClusterPlace) -> None:
+def _refresh_topology(topology: ClusterTopology) -> None:
     try:
-        place.client.nodes_manager.initialize()
+        topology.client.nodes_manager.initialize()
     except Exception:  # whatever it is: the map stays stale, and is tried again in a second
         return
-    place.refreshed()
+    topology.on_refreshed()

@@ -25,26 +25,26 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.clock import Clock
 from ....core.interrupts import is_interruption
-from ..attempts import Lost
+from ..attempts import NoReply
 from ..outcome import with_token
 
-_CHUNK = 65536
+_RECV_BYTES = 65536
 
 
-class Talk(Protocol):
-    """One exchange at a time; after a `Lost` the connection is not to be used again."""
+class Transport(Protocol):
+    """One exchange at a time; after a `NoReply` the connection is not to be used again."""
 
-    def dead(self) -> bool:
+    def is_closed(self) -> bool:
         """Has the server closed this connection, or said something unasked? Looked at before each
         call: what is sent into a closed connection has an unknown outcome, for nothing.
         """
         ...
 
-    def say(self, frame: bytes, deadline: float) -> Any:
-        """Send `frame` and get the reply, an error reply as an exception object, or `Lost`."""
+    def request(self, frame: bytes, deadline: float) -> Any:
+        """Send `frame` and get the reply, an error reply as an exception object, or `NoReply`."""
         ...
 
-    def hear(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> Any:
         """One more reply."""
         ...
 
@@ -70,18 +70,18 @@ def socket_of(connection: Any) -> Any:
     return sock
 
 
-def talk_of(opened: Any, clock: Clock) -> Talk:
+def transport_of(opened: Any, clock: Clock) -> Transport:
     """The way to talk over what `socket_of` has returned; made in the thread that will use it, as
     gevent's polls belong to the thread in which they were made.
     """
     if not isinstance(opened, socket.socket):
-        return ClientTalk(opened)
+        return ClientTransport(opened)
     if isinstance(opened, ssl.SSLSocket):
-        return TlsTalk(opened, clock)
+        return TlsTransport(opened, clock)
     # Asked for each connection, because eventlet takes `select.poll` away when it patches.
     if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
-        return TcpTalk(opened, clock)
-    return SelectTalk(opened, clock)
+        return TcpTransport(opened, clock)
+    return SelectTransport(opened, clock)
 
 
 def _readable_within(sock: socket.socket) -> Callable[[float], object]:
@@ -109,7 +109,7 @@ def _close(sock: socket.socket, opened_by: int) -> None:
     sock.close()
 
 
-class TcpTalk:
+class TcpTransport:
     """A blocking socket and a poll with the time that is left: one system call less than a socket
     timeout costs.
     """
@@ -126,10 +126,10 @@ class TcpTalk:
         self._reader = hiredis.Reader()
         self._poll = _readable_within(sock)
 
-    def dead(self) -> bool:
+    def is_closed(self) -> bool:
         return bool(self._poll(0))
 
-    def say(self, frame: bytes, deadline: float) -> Any:
+    def request(self, frame: bytes, deadline: float) -> Any:
         sent = False  # a write that fails at once has sent nothing
         try:
             try:
@@ -141,26 +141,26 @@ class TcpTalk:
             sent = True
             if count < len(frame):
                 self._send_rest(frame[count:], deadline)
-            return self._receive(deadline)
+            return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
                 raise
-            return Lost(exc, sent=sent, late=isinstance(exc, TimeoutError))
+            return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
 
-    def hear(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> Any:
         raw = self._reader.gets()
-        return self._receive(deadline) if raw is False else raw
+        return self._receive_reply(deadline) if raw is False else raw
 
     def close(self) -> None:
         _close(self._socket, self._process)
 
-    def _receive(self, deadline: float) -> Any:
+    def _receive_reply(self, deadline: float) -> Any:
         reader = self._reader
         while True:
             left = deadline - self._monotonic()
             if not self._poll(left * 1000 if left > 0 else 0):
-                return Lost("timeout", sent=True, late=True)
-            data = self._socket.recv(_CHUNK)
+                return NoReply("timeout", sent=True, late=True)
+            data = self._socket.recv(_RECV_BYTES)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             reader.feed(data)
@@ -174,21 +174,21 @@ class TcpTalk:
         self._socket.settimeout(self._socket_timeout_s)
 
 
-class SelectTalk(TcpTalk):
+class SelectTransport(TcpTransport):
     """A socket that never blocks, for platforms that cannot say so with each call."""
 
     _flags = 0
     _socket_timeout_s = 0.0
 
-    def _receive(self, deadline: float) -> Any:
+    def _receive_reply(self, deadline: float) -> Any:
         while True:
             try:
-                return super()._receive(deadline)
+                return super()._receive_reply(deadline)
             except BlockingIOError:  # `select` may report a socket on which nothing is to be read
                 continue
 
 
-class TlsTalk:
+class TlsTransport:
     """TLS may need several reads for one reply, or none: its socket counts the time itself."""
 
     def __init__(self, sock: ssl.SSLSocket, clock: Clock) -> None:
@@ -198,25 +198,25 @@ class TlsTalk:
         self._reader = hiredis.Reader()
         self._poll = _readable_within(sock)
 
-    def dead(self) -> bool:
+    def is_closed(self) -> bool:
         return bool(self._poll(0))
 
-    def say(self, frame: bytes, deadline: float) -> Any:
+    def request(self, frame: bytes, deadline: float) -> Any:
         try:  # a failing write may have sent a part of its record
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             self._socket.sendall(frame)
-            return self.hear(deadline)
+            return self.receive(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
                 raise
-            return Lost(exc, sent=True, late=isinstance(exc, TimeoutError))
+            return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
 
-    def hear(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> Any:
         reader = self._reader
         raw = reader.gets()
         while raw is False:
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-            data = self._socket.recv(_CHUNK)
+            data = self._socket.recv(_RECV_BYTES)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             reader.feed(data)
@@ -227,39 +227,39 @@ class TlsTalk:
         _close(self._socket, self._process)
 
 
-class ClientTalk:
+class ClientTransport:
     """redis-py sends and parses."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def dead(self) -> bool:
+    def is_closed(self) -> bool:
         return False
 
     def close(self) -> None:
         self._connection.disconnect()
 
-    def say(self, frame: bytes, deadline: float) -> Any:
+    def request(self, frame: bytes, deadline: float) -> Any:
         try:
             self._connection.send_packed_command([frame], check_health=False)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return _lost(exc)
-        return self.hear(deadline)
+            return _no_reply(exc)
+        return self.receive(deadline)
 
-    def hear(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> Any:
         try:
             return self._connection.read_response(disable_decoding=True)
         except ResponseError as exc:
             return with_token(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return _lost(exc)
+            return _no_reply(exc)
 
 
-def _lost(exc: Exception) -> Lost:
+def _no_reply(exc: Exception) -> NoReply:
     """redis-py turns whatever OSError comes up in it into an error of its own, a signal handler's
     too; that one is raised again.
     """
     cause = exc.__cause__ or exc.__context__
     if isinstance(cause, OSError) and is_interruption(cause):
         raise cause
-    return Lost(exc, sent=True)
+    return NoReply(exc, sent=True)

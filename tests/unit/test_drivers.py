@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distwindow.operations.drivers import arun, run
-from distwindow.operations.steps import Dialogue, Sleep
+from distwindow.operations.drivers import run_async, run_blocking
+from distwindow.operations.steps import Operation, Sleep
 from distwindow.protocol.commands import Read
 
 COMMAND = Read(())
@@ -35,19 +35,19 @@ class World:
 
 @pytest.fixture(params=["run", "arun"])
 def drive(request: pytest.FixtureRequest) -> Any:
-    def both(dialogue: Dialogue[Any], world: World) -> Any:
+    def both(dialogue: Operation[Any], world: World) -> Any:
         if request.param == "run":
-            return run(dialogue, world, world)
+            return run_blocking(dialogue, world, world)
         return asyncio.run(_finish(dialogue, world))
 
-    async def _finish(dialogue: Dialogue[Any], world: World) -> Any:
-        return await arun(dialogue, world.awaited, world.awaited)
+    async def _finish(dialogue: Operation[Any], world: World) -> Any:
+        return await run_async(dialogue, world.awaited, world.awaited)
 
     return both
 
 
 def test_answers_come_back_in_order(drive: Any) -> None:
-    def dialogue() -> Dialogue[Any]:
+    def dialogue() -> Operation[Any]:
         first = yield COMMAND
         slept = yield Sleep(1.5)
         second = yield COMMAND
@@ -59,7 +59,7 @@ def test_answers_come_back_in_order(drive: Any) -> None:
 
 
 def test_a_dialogue_may_ask_nothing(drive: Any) -> None:
-    def dialogue() -> Dialogue[int]:
+    def dialogue() -> Operation[int]:
         return 7
         yield
 
@@ -67,7 +67,7 @@ def test_a_dialogue_may_ask_nothing(drive: Any) -> None:
 
 
 def test_a_failure_is_told_to_the_dialogue_which_may_go_on(drive: Any) -> None:
-    def dialogue() -> Dialogue[Any]:
+    def dialogue() -> Operation[Any]:
         try:
             yield COMMAND
         except OSError as exc:
@@ -80,7 +80,7 @@ def test_a_failure_is_told_to_the_dialogue_which_may_go_on(drive: Any) -> None:
 def test_a_failure_nobody_catches_comes_out(drive: Any) -> None:
     ended = []
 
-    def dialogue() -> Dialogue[Any]:
+    def dialogue() -> Operation[Any]:
         try:
             yield Sleep(1)
         finally:
@@ -92,7 +92,7 @@ def test_a_failure_nobody_catches_comes_out(drive: Any) -> None:
 
 
 def test_an_interrupt_is_no_answer(drive: Any) -> None:
-    def dialogue() -> Dialogue[Any]:
+    def dialogue() -> Operation[Any]:
         try:
             yield COMMAND
         except Exception:
@@ -109,13 +109,13 @@ def test_a_dialogue_has_ended_before_its_exception_arrives(
     """Whoever keeps the exception keeps the frames, and with them a dialogue that is not closed."""
     ended, kept = [], []
 
-    def inner() -> Dialogue[Any]:
+    def inner() -> Operation[Any]:
         try:
             yield COMMAND
         finally:
             ended.append(True)
 
-    def dialogue() -> Dialogue[Any]:
+    def dialogue() -> Operation[Any]:
         yield from inner()
 
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from distwindow import Limit, StoreError
 from tests.integration.faces import PLENTY, Call, Face, admin, in_time, tally, used
-from tests.integration.test_near_leases import PROCESSES, crowd, most_aligned, most_anywhere
+from tests.integration.test_leased_processes import PROCESSES, crowd, most_aligned, most_anywhere
 from tests.servers import (
     Blackhole,
     Delay,

@@ -50,7 +50,7 @@ class Spender:
     def __init__(self, url: str, key: str, options: dict[str, Any], pause: float) -> None:
         args = [url, key, json.dumps(options), f"{pause:g}"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.test_near_leases", *args],
+            [sys.executable, "-m", "tests.integration.test_leased_processes", *args],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -259,11 +259,11 @@ def test_surplus_is_returned(face: Face, redis_url: str, prefix: str) -> None:
     terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
     limiter = face.limiter(redis_url, PLENTY, flush_interval=0.05, **terms)
     limiter.each(["k"] * 1000)
-    assert limiter.limiter._near._get("k").left > 0
+    assert limiter.limiter._strategy._get("k").permits_left > 0
     with admin(redis_url) as server:
         assert used(server, prefix) > 1000
         until(lambda: used(server, prefix) == 1000, timeout=2)
-        assert limiter.limiter._near._get("k").left == 0
+        assert limiter.limiter._strategy._get("k").permits_left == 0
         assert all(limiter.each(["k"] * 500))
         until(lambda: used(server, prefix) == 1500, timeout=2)
 

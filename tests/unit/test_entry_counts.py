@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
-from distwindow.consistency.base import Direct, Near
+from distwindow.consistency.base import Direct, Strategy
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.stats import window_at
-from distwindow.operations.command_cache import Book
+from distwindow.operations.command_cache import CommandCache
 from distwindow.protocol.commands import Read
 from tests.fleet import Local, Process, World
 
 START = 1_700_000_000_000
 LIMIT = Limit("100/second")
-MODES: dict[str, Callable[[Book, Local], Near]] = {
+MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
     "direct": lambda book, clock: Direct(book, clock, 10, 0.25),
     "leased": lambda book, clock: Leased(book, clock, 10, 0.25),
     "eventual": lambda book, clock: Eventual(book, clock, 10, 0.1),
@@ -43,7 +43,7 @@ def settle(process: Process) -> None:
 
 def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
     """success, error, rt_sum, rt_min of each bucket that is in the window now, by its age."""
-    charges = Book("fleet", LIMIT).acquire("k").charges
+    charges = CommandCache("fleet", LIMIT).acquire("k").charges
     (state,), now = process.world.store.execute(Read(charges))
     window = window_at(state, LIMIT, now)
     return [
@@ -79,7 +79,7 @@ def test_ends_of_several_buckets_travel_together_and_stay_apart(process: Process
 
 
 def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) -> None:
-    book = Book("fleet", LIMIT)
+    book = CommandCache("fleet", LIMIT)
     decision = process.world.execute(book.acquire_all([("k", "100/second"), ("other", "5/hour")]))
     end(process, decision, 3)
     settle(process)
@@ -95,15 +95,15 @@ def test_who_is_about_to_count_as_the_limiter_closes_is_told(
     decision = made.at_once("k")
     settle(made)
     near: Any = made.near
-    mark = near._soil
+    mark = near._mark_dirty
 
     def closes(cell: Any) -> None:
         mark(cell)
         near.close()
 
-    monkeypatch.setattr(near, "_soil", closes)
+    monkeypatch.setattr(near, "_mark_dirty", closes)
     with pytest.raises(ConfigurationError, match="closed"):
         end(made, decision, 5)
     if mode == "eventual":
         with pytest.raises(ConfigurationError, match="closed"):
-            near.judge("k", 1)
+            near.decide_locally("k", 1)

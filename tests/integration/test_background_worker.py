@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
-from distwindow.consistency.key_state import Cell
+from distwindow.consistency.key_state import KeyState
 from tests.integration.faces import PLENTY, Face, admin, tally, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until
@@ -278,9 +278,9 @@ def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode
     """As gunicorn forks its workers after an application has been preloaded and has warmed up."""
     limiter = Limiter(redis_url, "2000/hour", prefix=prefix, consistency=mode, timeout=5, **SOON)
     before = sum(bool(limiter.try_acquire("k")) for _ in range(100))
-    near: Any = limiter._near
+    near: Any = limiter._strategy
     lease = 0
-    while mode == "leased" and before < 500 and not (lease := near._get("k").left):
+    while mode == "leased" and before < 500 and not (lease := near._get("k").permits_left):
         before += bool(limiter.try_acquire("k"))  # the last was just spent, or given back
     senders = {near._sender}
 
@@ -365,9 +365,9 @@ def test_one_time_keys_are_let_go(face: Face, redis_url: str, prefix: str, mode:
     )
     keys = [f"k{n}" for n in range(200)]
     limiter.each([key for key in keys for _ in range(2)])
-    near = limiter.limiter._near
-    assert len(near._cells) <= 50
-    until(lambda: limiter.flush() or near._cells.leaving() == 0)
+    near = limiter.limiter._strategy
+    assert len(near._key_states) <= 50
+    until(lambda: limiter.flush() or near._key_states.count_evicted_unsent() == 0)
     with admin(redis_url) as server:
         assert used(server, prefix) == 200
     other = face.limiter(redis_url, "1/hour", prefix=prefix)
@@ -391,9 +391,9 @@ def test_the_least_used_goes_first(face: Face, proxy: Proxy, prefix: str) -> Non
 def test_eviction_gives_leases_back(face: Face, redis_url: str, prefix: str) -> None:
     terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
     limiter = face.limiter(redis_url, PLENTY, max_local_keys=2, **terms, flush_interval=0.05)
-    near = limiter.limiter._near
+    near = limiter.limiter._strategy
     limiter.each(["hot"] * 300)
-    assert near._get("hot").left > 0
+    assert near._get("hot").permits_left > 0
     limiter.each(["x", "y", "z"])
     assert near._get("hot") is None
     with admin(redis_url) as server:
@@ -408,14 +408,14 @@ def test_a_flood_of_one_time_keys_leaves_nothing_behind(
     limiter = face.limiter(
         redis_url, "2/hour", prefix=prefix, consistency=mode, max_local_keys=100, timeout=5, **SOON
     )
-    near = limiter.limiter._near
+    near = limiter.limiter._strategy
     for first in range(0, 2000, 100):
         limiter.each([f"{n}" for n in range(first, first + 100) for _ in range(3)])
-    until(lambda: limiter.flush() or near._cells.leaving() == 0)
+    until(lambda: limiter.flush() or near._key_states.count_evicted_unsent() == 0)
 
     def ours() -> int:
         gc.collect()
-        cells = [thing for thing in gc.get_objects() if isinstance(thing, Cell)]
+        cells = [thing for thing in gc.get_objects() if isinstance(thing, KeyState)]
         return sum(cell.charges[0].ring.startswith(prefix.encode()) for cell in cells)
 
     until(lambda: ours() <= 100, what="leases that were to be looked at once more are gone")

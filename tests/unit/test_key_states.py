@@ -8,29 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.consistency.key_state import Cell, merged
-from distwindow.consistency.key_state_cache import Cells
+from distwindow.consistency.key_state import KeyState, merge_buckets
+from distwindow.consistency.key_state_cache import KeyStateCache
 from distwindow.core.stats import Bucket
 
 LIMIT = Limit("10/second")
 
 
-def cell(key: str) -> Cell:
-    return Cell(key, (), [LIMIT], 0.0)
+def cell(key: str) -> KeyState:
+    return KeyState(key, (), [LIMIT], 0.0)
 
 
-def use(cells: Cells[Cell], key: str) -> Cell:
+def use(cells: KeyStateCache[KeyState], key: str) -> KeyState:
     found = cells.get(key)
     if found is None:
         return cells.add(key, lambda: cell(key))
-    cells.used(key)
+    cells.touch(key)
     return found
 
 
 @given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
 def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
     gone: list[str] = []
-    cells: Cells[Cell] = Cells(most, lambda cell: gone.append(cell.key))
+    cells: KeyStateCache[KeyState] = KeyStateCache(most, lambda cell: gone.append(cell.key))
     model: OrderedDict[str, None] = OrderedDict()
     left = []
     for key in keys:
@@ -45,25 +45,25 @@ def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
 
 
 def test_a_cell_with_something_to_tell_is_kept_until_it_has_told() -> None:
-    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
     talker = use(cells, "a")
     talker.blocked = 3
     use(cells, "b")
-    assert cells.leaving() == 1
+    assert cells.count_evicted_unsent() == 1
     assert cells.get("a") is None
     talker.blocked = 0
-    cells.settled(talker)
-    assert cells.leaving() == 0
+    cells.on_all_sent(talker)
+    assert cells.count_evicted_unsent() == 0
 
 
 def test_a_key_that_comes_back_in_time_gets_its_old_cell() -> None:
     """What it tells has to stay in order, and a second cell would tell beside the first."""
-    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
     talker = use(cells, "a")
     talker.blocked = 3
     use(cells, "b")
     assert use(cells, "a") is talker
-    assert cells.leaving() == 0
+    assert cells.count_evicted_unsent() == 0
 
 
 def test_counts_move_to_wider_buckets_without_loss() -> None:
@@ -72,64 +72,67 @@ def test_counts_move_to_wider_buckets_without_loss() -> None:
         Bucket(150, 4, 0, 0, 0, 0, None),
         Bucket(250, 0, 1, 0, 2, 9, 4),
     )
-    assert merged(seen, 100) == (Bucket(100, 5, 2, 1, 0, 30, 30), Bucket(200, 0, 1, 0, 2, 9, 4))
-    assert merged(seen, 1000) == (Bucket(0, 5, 3, 1, 2, 39, 4),)
+    assert merge_buckets(seen, 100) == (
+        Bucket(100, 5, 2, 1, 0, 30, 30),
+        Bucket(200, 0, 1, 0, 2, 9, 4),
+    )
+    assert merge_buckets(seen, 1000) == (Bucket(0, 5, 3, 1, 2, 39, 4),)
 
 
-def taken(one: Cell, cells: Cells[Cell]) -> tuple[Bucket, ...]:
+def taken(one: KeyState, cells: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
     """What is sent when a cell is flushed."""
-    one.close(cells.lock)
+    one.close_bucket(cells.counter_lock)
     sent, one.pending = one.pending, ()
     return sent
 
 
 def test_a_bucket_that_turns_keeps_what_was_counted_in_it() -> None:
-    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
     one = use(cells, "a")
-    one.roll(cells.lock, 10.0)
+    one.open_bucket(cells.counter_lock, 10.0)
     one.blocked = 2
-    assert not one.roll(cells.lock, 10.05)
-    assert one.roll(cells.lock, 10.1)
+    assert not one.open_bucket(cells.counter_lock, 10.05)
+    assert one.open_bucket(cells.counter_lock, 10.1)
     one.blocked = 5
     assert taken(one, cells) == (Bucket(10_000, 0, 2), Bucket(10_100, 0, 5))
-    assert not one.counted()
+    assert not one.has_counts()
 
 
 def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:
-    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
     one = use(cells, "a")
-    one.roll(cells.lock, 10.0)
+    one.open_bucket(cells.counter_lock, 10.0)
     one.offset_ms = -700.0  # the store's clock was set back
-    one.roll(cells.lock, 10.15)
+    one.open_bucket(cells.counter_lock, 10.15)
     one.blocked = 1
     assert [seen.start for seen in taken(one, cells)] == [10_000]
 
 
 def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed() -> None:
-    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
     one = use(cells, "a")
-    one.roll(cells.lock, 10.0)
+    one.open_bucket(cells.counter_lock, 10.0)
     one.offset_ms = -5000.0
-    assert one.roll(cells.lock, 10.15)
-    assert one.turns < 10.3
+    assert one.open_bucket(cells.counter_lock, 10.15)
+    assert one.bucket_ends_at < 10.3
 
 
 def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_away() -> None:
-    cells: Cells[Cell] = Cells(1, lambda cell: None)
+    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
     one = use(cells, "a")
     for turn in range(500):
-        one.roll(cells.lock, 10 + turn / 10)
+        one.open_bucket(cells.counter_lock, 10 + turn / 10)
         one.blocked = 1
     assert len(taken(one, cells)) <= 11
 
 
 def test_the_best_that_is_known_of_the_stores_clock_stays_while_it_can_be_true() -> None:
     one = cell("a")
-    one.clocked(1_000, 0.0, 0.010)  # said between 0 and 10 ms: 990 to 1001 ahead
+    one.update_clock_offset(1_000, 0.0, 0.010)  # said between 0 and 10 ms: 990 to 1001 ahead
     assert one.offset_ms == 990
-    one.clocked(1_100, 0.099, 0.1)  # quick, so exact
+    one.update_clock_offset(1_100, 0.099, 0.1)  # quick, so exact
     assert one.offset_ms == 1000
-    one.clocked(1_210, 0.2, 0.9)  # late: nothing new
+    one.update_clock_offset(1_210, 0.2, 0.9)  # late: nothing new
     assert one.offset_ms == 1000
-    one.clocked(500, 0.3, 0.31)  # the clock was set back
+    one.update_clock_offset(500, 0.3, 0.31)  # the clock was set back
     assert one.offset_ms == 190
