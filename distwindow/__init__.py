@@ -9,10 +9,10 @@ from .core.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from .core.key import Key
 from .core.limit import Limit
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
-from .protocol.keys import Key
 from .windows.bucket_leap_array import BucketLeapArray
 from .windows.event import Event
 from .windows.fixed_window import FixedWindow

@@ -4,9 +4,7 @@ the list of who has to be told of a fork.
 
 from __future__ import annotations
 
-import os
 import re
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +13,15 @@ from typing import Any, Literal, TypeVar, get_args
 import redis
 import redis.asyncio
 
-from .consistency.base import Direct, InProcess, Strategy
+from ._fork import register_after_fork
+from .consistency.base import Direct, InProcess
 from .consistency.eventual import Eventual
 from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError
 from .operations.command_cache import CommandCache
+from .operations.strategy import Strategy
 from .protocol.commands import Acquire
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
@@ -247,22 +247,3 @@ def _call_settings(timeout: float, clock: str, name: str | None, time: Clock) ->
     if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
         raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
     return CallSettings(time, float(timeout), clock == "client", name)
-
-
-_registered: weakref.WeakSet[Any] | None = None
-
-
-def register_after_fork(owner: T) -> T:
-    """Have `thing.after_fork()` called in forked children, for as long as `thing` lives."""
-    global _registered
-    if _registered is None:
-        _registered = weakref.WeakSet()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork)
-    _registered.add(owner)
-    return owner
-
-
-def _after_fork() -> None:
-    for owner in list(_registered or ()):
-        owner.after_fork()

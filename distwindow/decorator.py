@@ -14,8 +14,9 @@ from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 from .core.errors import ConfigurationError, short_repr
+from .core.key import normalize_key
 from .core.limit import Limit
-from .protocol.keys import key_prefix, normalize_key
+from .protocol.keys import key_prefix
 
 F = TypeVar("F", bound=Callable[..., Any])
 

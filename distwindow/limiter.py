@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ._fork import register_after_fork
 from .connect import (
     ClockChoice,
     Consistency,
@@ -20,13 +21,13 @@ from .connect import (
     make_strategy,
     open_async_store,
     open_store,
-    register_after_fork,
     store_name,
 )
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
 from .core.interrupts import check_patched_before_import, complete_in_thread
+from .core.key import AnyKey
 from .core.limit import Limit, LimitSpec
 from .core.stats import Stats
 from .decorator import (
@@ -46,7 +47,6 @@ from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import AsyncQueueSlot, QueueSlot, WaitQueues
 from .protocol.commands import Acquire
-from .protocol.keys import AnyKey
 from .store.memory import MemoryStore
 from .worker import TASKS, THREAD
 

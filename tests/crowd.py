@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from distwindow.consistency.base import Strategy
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
@@ -26,6 +25,7 @@ from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.completion import Completion
 from distwindow.operations.key_operations import refund, stats
 from distwindow.operations.steps import Pipeline
+from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Command, Read
 from tests.fleet import Local, Process, Way, World
 

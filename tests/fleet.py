@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distwindow.consistency.base import Strategy
 from distwindow.core.decision import Decision
 from distwindow.core.errors import StoreTimeout
-from distwindow.operations.acquire import decision_of
 from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.flush import flush_due
 from distwindow.operations.steps import Fetch, Pipeline, Sleep, WaitFor
+from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Acquire, Command
+from distwindow.protocol.decisions import decision_of
 from distwindow.store.memory import MemoryStore
 
 

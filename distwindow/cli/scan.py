@@ -20,8 +20,8 @@ import redis
 from distwindow import ConfigurationError, Key, Limit, WindowStats
 
 from ..core.stats import window_at
-from ..protocol.commands import ring_state
 from ..protocol.keys import RingName, escape, is_senders_name, key_prefix, parse_ring_name
+from ..protocol.replies import ring_state
 from .servers import Server
 
 _SCAN = 500

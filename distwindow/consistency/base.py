@@ -18,18 +18,20 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Lock, RLock
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from ..core.charge import Charge, limits_in, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, StoreError
 from ..core.interrupts import is_interruption
-from ..core.limit import Limit
+from ..core.key import AnyKey, Key, normalize_key
 from ..core.stats import Bucket
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
-from ..protocol.commands import CURRENT_BUCKET, Acquire, Charge, Command, FleetCounts, Flush
-from ..protocol.keys import AnyKey, Key, normalize_key
+from ..operations.strategy import PendingCommand
+from ..protocol.commands import CURRENT_BUCKET, Acquire, Command, Flush
+from ..protocol.replies import FleetCounts
 from .key_state import NEVER, CachedRefusal, KeyState, merge_buckets
 from .key_state_cache import KeyStateCache
 
@@ -48,16 +50,6 @@ dropped: their number has no other bound.
 """
 
 _new_tuple = tuple.__new__
-
-
-class PendingCommand(NamedTuple):
-    """A command for the worker to carry, and whom to tell what came of it: the reply or the error,
-    and when it was sent (monotonic seconds).
-    """
-
-    command: Command[Any]
-    on_reply: Callable[[Any, float], None]
-    """May be called twice with the same; the second time does nothing."""
 
 
 class InFlightBatch(NamedTuple):
@@ -146,7 +138,8 @@ class LocalStrategy(Generic[C]):
                     Decision,
                     (
                         True, key, cost, state.limit, state.left_in_store + left, 0.0,
-                        state.reset_at - now, 0.0, "ok", "lease", int(now * 1000 + state.offset_ms), charges,
+                        state.reset_at - now, 0.0, "ok", "lease",
+                        int(now * 1000 + state.offset_ms), charges,
                     ),
                 )  # fmt: skip
         if now < state.refused_until and state.refused_cost <= cost <= self._max_cost:
@@ -547,37 +540,6 @@ class Direct(LocalStrategy[KeyState]):
         return KeyState(key, charges, limits_in(charges), offset_ms)
 
 
-class Strategy(Protocol):
-    """What a limiter needs of its mode; see the head of this file."""
-
-    next_due_at: float
-    wake: Callable[[], object]
-    leases: bool
-
-    @property
-    def decide_locally(self) -> Callable[[AnyKey, int], Decision | None]: ...
-    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]: ...
-    def peek(self, key: AnyKey) -> Decision | None: ...
-    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision: ...
-    def invalidate(self, key: AnyKey) -> None: ...
-    def reset(self, key: AnyKey) -> None: ...
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None: ...
-    def flush_command(self, key: AnyKey) -> PendingCommand | None: ...
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]: ...
-    def clock_probe(self) -> list[PendingCommand]: ...
-    def pending_commands(
-        self, now: float, found: list[PendingCommand], *, last: bool = False
-    ) -> None: ...
-    def reschedule(self, now: float) -> None: ...
-    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]: ...
-    def close(self) -> None: ...
-    def pause_calls(self, hold: Callable[[], object]) -> None: ...
-    def resume_calls(self) -> None: ...
-    def unreturned_permits(self) -> int: ...
-    def unsent_counts(self) -> int: ...
-    def after_fork(self) -> None: ...
-
-
 class InProcess:
     """For a store in this process: asked each time, as there is no way to save."""
 
@@ -649,13 +611,3 @@ class InProcess:
         return 0
 
     def after_fork(self) -> None: ...
-
-
-def limits_in(charges: tuple[Charge, ...]) -> list[Limit]:
-    """The limits that these are charged under."""
-    return [charge.limit for charge in charges]
-
-
-def with_cost(charges: Iterable[Charge], cost: int) -> tuple[Charge, ...]:
-    """The same rings, for `cost` permits."""
-    return tuple(charge._replace(cost=cost) for charge in charges)

@@ -16,15 +16,18 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import Any
 
+from ..core.charge import Charge, charged_in, limits_in, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError
 from ..core.interrupts import is_interruption
+from ..core.key import AnyKey, normalize_key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation
-from ..protocol.commands import Charge, FleetCounts, Flush, charged_in
-from ..protocol.keys import AnyKey, normalize_key
-from .base import LocalStrategy, PendingCommand, limits_in, with_cost
+from ..operations.strategy import PendingCommand
+from ..protocol.commands import Flush
+from ..protocol.replies import FleetCounts
+from .base import LocalStrategy
 from .fleet_window import FleetWindow
 from .key_state import NEVER, CachedRefusal, KeyState
 

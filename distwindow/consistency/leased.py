@@ -29,17 +29,20 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from ..core.charge import Charge, charged_in, limits_in, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreError
-from ..operations.acquire import decision_of
+from ..core.key import AnyKey
 from ..operations.command_cache import CommandCache
 from ..operations.completion import Completion
 from ..operations.flush import send_all
 from ..operations.steps import Fetch, Operation, Sleep, WaitFor
-from ..protocol.commands import Acquire, Charge, CountReply, Lease, LeaseReply, Refund, charged_in
-from ..protocol.keys import AnyKey
-from .base import CLOCK_MARGIN_S, LocalStrategy, PendingCommand, limits_in, with_cost
+from ..operations.strategy import PendingCommand
+from ..protocol.commands import Acquire, Lease, Refund
+from ..protocol.decisions import decision_of
+from ..protocol.replies import CountReply, LeaseReply
+from .base import CLOCK_MARGIN_S, LocalStrategy
 from .demand import Demand
 from .key_state import KeyState
 

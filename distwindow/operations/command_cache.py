@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..core.charge import Charge
 from ..core.errors import short_repr
 from ..core.interrupts import is_interruption
+from ..core.key import AnyKey, Key, normalize_key
 from ..core.limit import LimitSpec, limits_of
-from ..protocol.commands import Acquire, Charge, charges_of
-from ..protocol.keys import AnyKey, Key, check_prefix, key_prefix, normalize_key
+from ..protocol.commands import Acquire, charges_of
+from ..protocol.keys import check_prefix, key_prefix
 
 _MAX_COMMANDS = 16_384
 _MAX_KEY_LENGTH = 256

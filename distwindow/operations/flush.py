@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..consistency.base import PendingCommand, Strategy
 from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from .steps import Operation, Pipeline
+from .strategy import PendingCommand, Strategy
 
 
 def flush_due(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ..consistency.base import Strategy
+from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
+from ..core.key import AnyKey
 from ..core.stats import Stats, stats_of, window_at
-from ..protocol.commands import Charge, Peek, Read, Refund, Reset
-from ..protocol.keys import AnyKey
-from .acquire import decision_of
+from ..protocol.commands import Peek, Read, Refund, Reset
+from ..protocol.decisions import decision_of
 from .flush import send_all
 from .steps import Operation
+from .strategy import Strategy
 
 
 def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Operation[Decision]:

@@ -32,7 +32,7 @@ class Pipeline(NamedTuple):
 
 class Fetch(NamedTuple):
     """The reply to a command that brings something to keep. Where it comes after its caller was
-    cancelled or has given up, `unclaimed` is told of it.
+    cancelled or has given up, `on_late_reply` is told of it.
     """
 
     command: Command[Any]

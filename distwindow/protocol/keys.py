@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ..core.errors import ConfigurationError
+from ..core.key import AnyKey, Key, encode_key
 from ..core.limit import Limit
 
 _MAX_ESCAPED = 64
@@ -23,45 +23,6 @@ _DIGEST = 16
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
 _SENDERS = b":senders"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A resource that shares a Redis Cluster slot with all others of the same `tag`.
-
-    Needed where one call spans several keys on a cluster: `try_acquire_all([(Key("user:42",
-    tag="acme"), ...), (Key("all", tag="acme"), ...)])`. A tagged key is another window than the
-    plain key of the same name.
-    """
-
-    resource: str | bytes
-    tag: str | bytes
-
-    def __post_init__(self) -> None:
-        _encoded(self.resource)
-        _encoded(self.tag)
-
-    def __str__(self) -> str:
-        return f"{{{_shown(self.tag)}}}{_shown(self.resource)}"
-
-
-AnyKey: TypeAlias = "str | bytes | Key"
-
-
-def normalize_key(key: AnyKey) -> AnyKey:
-    """The one form of a key that is written in several: bytes that are UTF-8 become text, as they
-    name the same ring. What is no key is returned as it is.
-    """
-    if isinstance(key, bytes):
-        try:
-            return key.decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            return key
-    if isinstance(key, Key):
-        resource, tag = normalize_key(key.resource), normalize_key(key.tag)
-        if resource is not key.resource or tag is not key.tag:
-            return Key(resource, tag)  # type: ignore[arg-type]  # the parts are no Keys
-    return key
 
 
 def key_prefix(prefix: str, key: AnyKey) -> bytes:
@@ -125,7 +86,7 @@ def escape(key: str | bytes) -> bytes:
     Percent-escaped where needed; beyond 64 bytes the start is kept and the rest becomes a digest
     (BLAKE2b, 128 bits), so that a key of a megabyte costs Redis no more than any other.
     """
-    raw = _encoded(key)
+    raw = encode_key(key)
     if len(raw) <= _MAX_ESCAPED:
         escaped = _escaped(raw)
         if len(escaped) <= _MAX_ESCAPED:
@@ -138,18 +99,6 @@ def unescape(name: bytes) -> str:
     """A key's text from its escaped form; of a digested key, the start, '~' and the digest."""
     raw = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
     return raw.decode("utf-8", "backslashreplace")
-
-
-def _encoded(key: str | bytes) -> bytes:
-    if not isinstance(key, (str, bytes)):
-        raise TypeError(f"a key is str, bytes or Key, not {type(key).__name__}: {key!r}")
-    if not key:
-        raise ValueError("a key must not be empty")
-    return key if isinstance(key, bytes) else key.encode("utf-8", "surrogatepass")
-
-
-def _shown(key: str | bytes) -> str:
-    return _encoded(key).decode("utf-8", "backslashreplace")
 
 
 def _escaped(raw: bytes) -> bytes:

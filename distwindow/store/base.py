@@ -57,10 +57,10 @@ class AsyncStore(Protocol):
         self,
         command: Command[Reply],
         deadline: float | None = None,
-        unclaimed: Callable[[Reply], object] | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """`unclaimed` is told the reply where it comes after the caller was cancelled or has given
-        up.
+        """`on_late_reply` is called with a reply that comes after the caller was cancelled or has
+        given up.
         """
         ...
 

@@ -10,28 +10,15 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeVar
 
+from ..core.charge import Charge
 from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
-from ..operations.acquire import admitted_decision, decision_of
-from ..protocol.commands import (
-    Acquire,
-    AcquireReply,
-    Charge,
-    Command,
-    CountReply,
-    FleetCounts,
-    Flush,
-    Lease,
-    LeaseReply,
-    Peek,
-    Read,
-    ReadReply,
-    Refund,
-    Reset,
-)
+from ..protocol.commands import Acquire, Command, Flush, Lease, Peek, Read, Refund, Reset
+from ..protocol.decisions import admitted_decision, decision_of
+from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 
 Reply = TypeVar("Reply")
 
@@ -253,7 +240,7 @@ class AsyncMemoryStore:
         self,
         command: Command[Reply],
         deadline: float | None = None,
-        unclaimed: Callable[[Reply], object] | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
         return self._store.execute(command)
 

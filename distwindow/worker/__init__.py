@@ -8,7 +8,7 @@ loop shuts down, and at SIGTERM where nobody else handles that: see `ending.py`.
 
 from __future__ import annotations
 
-from ..connect import register_after_fork
+from .._fork import register_after_fork
 from .shutdown import SHUTDOWN
 from .tasks import WorkerTasks
 from .thread import WorkerThread

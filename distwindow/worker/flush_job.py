@@ -10,10 +10,10 @@ from threading import Lock
 from typing import Any
 from weakref import ref
 
-from ..consistency.base import Strategy
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM
 from ..core.interrupts import OneShotEvent
+from ..operations.strategy import Strategy
 
 LOG = logging.getLogger("distwindow")
 

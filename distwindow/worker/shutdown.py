@@ -50,8 +50,8 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
-from ..consistency.base import Strategy
 from ..core.interrupts import OneShotEvent
+from ..operations.strategy import Strategy
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJobs, monotonic, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5

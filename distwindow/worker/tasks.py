@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..consistency.base import InProcess, Strategy
+from ..consistency.base import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
+from ..operations.strategy import Strategy
 from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
 

@@ -19,10 +19,11 @@ from functools import partial
 from threading import Lock, get_ident
 from typing import Any
 
-from ..consistency.base import InProcess, Strategy
+from ..consistency.base import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent, WakeUp, start_thread
+from ..operations.strategy import Strategy
 from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
 from .shutdown import SHUTDOWN
 

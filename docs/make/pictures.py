@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from distwindow import Limit, Limiter
-from distwindow.operations.acquire import decision_of
 from distwindow.protocol.commands import Lease, Refund
+from distwindow.protocol.decisions import decision_of
 from distwindow.store.memory import MemoryStore
 
 PICTURES = Path(__file__).resolve().parent.parent / "pictures"

@@ -15,9 +15,11 @@ from pathlib import Path
 
 FLOORS = {
     "core": 1,
-    "local": 2,
-    "wire": 2,
-    "flow": 3,
+    "_fork": 1,
+    "windows": 2,
+    "protocol": 2,
+    "operations": 3,
+    "consistency": 4,
     "store": 4,
     "rules": 4,
     "telemetry": 4,
@@ -26,7 +28,7 @@ FLOORS = {
     "decorator": 5,
     "breaker": 5,
     "concurrency": 5,
-    "background": 5,
+    "worker": 5,
     "connect": 5,
     "testing": 5,
     "cli": 6,
@@ -38,7 +40,7 @@ FLOORS = {
 FACES = 5
 GUESTS = 6
 # Neighbours that have nothing to say to each other.
-APART = {frozenset({"local", "wire"})}
+APART = {frozenset({"windows", "protocol"}), frozenset({"consistency", "store"})}
 # The one face that guests may call by its own door; the others come through the front door.
 OPEN_FACES = {"connect"}
 # Redis and files begin at this floor.

@@ -26,7 +26,7 @@ def house(tmp_path: Path) -> Path:
         {
             "__init__.py": "from house.limiter import Limiter\nfrom house.core import bucket",
             "core/__init__.py": "",
-            "windows/metric_bucket.py": "import math\nfrom house.core.clock import now",
+            "core/bucket.py": "import math\nfrom house.core.clock import now",
             "core/clock.py": "import time",
             "core/errors.py": """
                 from typing import TYPE_CHECKING
@@ -34,10 +34,10 @@ def house(tmp_path: Path) -> Path:
                     from house.core.decision import Decision
                 """,
             "core/decision.py": "from house.core.errors import Error",
-            "wire/__init__.py": "from house.core import bucket",
-            "local/__init__.py": "from ..core import bucket",
-            "flow/acquire.py": "from house.wire import key\nfrom house.local import cache",
-            "store/redis.py": "import redis, asyncio\nfrom house.flow.acquire import acquire",
+            "protocol/__init__.py": "from house.core import bucket",
+            "windows/__init__.py": "from ..core import bucket",
+            "operations/a.py": "from house.protocol import key\nfrom house.windows import cache",
+            "store/redis.py": "import redis, asyncio\nfrom house.operations.a import acquire",
             "limiter.py": "from house.connect import connect\nfrom .store import redis",
             "connect.py": "from house.store.redis import Store",
             "cli/__init__.py": "from house import Limiter\nfrom house.connect import connect",
@@ -62,15 +62,19 @@ def test_a_lawful_house_has_no_complaints(house: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("core/bad.py", "from house.wire import key", "up from floor 1 to floor 2"),
-        ("core/bad.py", "from ..wire import key", "up from floor 1 to floor 2"),
-        ("core/bad.py", "from .. import wire", "up from floor 1 to floor 2"),
+        ("core/bad.py", "from house.protocol import key", "up from floor 1 to floor 2"),
+        ("core/bad.py", "from ..protocol import key", "up from floor 1 to floor 2"),
+        ("core/bad.py", "from .. import protocol", "up from floor 1 to floor 2"),
         ("core/bad.py", "import house.store.redis as r", "up from floor 1 to floor 4"),
-        ("core/bad.py", "def f():\n    from house.flow import acquire", "up from floor 1"),
-        ("flow/bad.py", "if TYPE_CHECKING:\n    from house import limiter", "up from floor 3"),
+        ("core/bad.py", "def f():\n    from house.operations import acquire", "up from floor 1"),
+        (
+            "operations/bad.py",
+            "if TYPE_CHECKING:\n    from house import limiter",
+            "up from floor 3",
+        ),
         ("store/bad.py", "from house.cli import table", "up from floor 4 to floor 6"),
-        ("local/bad.py", "from house.wire import key", "do not know each other"),
-        ("wire/bad.py", "import house.local", "do not know each other"),
+        ("windows/bad.py", "from house.protocol import key", "do not know each other"),
+        ("protocol/bad.py", "import house.windows", "do not know each other"),
         ("store/bad.py", "from house import Limiter", "only guests use the front door"),
         ("__init__.py", "from house.cli import main", "does not let guests in"),
         ("cli/bad.py", "from house.limiter import Limiter", "from the front door"),
@@ -79,7 +83,7 @@ def test_a_lawful_house_has_no_complaints(house: Path) -> None:
         ("core/bad.py", "from rich import print", "core is pure"),
         ("core/bad.py", "import asyncio.locks", "no event loop"),
         ("core/bad.py", "from time import monotonic", "time is an argument"),
-        ("wire/bad.py", "import redis", "the outside world begins"),
+        ("protocol/bad.py", "import redis", "the outside world begins"),
         ("attic.py", "", "house.attic has no floor"),
         ("store/bad.py", "from house.store.bad2 import x", "a cycle"),
         ("core/clock.py", "def f():\n    from house.core import bucket", "a cycle"),
@@ -91,16 +95,16 @@ def test_each_breach_is_named(house: Path, file: str, text: str, said: str) -> N
 
 
 def test_a_cycle_is_told_in_the_order_of_the_imports(house: Path) -> None:
-    build(house, {"flow/a.py": "from . import b", "flow/b.py": "from .a import x"})
+    build(house, {"operations/a.py": "from . import b", "operations/b.py": "from .a import x"})
     [said] = complaints(house)
     assert said in (
-        "a cycle: house.flow.a imports house.flow.b imports house.flow.a",
-        "a cycle: house.flow.b imports house.flow.a imports house.flow.b",
+        "a cycle: house.operations.a imports house.operations.b imports house.operations.a",
+        "a cycle: house.operations.b imports house.operations.a imports house.operations.b",
     )
 
 
 def test_a_complaint_names_file_and_line(house: Path) -> None:
-    build(house, {"core/bad.py": "import math\n\nfrom house.wire import key"})
+    build(house, {"core/bad.py": "import math\n\nfrom house.protocol import key"})
     assert complaints(house) == [
-        "house.core.bad:3 imports house.wire: up from floor 1 to floor 2",
+        "house.core.bad:3 imports house.protocol: up from floor 1 to floor 2",
     ]

@@ -16,18 +16,11 @@ from typing import Any
 
 from distwindow import Decision, Limit, Limiter
 from distwindow.connect import open_store
+from distwindow.core.charge import Charge
 from distwindow.core.stats import Bucket
-from distwindow.protocol.commands import (
-    Acquire,
-    AcquireReply,
-    Charge,
-    Flush,
-    Lease,
-    Peek,
-    Read,
-    Reset,
-)
+from distwindow.protocol.commands import Acquire, Flush, Lease, Peek, Read, Reset
 from distwindow.protocol.keys import key_prefix, ring_name
+from distwindow.protocol.replies import AcquireReply
 from tests.attack.frame import Run, Violation, derived
 from tests.attack.model_cases import KEYS, SHAPES, Op, drawn
 from tests.attack.naive import Answer, Model, Part

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import redis
 
 from distwindow.core.limit import Limit
-from distwindow.protocol.commands import ring_state
 from distwindow.protocol.keys import key_prefix, ring_name
+from distwindow.protocol.replies import ring_state
 from tests.attack.frame import Violation
 
 

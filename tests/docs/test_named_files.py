@@ -64,9 +64,9 @@ def test_named_files_exist(page: Path) -> None:
     ("text", "absent"),
     [
         ("`core/limit.py`, `stats.py` and `connect.py`", []),
-        ("redis://localhost:6379/0, `memory://`, 100/second, and/or, `.ci/run`, near.errands", []),
-        ("see `lua/shared/ring.lua` and flow/ and tests/lua", []),
-        ("`flow/stats.py`", ["flow/stats.py"]),
+        ("redis://localhost:6379/0, `memory://`, 100/second, and/or, `.ci/run`, job.flush", []),
+        ("see `lua/shared/ring.lua` and operations/ and tests/lua", []),
+        ("`operations/stats.py`", ["operations/stats.py"]),
         ("`background.py` calls", ["background.py"]),
         ("`store/redis/blocking/store.py`, `limit.py`", ["limit.py"]),
         ("the folder moved/ and tests/moved", ["moved/", "tests/moved"]),

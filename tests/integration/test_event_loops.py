@@ -74,7 +74,7 @@ def pipes_of(limiter: AsyncLimiter) -> list[Any]:
     """The connections of the running loop."""
     store: Any = limiter._store
     desk = store._dispatchers[asyncio.get_running_loop()]
-    return list(desk._pipes.values())
+    return list(desk._connections.values())
 
 
 # -- loops that end -------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ import pytest
 
 from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
 from distwindow.connect import open_async_store, open_store
+from distwindow.core.charge import Charge
+from distwindow.core.key import AnyKey
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import (
     CURRENT_BUCKET,
     Acquire,
-    Charge,
     Command,
     Flush,
     Lease,
@@ -24,7 +25,7 @@ from distwindow.protocol.commands import (
     Refund,
     charges_of,
 )
-from distwindow.protocol.keys import AnyKey, key_prefix
+from distwindow.protocol.keys import key_prefix
 from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
 from tests.integration.faces import admin

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from distwindow import Key, Limit
+from distwindow.core.charge import Charge
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol import scripts as script
 from distwindow.protocol.commands import COMMANDS, Command, charges_of
 from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.replies import EXPIRED, FleetCounts
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -22,7 +24,7 @@ LEAP = Limit(21, per=60, buckets=6)
 STRICT = Limit(34, per=3600, buckets=60, bound="strict")
 
 
-def charges(*limits: Limit, cost: int = 5) -> tuple[wire.Charge, ...]:
+def charges(*limits: Limit, cost: int = 5) -> tuple[Charge, ...]:
     return charges_of("key", key_prefix("heads", "key"), limits, cost)
 
 
@@ -134,7 +136,7 @@ def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
     (line,) = lines(command.script, "ARGV")
     said = parsed(line, [GUARD.decode(), *command.arguments()], rings)
     assert said is not None, f"{command.arguments()} does not fit {line!r}"
-    times = getattr(command, "times", 1)
+    times = getattr(command, "calls", 1)
     expected = {"guard": GUARD.decode(), "times": str(times), "tell": "1"}
     expected["now_ms"] = '""' if command.now_ms is None else str(command.now_ms)
     for i, charge in enumerate(command.charges, 1):
@@ -147,7 +149,7 @@ def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
             f"bucket_start_ms_{i}": str((NOW - 70_000) // limit.bucket_ms * limit.bucket_ms),
         }
     for name in ("more", "quiet", "sender", "seq", "pull"):
-        value = getattr(command, name, "")
+        value = getattr(command, {"more": "extra", "quiet": "prefetch"}.get(name, name), "")
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
     counts = COUNTS if getattr(command, "counts", ()) else ("", "")
     expected |= {f"counts_{i}": shown(count) for i, count in enumerate(counts, 1)}
@@ -155,7 +157,7 @@ def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
     if command.now_ms is not None:
         assert said["now_ms"] == str(NOW)
     assert said.get("times", "1") == str(times)
-    assert ("tell" in said) == getattr(command, "tell", False)
+    assert ("tell" in said) == getattr(command, "store_limit", False)
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
@@ -237,7 +239,7 @@ def forms(name: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_script_can_say_that_it_came_too_late(name: str) -> None:
     assert "guard -2 now_ms" in lines(name, "RETURN")
-    assert wire.EXPIRED == -2
+    assert EXPIRED == -2
 
 
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in ("acquire", "peek") for f in forms(n)])
@@ -248,10 +250,10 @@ def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
     assert verdict.left == 8
     if form == "guard left now_ms":
         width, span = LEAP.bucket_ms, LEAP.span
-        assert (verdict.ring, verdict.retry_ms) == (0, 0)
+        assert (verdict.binding_ring, verdict.retry_ms) == (0, 0)
         assert verdict.reset_ms == NOW // width * width + width * span - NOW
         return
-    assert (verdict.ring, verdict.reset_ms) == (1, 1500)
+    assert (verdict.binding_ring, verdict.reset_ms) == (1, 1500)
     refused = "retry_ms" in form
     assert verdict.retry_ms == (900 if refused else 0)
     assert verdict.admitted == (0 if refused else 1)
@@ -285,8 +287,8 @@ def test_a_grant_is_read_from_each_form(form: str) -> None:
 def test_the_fleet_is_read_from_each_form() -> None:
     plain, listed = forms("flush")
     flush = wire.Flush(charges(LEAP, STRICT), pull=True)
-    assert flush.reply(reply_of(plain, 2)) == wire.FleetCounts((), NOW)
-    assert flush.reply(reply_of(listed, 2)) == wire.FleetCounts(({60_000: 11}, {}), NOW)
+    assert flush.reply(reply_of(plain, 2)) == FleetCounts((), NOW)
+    assert flush.reply(reply_of(listed, 2)) == FleetCounts(({60_000: 11}, {}), NOW)
 
 
 @pytest.mark.parametrize("name", ["refund", "read", "reset"])

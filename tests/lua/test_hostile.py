@@ -18,6 +18,7 @@ from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
 from distwindow.protocol.keys import key_prefix, senders_name
+from distwindow.protocol.replies import EXPIRED
 from distwindow.protocol.scripts import load_script, script_names
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, fresh
@@ -286,7 +287,7 @@ def test_a_hostile_argument_counts_nothing(
     ]
     each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
     for (_, place, word), (reply, same) in zip(tries, target.run_each(name, each), strict=True):
-        assert isinstance(reply, redis.ResponseError) or reply[1] == wire.EXPIRED, (place, word)
+        assert isinstance(reply, redis.ResponseError) or reply[1] == EXPIRED, (place, word)
         assert same, (place, word)
 
 
@@ -456,7 +457,7 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> No
         words = target.words(target.command(name, full=True))
         for guard in (f"{now - 1}.000001", "nan", "-inf", "-1", "0", "1e3"):
             reply = target.run(name, [guard, *words[1:]])
-            assert reply == [guard.encode(), wire.EXPIRED, now], (state, guard)
+            assert reply == [guard.encode(), EXPIRED, now], (state, guard)
         assert target.content() == before
 
 

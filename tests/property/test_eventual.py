@@ -426,7 +426,7 @@ def believing(flushed: Any) -> Any:
         known = cell.in_flight
         flushed(self, cell, flight, reply, sent_at)
         if known is not flight and not isinstance(reply, Exception):
-            self._told(cell, reply)
+            self._apply_fleet_counts(cell, reply)
             self._after_flush(cell, self._monotonic())
 
     return hears

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter
-from distwindow.protocol.commands import Charge, Command, LeaseReply, Read
+from distwindow.core.charge import Charge
+from distwindow.protocol.commands import Command, Read
+from distwindow.protocol.replies import LeaseReply
 from distwindow.store.memory import MemoryStore
 from tests.interrupt import interrupted_at
 from tests.unit.stage import ManualClock, fresh

@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow.consistency import leased
-from distwindow.consistency.base import Direct, Strategy
+from distwindow.consistency.base import Direct
 from distwindow.consistency.leased import Leased
 from distwindow.core.errors import StoreTimeout
 from distwindow.core.limit import Limit
 from distwindow.operations.command_cache import CommandCache
-from distwindow.protocol.commands import Lease, LeaseReply, Refund
+from distwindow.operations.strategy import Strategy
+from distwindow.protocol.commands import Lease, Refund
+from distwindow.protocol.replies import LeaseReply
 from tests import fleet
 from tests.crowd import (
     Crowd,

@@ -20,22 +20,15 @@ from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.stats import RingState
-from distwindow.operations.acquire import decision_of
 from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.drivers import run_blocking
 from distwindow.operations.flush import flush_due
 from distwindow.operations.key_operations import refund
 from distwindow.operations.steps import Fetch, Pipeline
-from distwindow.protocol.commands import (
-    Acquire,
-    Command,
-    Lease,
-    Read,
-    Refund,
-    charges_of,
-    split_reply,
-)
+from distwindow.protocol.commands import Acquire, Command, Lease, Read, Refund, charges_of
+from distwindow.protocol.decisions import decision_of
 from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.replies import split_reply
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, ManualClock, blocking, fresh
 

@@ -18,7 +18,8 @@ from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
 from distwindow.operations.command_cache import CommandCache
-from distwindow.protocol.commands import Acquire, Command, Lease, LeaseReply, Peek
+from distwindow.protocol.commands import Acquire, Command, Lease, Peek
+from distwindow.protocol.replies import LeaseReply
 from tests.crowd import Crowd, Mode, Step, steps
 from tests.unit.stage import T0
 

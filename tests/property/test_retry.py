@@ -9,17 +9,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
+from distwindow.core.charge import Charge
 from distwindow.core.stats import window_at
-from distwindow.protocol.commands import (
-    Acquire,
-    AcquireReply,
-    Charge,
-    Peek,
-    Read,
-    Refund,
-    charges_of,
-)
+from distwindow.protocol.commands import Acquire, Peek, Read, Refund, charges_of
 from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.replies import AcquireReply
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
 W = 60_000

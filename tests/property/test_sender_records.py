@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
+from distwindow.core.charge import Charge
 from distwindow.core.stats import Bucket
-from distwindow.protocol.commands import Charge, Flush, Read, Reset, charges_of
+from distwindow.protocol.commands import Flush, Read, Reset, charges_of
 from distwindow.protocol.keys import is_senders_name, key_prefix, parse_ring_name, senders_name
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, blocking, fresh

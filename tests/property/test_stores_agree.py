@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Key, Limit
+from distwindow.core.charge import Charge
+from distwindow.core.key import AnyKey
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import (
     COMMANDS,
     CURRENT_BUCKET,
     Acquire,
-    Charge,
     Command,
     Flush,
     Lease,
@@ -32,9 +33,9 @@ from distwindow.protocol.commands import (
     Refund,
     Reset,
     charges_of,
-    split_reply,
 )
-from distwindow.protocol.keys import AnyKey, key_prefix
+from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.replies import split_reply
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, awaiting, blocking, fresh
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
-from distwindow.consistency.base import Direct, Strategy
+from distwindow.consistency.base import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.stats import window_at
 from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Read
 from tests.fleet import Local, Process, World
 

@@ -45,10 +45,10 @@ class Work:
         self.next_due_at = NEVER
         self.sent = self.counted
 
-    def held(self) -> int:
+    def unreturned_permits(self) -> int:
         return 0
 
-    def unsent(self) -> int:
+    def unsent_counts(self) -> int:
         return self.counted - self.sent
 
     def worked(self, now: float) -> None: ...
@@ -57,7 +57,7 @@ class Work:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
     """One of its own, which does not take part in the end of this process."""
-    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Shutdown())
+    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", ending.Shutdown())
     monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
     monkeypatch.setattr(ending.Shutdown, "hook_exit", lambda *_: None)
     return WorkerThread()
@@ -121,7 +121,7 @@ def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second thread is never at work beside the first."""
-    monkeypatch.setattr("distwindow.worker.thread.ENDING", ending.Shutdown())
+    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", ending.Shutdown())
     monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
     for number in range(1, 30):
         worker, work = WorkerThread(), Work()

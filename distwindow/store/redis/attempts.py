@@ -10,7 +10,8 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
 from ...core.errors import StoreError
-from ...protocol.commands import EXPIRED, Command
+from ...protocol.commands import Command
+from ...protocol.replies import EXPIRED
 from .outcome import ErrorReply, error_reply, failure_of_reply, no_reply_failure, timed_out
 from .topology import CallSettings, Node, Topology
 

@@ -7,8 +7,9 @@ import copy
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from ....operations.acquire import admitted_decision, decision_of
-from ....protocol.commands import EXPIRED, Acquire, Command, split_reply
+from ....protocol.commands import Acquire, Command
+from ....protocol.decisions import admitted_decision, decision_of
+from ....protocol.replies import EXPIRED, split_reply
 from ..attempts import Request
 from ..outcome import is_unknown
 from .connection import PipelinedConnection
@@ -59,7 +60,7 @@ class Batch:
         command: Command[Any],
         *,
         decides: bool,
-        unclaimed: Callable[[Any], object] | None = None,
+        on_late_reply: Callable[[Any], object] | None = None,
     ) -> None:
         self.tick = tick
         self.command = command
@@ -71,7 +72,7 @@ class Batch:
         self.connection: PipelinedConnection | None = None
         self.request: Request | None = None
         """What was sent last, by the dialogue."""
-        self.on_late_reply = unclaimed
+        self.on_late_reply = on_late_reply
         """Told of a reply that nobody waits for any more."""
         self.done = False
 

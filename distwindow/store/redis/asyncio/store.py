@@ -79,12 +79,12 @@ class AsyncRedisStore:
         self,
         command: Command[Reply],
         deadline: float | None = None,
-        unclaimed: Callable[[Reply], object] | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """`unclaimed` is told the reply where it comes after the caller was cancelled or has given
-        up, and the connection has lasted that long.
+        """`on_late_reply` is called with a reply that comes after the caller was cancelled or has
+        given up, and the connection has lasted that long.
         """
-        reply: Reply = await self._execute(command, deadline, unclaimed, decides=False)
+        reply: Reply = await self._execute(command, deadline, on_late_reply, decides=False)
         return reply
 
     async def exchange(
@@ -146,7 +146,7 @@ class AsyncRedisStore:
         self,
         command: Command[Any],
         deadline: float | None,
-        unclaimed: Callable[[Any], object] | None = None,
+        on_late_reply: Callable[[Any], object] | None = None,
         *,
         decides: bool,
     ) -> Any:
@@ -157,7 +157,7 @@ class AsyncRedisStore:
             await dispatcher.find_topology()
         if decides and isinstance(command, Acquire):
             return await dispatcher.attempt(command, deadline)
-        return await dispatcher.execute(command, deadline, unclaimed)
+        return await dispatcher.execute(command, deadline, on_late_reply)
 
     def _unknown(self, calls: int) -> None:
         with self._lock:
@@ -235,11 +235,11 @@ class LoopDispatcher:
         self,
         command: Command[Any],
         deadline: float | None = None,
-        unclaimed: Callable[[Any], object] | None = None,
+        on_late_reply: Callable[[Any], object] | None = None,
     ) -> asyncio.Future[Any]:
         """The reply to `command`, to come."""
         tick = self._tick_of(deadline)
-        batch = Batch(tick, command, decides=False, unclaimed=unclaimed)
+        batch = Batch(tick, command, decides=False, on_late_reply=on_late_reply)
         tick.batches.append(batch)
         future: asyncio.Future[Any] = self._loop.create_future()
         batch.futures.append(future)

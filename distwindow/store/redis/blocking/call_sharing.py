@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ....core.errors import DistwindowError, StoreUnavailable
 from ....core.interrupts import is_interruption
-from ....protocol.commands import AcquireReply
+from ....protocol.replies import AcquireReply
 
 CallShare: TypeAlias = "tuple[int, int] | AcquireReply"
 """What one caller gets: (left, now_ms) of the usual reply, or a verdict. Kept small because one

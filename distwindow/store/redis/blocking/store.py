@@ -21,8 +21,9 @@ from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import ConfigurationError, DistwindowError, StoreTimeout
 from ....core.interrupts import is_interruption
-from ....operations.acquire import admitted_decision, decision_of
-from ....protocol.commands import Acquire, AcquireReply, Command, split_reply
+from ....protocol.commands import Acquire, Command
+from ....protocol.decisions import admitted_decision, decision_of
+from ....protocol.replies import AcquireReply, split_reply
 from ..attempts import NoReply, Request, execute_once
 from ..outcome import is_unknown, no_reply_failure, timed_out
 from ..timeouts import JobTimeout, run_within

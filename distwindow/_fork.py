@@ -1,0 +1,27 @@
+"""Who is to be called in forked children."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_registered: weakref.WeakSet[Any] | None = None
+
+
+def register_after_fork(owner: T) -> T:
+    """Have `owner.after_fork()` called in forked children, for as long as `owner` lives."""
+    global _registered
+    if _registered is None:
+        _registered = weakref.WeakSet()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_after_fork)
+    _registered.add(owner)
+    return owner
+
+
+def _after_fork() -> None:
+    for owner in list(_registered or ()):
+        owner.after_fork()

@@ -1,0 +1,45 @@
+"""From the reply of a script to the `Decision` that callers get."""
+
+from __future__ import annotations
+
+from ..core.charge import charged_in
+from ..core.decision import Decision, Source
+from .commands import Acquire, Command
+from .replies import AcquireReply
+
+
+def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Source) -> Decision:
+    """What a verdict means to the caller."""
+    was_admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
+    if was_admitted:
+        decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
+        if starts is not None and decision.charged:
+            decision = decision._replace(charged=charged_in(command.charges, starts))
+        return decision
+    _, limit, cost, key, _ = command.charges[index]
+    return Decision(
+        False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
+        "over_limit", source, now_ms,
+    )  # fmt: skip
+
+
+def admitted_decision(
+    command: Command[AcquireReply],
+    index: int,
+    left: int,
+    reset_ms: int,
+    now_ms: int,
+    source: Source,
+) -> Decision:
+    """The decision of an admitted call. Stores come here directly on their hot paths."""
+    charges = command.charges
+    _, limit, cost, key, _ = charges[index]
+    charged = charges if type(command) is Acquire else None
+    # Decision(...) itself costs twice as much.
+    return _new_tuple(
+        Decision,
+        (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
+    )
+
+
+_new_tuple = tuple.__new__
