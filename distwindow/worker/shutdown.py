@@ -52,7 +52,7 @@ from typing import Any, Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJobs, monotonic, report_lost
+from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, monotonic, names_of, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds that the main thread has to run the handler that ends the process."""
@@ -198,7 +198,9 @@ class Shutdown:
             start_new_thread(self._end, (number,))
         except RuntimeError as exc:
             if not self._exiting:
-                LOG.warning("what was counted here is lost at SIGTERM: no thread starts (%s)", exc)
+                why = f"no thread could be started for that: {exc}"
+                with suppress(Exception):  # whatever it is, the process has to end
+                    report_lost(self._open(), "SIGTERM has ended the process before", why)
                 self.phase = ENDING
                 self.on_sigterm(number, None)
             # Else Python is exiting, and flushes already. The next SIGTERM ends it at once.
@@ -220,8 +222,9 @@ class Shutdown:
         """Send everything, and end the process."""
         try:
             self._send_all(monotonic())
-        except Exception:
-            LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
+        except Exception as exc:
+            _log_unexpected(self._open())
+            report_lost(self._open(), why=exc)
         finally:
             self.phase = ENDING
             os.kill(os.getpid(), number)
@@ -248,15 +251,17 @@ class Shutdown:
         while True:
             time.sleep(PAUSE_S)
             self._flush(deadline, final=True)
-            jobs = [job for worker in self._workers for job in worker.jobs.active()]
+            jobs = self._open()
             if monotonic() >= deadline or not any(job.is_left for job in jobs):
                 break
         report_lost(jobs)
 
     def _freeze(self) -> None:
-        for worker in self._workers:
-            for job in worker.jobs.active():
-                job.strategy.pause_calls(self.pause)
+        for job in self._open():
+            job.strategy.pause_calls(self.pause)
+
+    def _open(self) -> list[FlushJob]:
+        return [job for worker in self._workers for job in worker.jobs.active()]
 
     def _flush(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
         """Have all workers flush at the same time, each in a thread: a store that does not answer
@@ -284,7 +289,7 @@ class Shutdown:
         try:
             worker.flush_all(deadline, final=final)
         except Exception:
-            LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
+            _log_unexpected(worker.jobs.active())
         finally:
             self.flushing_threads.discard(ident)
             done.set()
@@ -310,6 +315,14 @@ def install_sigterm_handler() -> None:
 
 def _is_uvicorns(handler: Handler) -> bool:
     return str(getattr(handler, "__module__", "")).startswith("uvicorn.")
+
+
+def _log_unexpected(jobs: list[FlushJob]) -> None:
+    LOG.exception(
+        "sending the counts of %s at SIGTERM failed with an unexpected error; %d counts are left, "
+        "which another line reports where they are lost",
+        names_of(jobs), sum(job.strategy.unsent_counts() for job in jobs),
+    )  # fmt: skip
 
 
 def _end_without_main_thread(number: int) -> None:
