@@ -44,7 +44,8 @@ class SystemClock:
 
     now_ms = staticmethod(lambda: time.time_ns() // 1_000_000)
     monotonic = staticmethod(_monotonic())
-    sleep = staticmethod(time.sleep)
+    # Looked up each time, as gevent may patch it later.
+    sleep = staticmethod(lambda seconds: time.sleep(seconds))
 
 
 SYSTEM: Clock = SystemClock()

@@ -12,21 +12,31 @@ begins, when a loop goes back, and after a call has returned. So
 threading.Event, Condition and Semaphore are written in Python: an exception between their lines
 leaves their inner lock held for ever. What waits or wakes here does so by one call of
 `queue.SimpleQueue`, which is written in C and takes no lock that could stay behind.
+
+gevent replaces `queue.SimpleQueue`, locks and threads by its own when it patches the standard
+library. What may be patched later is looked up in its module at each use, here and wherever
+objects of these kinds are made; `PatchState` says whether objects made before are still in use.
 """
 
 from __future__ import annotations
 
+import _thread
+import os
 import queue
 import sys
-from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from queue import Empty
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from queue import SimpleQueue
+
 T = TypeVar("T")
+
+_AT_IMPORT = queue.SimpleQueue
 
 
 def check_patched_before_import() -> None:
@@ -37,12 +47,47 @@ def check_patched_before_import() -> None:
     if (
         patcher is not None
         and patcher.is_monkey_patched("thread")
-        and SimpleQueue is not queue.SimpleQueue
+        and _AT_IMPORT is not queue.SimpleQueue
     ):
         raise ConfigurationError(
             "eventlet.monkey_patch() was called after distwindow was imported, and a call would "
             "stop all green threads; call it before the first import of distwindow"
         )
+
+
+class PatchState:
+    """Which standard library the locks, queues and thread-local data that are in use were made
+    with: before or after gevent has patched it. Those made before would stop all greenlets, and
+    give each of them the same connection.
+    """
+
+    def __init__(self) -> None:
+        self._made_with: object = queue.SimpleQueue
+
+    def begin_anew(self) -> None:
+        """Everything is made anew."""
+        self._made_with = queue.SimpleQueue
+
+    @property
+    def is_stale(self) -> bool:
+        """Has the standard library been patched since?"""
+        return self._made_with is not queue.SimpleQueue
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` where the library was patched since. Called where a
+        connection or the worker's thread is to be made: seldom, but by each greenlet.
+        """
+        if self.is_stale:
+            patch = "gevent.monkey.patch_all()"
+            if "gevent.monkey" not in sys.modules:
+                patch = "eventlet.monkey_patch()"
+            raise ConfigurationError(
+                f"{patch} was called after a limiter was made, and a call could stop all green "
+                "threads; call it in the first lines of the program, before that"
+            )
+
+
+PATCHES = PatchState()
 
 
 _OURS = (
@@ -78,7 +123,7 @@ class OneShotEvent:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._tokens: SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
         """Wake all waiters, now and later. Harmless when repeated."""
@@ -105,7 +150,7 @@ class WakeUp:
     __slots__ = ("_tokens", "wake")
 
     def __init__(self) -> None:
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._tokens: SimpleQueue[None] = queue.SimpleQueue()
         self.wake: Callable[[], None] = partial(self._tokens.put, None)
         """Wake the sleeper, or end its next sleep at once. One call of C, as above."""
 
@@ -122,13 +167,26 @@ class WakeUp:
         return True
 
 
+def is_before_uwsgi_forks() -> bool:
+    """Is this the process from which uWSGI will fork its workers? It does so in C, whoever holds
+    the interpreter's lock: a child that is forked while a thread has it would wait for it for ever.
+    """
+    uwsgi = sys.modules.get("uwsgi")
+    if uwsgi is None or not hasattr(uwsgi, "worker_id"):
+        return False
+    return uwsgi.worker_id() == 0 and uwsgi.masterpid() in (0, os.getpid())
+
+
 def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
-    """Start a thread; False where Python is exiting, and starts none any more.
+    """Start a thread; False where Python is exiting, and starts none any more, and where uWSGI is
+    about to fork.
 
     Not a `threading.Thread`, whose `start` waits for an Event: an exception leaves that half done.
     """
+    if is_before_uwsgi_forks():
+        return False
     try:
-        start_new_thread(function, arguments)
+        _thread.start_new_thread(function, arguments)
     except RuntimeError as exc:
         if exc.__traceback__ is not None and exc.__traceback__.tb_next is not None:
             raise  # out of a signal handler: `start_new_thread` has no frame

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 from weakref import ref
 
@@ -58,7 +58,7 @@ class FlushJob:
         """The same flush, where it runs in an event loop."""
         self.closing: OneShotEvent | None = None
         """Set when the close that is under way is complete."""
-        self.closing_lock = Lock()
+        self.closing_lock = threading.Lock()
         """Held by the thread that closes a blocking limiter; others that close it wait."""
         self.detached = False
         """The limiter is closed: the worker leaves it alone until it is called again."""

@@ -35,6 +35,7 @@ restored. From then on it is as above, and SIGTERM ends the process once everyth
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import os
@@ -42,11 +43,10 @@ import signal
 import sys
 import threading
 import time
-from _thread import interrupt_main, start_new_thread
+from _thread import interrupt_main
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -91,6 +91,8 @@ class Shutdown:
         """`flush_at_exit` is registered with `atexit`, which a forked child inherits."""
         self._masked = False
         """SIGTERM is blocked in the main thread."""
+        self._rehooked: set[str] = set()
+        """Modules that call `_hook_exit_again` as a child begins."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -123,12 +125,18 @@ class Shutdown:
 
     def hook_exit(self) -> None:
         """Have `flush_at_exit` called in processes that end without `atexit`, by what is imported.
-        In each process anew: multiprocessing forgets the finalizers of a child's parent.
+        In each process anew: as a child begins, multiprocessing forgets all finalizers, also those
+        of the child itself ("forkserver" and "spawn" import the main module before that). Then it
+        runs what is registered for after a fork.
         """
         for name in ("multiprocessing.util", "billiard.util"):
             if name in sys.modules and name not in self._hooked:
-                sys.modules[name].Finalize(None, self.flush_at_exit, exitpriority=100)
+                util = sys.modules[name]
+                util.Finalize(None, self.flush_at_exit, exitpriority=100)
                 self._hooked.add(name)
+                if name not in self._rehooked:  # this, a child inherits
+                    self._rehooked.add(name)
+                    util.register_after_fork(self, Shutdown._hook_exit_again)
         name = "celery.signals"
         if name in sys.modules and name not in self._hooked:
             sys.modules[name].worker_process_shutdown.connect(
@@ -136,14 +144,23 @@ class Shutdown:
             )
             self._hooked.add(name)
 
+    def _hook_exit_again(self) -> None:
+        self._hooked.clear()
+        self.hook_exit()
+
     def pause(self) -> None:
         """Slow a call down during the first flush; after that have it wait until the process has
         ended, or has survived.
         """
-        if self.phase != RUNNING and get_ident() not in self.flushing_threads:
+        if self.phase != RUNNING and _thread.get_ident() not in self.flushing_threads:
             time.sleep(YIELD_S)
             while self.phase >= FROZEN:
                 time.sleep(POLL_S)
+
+    def flush(self) -> None:
+        """Send everything there is, while the process goes on."""
+        for worker in self._workers:
+            worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
 
     def flush_at_exit(self) -> None:
         """Send everything there is, as the process ends in order. Where SIGTERM has come before,
@@ -187,7 +204,7 @@ class Shutdown:
             self._watching = True
             with suppress(RuntimeError):  # no thread can be started: it ends as without us
                 # Before SIGTERM is blocked here, as threads inherit that.
-                start_new_thread(self._watch, (number, signal.getsignal(number)))
+                _thread.start_new_thread(self._watch, (number, signal.getsignal(number)))
                 self._masked = True
                 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
@@ -195,7 +212,7 @@ class Shutdown:
         self.phase = FLUSHING
         self._freeze()
         try:
-            start_new_thread(self._end, (number,))
+            _thread.start_new_thread(self._end, (number,))
         except RuntimeError as exc:
             if not self._exiting:
                 why = f"no thread could be started for that: {exc}"
@@ -273,7 +290,7 @@ class Shutdown:
                 done = OneShotEvent()
                 flush = partial(self._flush_one, worker, deadline, final, done)
                 try:
-                    start_new_thread(flush, ())
+                    _thread.start_new_thread(flush, ())
                 except RuntimeError:  # the main thread is exiting, and no thread starts any more
                     flush()
                 flushes.append(done)
@@ -284,7 +301,7 @@ class Shutdown:
     def _flush_one(
         self, worker: FlushWorker, deadline: float, final: bool, done: OneShotEvent
     ) -> None:
-        ident = get_ident()
+        ident = _thread.get_ident()
         self.flushing_threads.add(ident)
         try:
             worker.flush_all(deadline, final=final)
