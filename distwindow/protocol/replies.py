@@ -108,8 +108,8 @@ def ring_state(fields: dict[bytes, bytes], width: int, span: int) -> RingState |
     if not fields:
         return None
     try:
-        start, used, closed = (int(fields[n].split()[0]) for n in (b"start", b"used", b"closed"))
-        newest, told, done = start // width, int(fields[b"limit"]), fields[b"done"]
+        start, used, closed = (int(fields[n].split()[0]) for n in (b"head", b"used", b"closed"))
+        newest, told, done = start // width, int(fields[b"limit"]), fields[b"finished"]
         buckets = [
             _bucket_stats((newest - (newest - int(slot)) % span) * width, value.split())
             for slot, value in fields.items()

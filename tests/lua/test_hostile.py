@@ -116,7 +116,7 @@ STATES = {
     "absent": (NOW, 0),
     "open": (NOW + 5, 3),
     "at its limit": (NOW + 5, 5),
-    "noted": (NOW + 5, 7),
+    "with a stored refusal": (NOW + 5, 7),
     "due for the next bucket": (NOW + W + 5, 3),
     "long over": (NOW + 50 * W, 3),
     "ahead of now": (NOW - W, 3),
@@ -137,29 +137,29 @@ def harmless(name: str, place: str, word: str) -> bool:
     """Odd, but no lie: a deadline that is far away, another way to say once, any word for yes, the
     server's own clock, no counts, any hexadecimal sender; and what is not looked at.
     """
-    if place == "times":
+    if place == "calls":
         return name != "acquire" or word in ONE
     if place == "guard":
         return word in FAR_AHEAD
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
-    return place == "tell" or (word == "" and place in ("now_ms", "counts"))
+    return place == "store_limit" or (word == "" and place in ("now_ms", "counts"))
 
 
 def spelled(name: str, place: str, word: str) -> bool:
-    """On the hot path a limit or a width may be spelled otherwise (lua/README.md)."""
-    return name == "acquire" and place in ("limit", "width") and word in ("1e3", "1e13", "0x10")
+    """On the hot path a limit or a bucket length may be spelled otherwise (lua/README.md)."""
+    return name == "acquire" and place in ("limit", "bucket_ms") and word in ("1e3", "1e13", "0x10")
 
 
 def places(name: str, count: int, rings: int) -> list[str]:
     """What the first `count` arguments of this script are."""
     last = {
-        "lease": ["more", "quiet"],
+        "lease": ["extra", "prefetch"],
         "flush": ["sender", "seq", "pull", *(["counts"] * rings)],
         "refund": ["bucket_start_ms"] * rings,
-    }.get(name, ["tell"])
-    ring = ["amount", "limit", "width", "shape"] * rings
-    return ["guard", *ring, "times", "now_ms", *last][:count]
+    }.get(name, ["store_limit"])
+    ring = ["permits", "limit", "bucket_ms", "shape"] * rings
+    return ["guard", *ring, "calls", "now_ms", *last][:count]
 
 
 def malformed(reply: Any) -> bool:
@@ -193,9 +193,9 @@ def test_a_hostile_argument_is_never_admitted(
 
 
 @pytest.mark.xfail(
-    strict=True, reason="the hot path takes a limit or a width that is not in plain digits"
+    strict=True, reason="the hot path takes a limit or a bucket length that is not in plain digits"
 )
-@pytest.mark.parametrize("place", ["limit", "width"])
+@pytest.mark.parametrize("place", ["limit", "bucket_ms"])
 def test_a_limit_spelled_otherwise_is_not_admitted_either(server: redis.Redis, place: str) -> None:
     target = Target(server, (LIMIT,), NOW + 5, 3)
     words = target.words(target.command("acquire", full=False))
@@ -225,18 +225,18 @@ def test_a_negative_number_of_calls_is_not_admitted(server: redis.Redis, state: 
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("amount", ["0", "6", "10000000000001", "9007199254740993"])
+@pytest.mark.parametrize("permits", ["0", "6", "10000000000001", "9007199254740993"])
 @pytest.mark.parametrize("name", ["acquire", "lease"])
-def test_an_amount_that_cannot_be_is_not_admitted(
-    server: redis.Redis, name: str, state: str, amount: str
+def test_permits_that_cannot_be_are_not_admitted(
+    server: redis.Redis, name: str, state: str, permits: str
 ) -> None:
     now, used = STATES[state]
     target = Target(server, (LIMIT,), now, used)
     words = target.words(target.command(name, full=False))
     before = used_of(target)
-    reply = target.run(name, [words[0], amount, *words[2:]])
+    reply = target.run(name, [words[0], permits, *words[2:]])
     assert not admitted(reply)
-    if amount != "6" or state not in ("absent", "long over"):  # a plain refusal opens a bucket
+    if permits != "6" or state not in ("absent", "long over"):  # a plain refusal opens a bucket
         assert used_of(target) == before
 
 
@@ -303,9 +303,9 @@ def test_what_is_malformed_is_called_so(server: redis.Redis, name: str, state: s
             (at, place, word)
             for at, place in enumerate(places(name, len(words), len(limits)))
             for word in (*HOSTILE, "10000000000001", "2", "0 0", "1;")
-            if place not in ("guard", "times", "now_ms") and not harmless(name, place, word)
+            if place not in ("guard", "calls", "now_ms") and not harmless(name, place, word)
             if place != "shape" or word not in ("2", "10000000000001")
-            if place in ("quiet", "pull", "counts", "sender") or word != "2"
+            if place in ("prefetch", "pull", "counts", "sender") or word != "2"
         ]
         each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
         tries += [(at, "missing", "") for at in range(2, len(words))]
@@ -424,18 +424,18 @@ def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, la
 def test_a_lease_leaves_the_others_something(server: redis.Redis, state: str) -> None:
     """However much is asked for, and never more than the limit."""
     now, used = STATES[state]
-    for more in ("0", "1", "5", "9999999999999", "10000000000000"):
-        for quiet in ("0", "1"):
+    for most in ("0", "1", "5", "9999999999999", "10000000000000"):
+        for prefetch in ("0", "1"):
             target = Target(server, (LIMIT, OTHER), now, used)
             words = target.words(target.command("lease", full=True))
-            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], more, quiet])
+            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], most, prefetch])
             if state not in ("absent", "long over"):
                 left -= min(used, LIMIT.amount)
             if left < 1:
                 assert not admitted(reply)
                 continue
-            given = min(int(more), (left - 1) // 2)
-            assert (reply[1], reply[5]) == (left - 1 - given, given)
+            extra = min(int(most), (left - 1) // 2)
+            assert (reply[1], reply[5]) == (left - 1 - extra, extra)
             assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
@@ -535,10 +535,10 @@ def test_beside_a_key_of_another_type_nothing_is_written(server: redis.Redis, na
 
 
 READ = {
-    "open": ("start", "used"),  # an open bucket is decided on by its total
-    "noted": ("start", "used"),
-    "due for the next bucket": ("start", "used", "closed"),
-    "at its limit": ("start", "used", "closed"),
+    "open": ("head", "used"),  # an open bucket is decided on by its total
+    "with a stored refusal": ("head", "used"),
+    "due for the next bucket": ("head", "used", "closed"),
+    "at its limit": ("head", "used", "closed"),
 }
 
 
@@ -568,7 +568,7 @@ def test_a_hash_that_is_no_ring_lends_nothing(server: redis.Redis, state: str) -
 
 @pytest.mark.parametrize("name", ["lease", "flush", "peek"])
 def test_a_hash_without_a_start_is_not_taken_for_a_ring(server: redis.Redis, name: str) -> None:
-    assert strange(server, name, "open", ("start",)) == []
+    assert strange(server, name, "open", ("head",)) == []
 
 
 def used_of(target: Target) -> list[Any]:

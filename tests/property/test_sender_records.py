@@ -233,5 +233,5 @@ def test_what_is_sent_again_never_counts_twice(
     assert state == memory(Read(charges, now)).states[0]
     held = {b.start: b.passed for b in state.buckets if b.start > newest - 5 * W}
     assert {start: n for start, n in held.items() if n} == window
-    plain = {b"start", b"used", b"closed", b"block", b"done", b"limit"}
+    plain = {b"head", b"used", b"closed", b"block", b"finished", b"limit"}
     assert all(field in plain or field.isdigit() for field in server.hkeys(charges[0].ring))
