@@ -277,9 +277,9 @@ LIMITS: dict[Any, str] = {
     "100/second loose": "not understood",
     "100 per second per minute": "not understood",
     "100/second;": "not understood",
-    "100/fortnight": "is no unit of time",
+    "100/fortnight": "is not a unit of time",
     "100/0s": "outside 0.001 s to ten years",
-    "100/11 years": "is no unit of time",
+    "100/11 years": "is not a unit of time",
     "100/999999 days": "outside 0.001 s to ten years",
     "100/0.5ms": "not a whole number of milliseconds",
     "0/second": "amount=0 is not a whole number from 1 to",
@@ -288,14 +288,14 @@ LIMITS: dict[Any, str] = {
     "100/second 0 buckets": "buckets=0 is not a whole number from 1 to 512",
     "100/second 513 buckets": "buckets=513 is not a whole number from 1 to 512",
     "5/minute; 7/minute": "count the same buckets",
-    None: "is no limit",
-    5: "is no limit",
-    1.5: "is no limit",
-    True: "is no limit",
-    b"5/minute": "is no limit",
-    (): "no limit given",
-    (5,): "5 is no limit",
-    (None,): "None is no limit",
+    None: "is not a limit",
+    5: "is not a limit",
+    1.5: "is not a limit",
+    True: "is not a limit",
+    b"5/minute": "is not a limit",
+    (): "no limit was given",
+    (5,): "5 is not a limit",
+    (None,): "None is not a limit",
 }
 
 
@@ -338,7 +338,7 @@ def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
         ({"amount": 5, "buckets": True}, "buckets=True"),
         ({"amount": 5, "buckets": 0}, "buckets=0"),
         ({"amount": 5, "bound": "loose"}, 'neither "leap" nor "strict"'),
-        ({"amount": "5/minute", "per": 1}, "says its interval already"),
+        ({"amount": "5/minute", "per": 1}, "already has an interval"),
     ],
 )
 def test_a_limit_that_is_none(arguments: dict[str, Any], said: str) -> None:
