@@ -159,6 +159,13 @@ def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
     return tuple(parts)
 
 
+def expires_in_ms(limit: Limit, now_ms: int) -> int:
+    """Return how long after `now_ms` the bucket of `now_ms` expires: when the window of `limit` is
+    empty if no more calls come.
+    """
+    return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
+
+
 def _split(text: str) -> Iterable[Limit]:
     """Yield the limits of one string."""
     for part in re.split(r"[;,]", text):

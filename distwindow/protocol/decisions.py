@@ -1,4 +1,4 @@
-"""From the reply of a script to the `Decision` that callers get."""
+"""Decisions from the replies of scripts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from .replies import AcquireReply
 
 
 def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Source) -> Decision:
-    """What a verdict means to the caller."""
-    was_admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
-    if was_admitted:
+    """Return the decision that `reply` to one call is."""
+    admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
+    if admitted:
         decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
         if starts is not None and decision.charged:
             decision = decision._replace(charged=charged_in(command.charges, starts))
         return decision
     _, limit, cost, key, _ = command.charges[index]
     return Decision(
-        False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
-        "over_limit", source, now_ms,
-    )  # fmt: skip
+        allowed=False,
+        key=key,
+        cost=cost,
+        limit=limit,
+        remaining=max(0, left),
+        retry_after=retry_ms / 1000,
+        reset_after=reset_ms / 1000,
+        wait=0.0,
+        reason="over_limit",
+        source=source,
+        now_ms=now_ms,
+    )
 
 
 def admitted_decision(
@@ -31,11 +40,11 @@ def admitted_decision(
     now_ms: int,
     source: Source,
 ) -> Decision:
-    """The decision of an admitted call. Stores come here directly on their hot paths."""
+    """Return the decision of an admitted call. Stores call this directly on their hot paths."""
     charges = command.charges
     _, limit, cost, key, _ = charges[index]
     charged = charges if type(command) is Acquire else None
-    # Decision(...) itself costs twice as much.
+    # `Decision(...)` takes twice as long.
     return _new_tuple(
         Decision,
         (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),

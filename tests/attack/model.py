@@ -167,7 +167,7 @@ class Subject:
 
     def _reset(self, rings: Any) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
-        return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).done
+        return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).affected
 
 
 def answer(verdict: AcquireReply) -> Answer:

@@ -299,7 +299,7 @@ def test_the_other_forms_are_read(name: str) -> None:
     if name == "read":
         assert reply.states == (None, None)
     else:
-        assert reply.done == {"refund": 4, "reset": 1}[name]
+        assert reply.affected == {"refund": 4, "reset": 1}[name]
 
 
 def test_the_forms_of_every_script_are_read_here() -> None:
