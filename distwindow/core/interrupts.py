@@ -107,9 +107,7 @@ class WakeUp:
     def __init__(self) -> None:
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self.wake: Callable[[], None] = partial(self._tokens.put, None)
-        """Wake the sleeper, or end its next sleep at once. One call into C, see the head of the
-        file.
-        """
+        """Wake the sleeper, or end its next sleep at once. One call into C, see above."""
 
     def sleep(self, seconds: float | None) -> bool:
         """Sleep until woken or `seconds` have passed (None: no end). True if woken."""
@@ -140,8 +138,7 @@ def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
 
 
 def complete_in_thread(function: Callable[[], T]) -> T:
-    """Call `function` in a thread of its own, wait for it, and return its result or raise its
-    error.
+    """Call `function` in a thread of its own, wait, and return its result or raise its error.
 
     For work that must not be left half done: an exception of a signal handler ends the wait, and
     the thread goes on to the end of the work.

@@ -138,9 +138,7 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
 
 
 def _parse_bucket(start: int, counts: Sequence[bytes]) -> Bucket:
-    """Return a bucket from pass, block, success, error, rt_sum_ms, rt_min_ms; the last may be
-    missing.
-    """
+    """Return the bucket of a slot: `counts` are its words, of which the last may be missing."""
     missing = [b"0"] * (6 - len(counts))
     passed, block, success, error, rt_sum, rt_min = map(int, [*counts, *missing])
     return Bucket(
