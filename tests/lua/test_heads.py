@@ -1,4 +1,4 @@
-"""What a script's head says is what Python sends and accepts."""
+"""The head of each script describes what Python sends and accepts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def charges(*limits: Limit, cost: int = 5) -> tuple[Charge, ...]:
 
 
 def lines(name: str, word: str) -> list[str]:
-    """The head's lines that begin with `word`, without it and without their remarks."""
+    """Return the head's lines that begin with `word`, without it and without their remarks."""
     found = [
         line.removeprefix(word) for line in script.load_script(name).head if line.startswith(word)
     ]
@@ -37,7 +37,8 @@ def lines(name: str, word: str) -> list[str]:
 
 
 def grammar(text: str, rings: int) -> re.Pattern[str]:
-    """A grammar line as a pattern over words: `name`, `[optional]...`, `(of a ring)...`, `-1`.
+    """Return a grammar line as a pattern over words: `name`, `[optional]...`, `(of a ring)...`,
+    `-1`.
 
     Names of a ring get its number: `limit_1`.
     """
@@ -63,13 +64,13 @@ def _word(name: str) -> str:
 
 
 def parsed(text: str, words: list[Any], rings: int) -> dict[str, str] | None:
-    said = " ".join(map(shown, words))
-    found = grammar(text, rings).fullmatch(said)
+    sent = " ".join(map(shown, words))
+    found = grammar(text, rings).fullmatch(sent)
     return None if found is None else {k: v for k, v in found.groupdict().items() if v is not None}
 
 
 def shown(word: Any) -> str:
-    """An argument as one word of the grammar, also where it is empty or has spaces."""
+    """Return an argument as one word of the grammar, even if it is empty or has spaces."""
     return str(word).replace(" ", "_") or '""'
 
 
@@ -86,7 +87,7 @@ def test_a_head_has_its_name_and_each_line(name: str) -> None:
 
 
 KEYS = {"flush": "ring... senders..."}
-"""What is not `ring...`."""
+"""The scripts whose KEYS are not `ring...`."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -131,7 +132,7 @@ def variants() -> list[Command[Any]]:
 
 
 @pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
-def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
+def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     rings = len(command.charges)
     (line,) = lines(command.script, "ARGV")
     said = parsed(line, [GUARD.decode(), *command.arguments()], rings)
@@ -188,7 +189,7 @@ def test_a_frame_is_the_evalsha_of_these_words(command: Command[Any]) -> None:
 
 
 def unpacked(frame: bytes) -> list[bytes]:
-    """The words of a RESP array."""
+    """Return the words of a RESP array."""
     head, _, rest = frame.partition(b"\r\n")
     words = []
     for _ in range(int(head[1:])):
@@ -213,8 +214,8 @@ STARTS = (1_699_999_980_000, 1_699_999_200_000)
 
 
 def reply_of(form: str, rings: int) -> list[Any]:
-    """A reply of this form, with the values above. Of lists, one a ring, only the first has any,
-    and that of `read` neither: hashes are read elsewhere.
+    """Return a reply of this form with the values above. Of lists, one per ring, only the first is
+    filled, and that of `read` is empty, too: other tests read hashes.
     """
     if listed := re.fullmatch(r"(.*) \((.*) \.\.\.\)\.\.\.", form):
         first = [VALUES[word] for word in listed[2].split() if word in VALUES]
@@ -237,54 +238,54 @@ def forms(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_script_can_say_that_it_came_too_late(name: str) -> None:
+def test_every_script_has_the_reply_past_its_deadline(name: str) -> None:
     assert "guard -2 now_ms" in lines(name, "RETURN")
     assert EXPIRED == -2
 
 
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in ("acquire", "peek") for f in forms(n)])
-def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
+def test_an_acquire_reply_is_parsed_from_each_form(name: str, form: str) -> None:
     command = COMMANDS[name](charges(LEAP, STRICT))
-    verdict = command.reply(reply_of(form, 2))
-    assert verdict.now_ms == NOW
-    assert verdict.left == 8
+    reply = command.reply(reply_of(form, 2))
+    assert reply.now_ms == NOW
+    assert reply.left == 8
     if form == "guard left now_ms":
         width, span = LEAP.bucket_ms, LEAP.span
-        assert (verdict.binding_ring, verdict.retry_ms) == (0, 0)
-        assert verdict.reset_ms == NOW // width * width + width * span - NOW
+        assert (reply.binding_ring, reply.retry_ms) == (0, 0)
+        assert reply.reset_ms == NOW // width * width + width * span - NOW
         return
-    assert (verdict.binding_ring, verdict.reset_ms) == (1, 1500)
+    assert (reply.binding_ring, reply.reset_ms) == (1, 1500)
     refused = "retry_ms" in form
-    assert verdict.retry_ms == (900 if refused else 0)
-    assert verdict.admitted == (0 if refused else 1)
+    assert reply.retry_ms == (900 if refused else 0)
+    assert reply.admitted == (0 if refused else 1)
     partly = form.count("index") == 2
-    assert verdict.admitted_by == ((0, 3, 77) if partly else None)
-    assert verdict.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+    assert reply.admitted_by == ((0, 3, 77) if partly else None)
+    assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
-def test_the_short_refusal_names_nobody_else() -> None:
+def test_the_refusal_of_all_calls_has_no_admitted_ones() -> None:
     (form,) = [form for form in forms("acquire") if "[" in form]
-    verdict = wire.Acquire(charges(LEAP, STRICT)).reply(reply_of(form.partition(" [")[0], 2))
-    assert verdict.admitted_by is None
+    reply = wire.Acquire(charges(LEAP, STRICT)).reply(reply_of(form.partition(" [")[0], 2))
+    assert reply.admitted_by is None
 
 
 @pytest.mark.parametrize("form", forms("lease"))
-def test_a_grant_is_read_from_each_form(form: str) -> None:
-    grant = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
-    verdict, refused = grant.acquire_reply, "retry_ms" in form
-    assert (verdict.now_ms, verdict.left, verdict.binding_ring, verdict.reset_ms) == (
+def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
+    lease = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    reply, refused = lease.acquire_reply, "retry_ms" in form
+    assert (reply.now_ms, reply.left, reply.binding_ring, reply.reset_ms) == (
         NOW,
         8,
         1,
         1500,
     )
-    assert (verdict.admitted, verdict.retry_ms) == ((0, 900) if refused else (1, 0))
-    assert (grant.extra, grant.ends_in_ms) == ((0, 0) if refused else (6, 450))
-    assert verdict.admitted_by is None
-    assert verdict.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+    assert (reply.admitted, reply.retry_ms) == ((0, 900) if refused else (1, 0))
+    assert (lease.extra, lease.ends_in_ms) == ((0, 0) if refused else (6, 450))
+    assert reply.admitted_by is None
+    assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
-def test_the_fleet_is_read_from_each_form() -> None:
+def test_fleet_counts_are_parsed_from_each_form() -> None:
     plain, listed = forms("flush")
     flush = wire.Flush(charges(LEAP, STRICT), pull=True)
     assert flush.reply(reply_of(plain, 2)) == FleetCounts((), NOW)
@@ -292,7 +293,7 @@ def test_the_fleet_is_read_from_each_form() -> None:
 
 
 @pytest.mark.parametrize("name", ["refund", "read", "reset"])
-def test_the_other_forms_are_read(name: str) -> None:
+def test_the_other_forms_are_parsed(name: str) -> None:
     (form,) = forms(name)
     reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
     assert reply.now_ms == NOW
@@ -302,8 +303,8 @@ def test_the_other_forms_are_read(name: str) -> None:
         assert reply.affected == {"refund": 4, "reset": 1}[name]
 
 
-def test_the_forms_of_every_script_are_read_here() -> None:
-    """A script that is added has to be added above."""
+def test_the_forms_of_every_script_are_parsed_here() -> None:
+    """A new script has to be added above."""
     assert set(COMMANDS) == {"acquire", "peek", "lease", "flush", "refund", "read", "reset"}
 
 
@@ -351,7 +352,7 @@ def test_the_readme_lists_every_file() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_word_of_a_user_reaches_the_text(name: str) -> None:
+def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
     key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
     hostile = charges_of(key, key_prefix("p", key), [LEAP], 1)
     plain = charges_of("key", key_prefix("p", "key"), [LEAP], 1)
