@@ -17,19 +17,13 @@ def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Sou
             decision = decision._replace(charged=charged_in(command.charges, starts))
         return decision
     _, limit, cost, key, _ = command.charges[index]
-    return Decision(
-        allowed=False,
-        key=key,
-        cost=cost,
-        limit=limit,
-        remaining=max(0, left),
-        retry_after=retry_ms / 1000,
-        reset_after=reset_ms / 1000,
-        wait=0.0,
-        reason="over_limit",
-        source=source,
-        now_ms=now_ms,
-    )
+    return _new_tuple(
+        Decision,
+        (
+            False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
+            "over_limit", source, now_ms, None,
+        ),
+    )  # fmt: skip
 
 
 def admitted_decision(
@@ -44,7 +38,6 @@ def admitted_decision(
     charges = command.charges
     _, limit, cost, key, _ = charges[index]
     charged = charges if type(command) is Acquire else None
-    # `Decision(...)` takes twice as long.
     return _new_tuple(
         Decision,
         (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
@@ -52,3 +45,4 @@ def admitted_decision(
 
 
 _new_tuple = tuple.__new__
+"""`Decision(...)` takes twice as long; with keywords a refusal on memory:// takes 8 % longer."""
