@@ -509,7 +509,7 @@ class LocalStrategy(Generic[C]):
         """The cell that counts the end of an admitted call."""
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
-        charges: tuple[Charge, ...] = decision.charged
+        charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
         if state is not None and state.charges[-1].ring == charges[-1].ring:
@@ -586,7 +586,7 @@ class InProcess:
             rt_sum_ms=rt_ms,
             rt_min_ms=rt_ms,
         )
-        charges: tuple[Charge, ...] = decision.charged
+        charges = decision.charged or ()  # an admitted decision has charges
         return Flush(charges, counts=((seen,),) * len(charges))
 
     def flush_command(self, key: AnyKey) -> PendingCommand | None:
