@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
+from ..core.errors import ConfigurationError
 from ..protocol.commands import Acquire, Command
 
 Reply = TypeVar("Reply")
@@ -75,3 +76,8 @@ class AsyncStore(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+def closed_failure() -> ConfigurationError:
+    """The error of every call after `close`."""
+    return ConfigurationError("this limiter is closed; make a new one")

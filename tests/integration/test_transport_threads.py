@@ -385,14 +385,14 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     limiter.try_acquire("k")
     limiter.try_acquire("k")
     store: Any = limiter._store
-    talk = store._this_thread.direct._transport
+    talk = store._connections.this_thread.direct._transport
     with alarm(interrupt):
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
                 limiter.try_acquire("k")
-    assert store._this_thread.direct._transport is None
-    store._this_thread.direct._transport = talk
+    assert store._connections.this_thread.direct._transport is None
+    store._connections.this_thread.direct._transport = talk
     with pytest.raises(StoreError) as caught:
         limiter.try_acquire("k")
     assert caught.value.charged is None

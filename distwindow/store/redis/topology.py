@@ -56,8 +56,8 @@ class Node:
         self.clock = ServerClock(settings.clock, used=not settings.client_clock)
         self.generation = 0
         """Connections of an earlier generation are to be closed."""
-        self.checked = False
-        """Its version has been looked at."""
+        self.version_checked = False
+        """True once a connection has found its version to be new enough."""
         self.ask_next_sentinel: Callable[[], None] = lambda: None
         """Have the next connect ask another sentinel first."""
         self._clock = settings.clock
@@ -100,7 +100,7 @@ class Topology(Protocol):
         ...
 
     def redirected(
-        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         """The node that `node` points to."""
         ...
@@ -133,7 +133,7 @@ class SingleServer:
         """Every new connection asks anew."""
 
     def redirected(
-        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         raise ConfigurationError(
             f"{node.name} is a node of a Redis Cluster; use redis+cluster://{node.name}"
@@ -170,12 +170,12 @@ class ClusterTopology:
         self._stale = True
 
     def redirected(
-        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         host = host or node.name.rpartition(":")[0]
         remap = getattr(self.client.nodes_manager, "remap_host_port", None)
         to = self._node(*remap(host, port)) if remap else self._node(host, port)
-        if for_good:
+        if permanent:
             self._moved[_slot_of(command)] = to
             self._stale = True
         return to
