@@ -435,7 +435,7 @@ def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=2)
     store: Any = limiter._store
     with store._lock:
-        link = store._connection(
+        link = store._connection_to(
             (store._topology or store._connect_topology(time.monotonic() + 2)).node
         )
     wait = OneShotEvent.wait
