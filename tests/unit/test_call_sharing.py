@@ -71,10 +71,10 @@ class Key:
             self.add_waiter(own_clock=own_clock)
 
     def _monotonic(self) -> float:
-        clock: SimpleQueue[float | BaseException] | None
-        if (clock := getattr(threading.current_thread(), "clock", None)) is None:
+        thread = threading.current_thread()
+        if not isinstance(thread, Caller) or thread.clock is None:
             return self.now
-        reading = clock.get(timeout=WAIT_S)
+        reading = thread.clock.get(timeout=WAIT_S)
         if isinstance(reading, BaseException):
             raise reading
         return reading
@@ -231,7 +231,9 @@ PLAYS: dict[tuple[str, ...], Callable[[Key], Iterator[None]]] = {
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "next_state", "effect"), rows_of(call_sharing), ids=" / ".join
+    ("state", "event", "next_state", "effect"),
+    rows_of(call_sharing),
+    ids=[" / ".join(row[:2]) for row in rows_of(call_sharing)],
 )
 def test_row(state: str, event: str, next_state: str, effect: str) -> None:
     timed = {"the only waiter's time is over", "a call begins too late"}

@@ -205,7 +205,9 @@ PLAYS: dict[tuple[str, ...], Callable[[Link], AsyncIterator[None]]] = {
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "next_state", "effect"), rows_of(module), ids=" / ".join
+    ("state", "event", "next_state", "effect"),
+    rows_of(module),
+    ids=[" / ".join(row[:2]) for row in rows_of(module)],
 )
 async def test_row(state: str, event: str, next_state: str, effect: str) -> None:
     link = Link()

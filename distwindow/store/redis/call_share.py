@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ...core.decision import Decision
-from ...protocol.commands import Acquire
+from ...protocol.commands import Command
 from ...protocol.decisions import admitted_decision, decision_of
 from ...protocol.replies import AcquireReply, split_reply
 from .attempts import RawReply
@@ -45,16 +45,41 @@ def split_share(share: CallShare, calls: int, costs: Sequence[int]) -> Sequence[
     if isinstance(share, AcquireReply):
         return split_reply(share, calls, costs)
     left, now_ms = share
-    cost = costs[0]
-    return [(left + cost * later, now_ms) for later in range(calls - 1, -1, -1)]
+    return [(each, now_ms) for each in _permits_left(left, calls, costs[0])]
 
 
-def decision_of_share(command: Acquire, share: CallShare) -> Decision:
+def decision_of_share(command: Command[AcquireReply], share: CallShare) -> Decision:
     """The decision on one call."""
     if isinstance(share, AcquireReply):
         return decision_of(command, share, "store")
     left, now_ms = share
+    return admitted_decision(command, 0, left, _reset_ms(command, now_ms), now_ms, "store")
+
+
+def decisions_of_reply(
+    command: Command[AcquireReply], reply: CallShare, calls: int
+) -> list[Decision]:
+    """The decisions on `calls` calls that one call stood for. They are those of `decision_of_share`
+    on each of `split_share`, and cost less, because what the calls have in common is done once.
+    """
+    if isinstance(reply, AcquireReply):
+        costs = [charge.cost for charge in command.charges]
+        return [decision_of(command, each, "store") for each in split_reply(reply, calls, costs)]
+    left, now_ms = reply
+    reset_ms = _reset_ms(command, now_ms)
+    return [
+        admitted_decision(command, 0, each, reset_ms, now_ms, "store")
+        for each in _permits_left(left, calls, command.charges[0].cost)
+    ]
+
+
+def _permits_left(left: int, calls: int, cost: int) -> range:
+    """The permits left after each of the calls, of which the last one leaves `left`."""
+    return range(left + cost * (calls - 1), left - 1, -cost)
+
+
+def _reset_ms(command: Command[AcquireReply], now_ms: int) -> int:
+    """Ms until the window is empty, counted from a bucket that includes `now_ms`."""
     limit = command.charges[0].limit
     bucket_ms = limit.bucket_ms
-    reset_ms = limit.span * bucket_ms - now_ms % bucket_ms
-    return admitted_decision(command, 0, left, reset_ms, now_ms, "store")
+    return limit.span * bucket_ms - now_ms % bucket_ms

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from ....protocol.commands import Acquire, Command
 from ....protocol.replies import EXPIRED
 from ..attempts import RawReply, Request
-from ..call_share import CallShare, decision_of_share, short_reply, split_share
+from ..call_share import CallShare, decision_of_share, decisions_of_reply, short_reply
 from ..outcome import is_unknown
 from .connection import PipelinedConnection
 
@@ -99,11 +99,11 @@ class Batch:
         if self.done:
             self._pass_late_reply(raw)
             return
-        share = short_reply(raw, self.guard)
-        if share is None:
+        reply = short_reply(raw, self.guard)
+        if reply is None:
             self.tick.handler.on_reply(self, raw)
         else:
-            self._distribute(share)
+            self._distribute(reply)
 
     def resolve(self, reply: Any) -> None:
         """Give the callers what the execution has returned."""
@@ -119,20 +119,22 @@ class Batch:
             if self.on_late_reply is not None:
                 self.on_late_reply(reply)
 
-    def _distribute(self, share: CallShare) -> None:
-        """Give each caller the decision on its share of the reply."""
+    def _distribute(self, reply: CallShare) -> None:
+        """Give each caller its decision."""
         self.done = True
-        command, futures = self.command, self.futures
-        assert isinstance(command, Acquire)
-        shares: Sequence[CallShare] = [share]
-        if len(futures) > 1:
-            costs = [charge.cost for charge in command.charges]
-            shares = split_share(share, len(futures), costs)
-        for future, part in zip(futures, shares, strict=True):
-            if not future.done():
-                future.set_result(decision_of_share(command, part))
-            else:
-                self.tick.handler.count_unknown(1)
+        futures = self.futures
+        if len(futures) == 1:  # most keys are called once in a tick
+            self._set_result(futures[0], decision_of_share(self.command, reply))
+            return
+        decisions = decisions_of_reply(self.command, reply, len(futures))
+        for future, decision in zip(futures, decisions, strict=True):
+            self._set_result(future, decision)
+
+    def _set_result(self, future: asyncio.Future[Any], result: Any) -> None:
+        if not future.done():
+            future.set_result(result)
+        else:
+            self.tick.handler.count_unknown(1)
 
     def _pass_late_reply(self, raw: RawReply) -> None:
         """Pass on a reply after the caller's call has ended with an unknown outcome."""
