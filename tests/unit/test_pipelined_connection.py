@@ -173,7 +173,7 @@ async def first_pending_gets_it(link: Link) -> AsyncIterator[None]:
     assert (first.replies, second.replies) == ([1], [2])
 
 
-async def reply_to_nobody(link: Link) -> AsyncIterator[None]:
+async def no_request(link: Link) -> AsyncIterator[None]:
     caller = link.send()
     link.connection.data_received(b":1\r\n:2\r\n")
     yield
@@ -199,7 +199,7 @@ PLAYS: dict[tuple[str, ...], Callable[[Link], AsyncIterator[None]]] = {
     ),
     ("open", "a request is sent", "its caller is pending"): pending,
     ("open", "a reply", "the first pending caller gets it"): first_pending_gets_it,
-    ("open", "a reply to nobody", "no caller can trust later replies"): reply_to_nobody,
+    ("open", "a reply without a request", "later replies cannot be matched"): no_request,
     ("open", "the connection is lost", "pending callers get NoReply, sent"): lost,
 }
 

@@ -1,7 +1,6 @@
 """One script call may stand for several equal calls: what each of their callers gets of its reply.
 
-Both stores ask here whether a reply is the short one, which share each caller gets, and which
-decision a share is.
+For both stores: which replies are short ones, the share of each caller, and the decision it makes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is asked of a server on a new connection (its version and its time), and what a failure to
-connect means.
+"""The handshake on a new connection, which gets the server's version and its time; and the error
+to raise for a failure to connect.
 """
 
 from __future__ import annotations
@@ -114,5 +114,5 @@ def configuration_failure(exc: BaseException, node: str) -> ConfigurationError |
             f"{node} is no cluster; write redis:// in place of redis+cluster://"
         )
     if isinstance(exc, TypeError):
-        return ConfigurationError(f"{node}: {text}; this redis-py does not know such an option")
+        return ConfigurationError(f"{node}: {text}; this version of redis-py has no such option")
     return None

@@ -32,7 +32,7 @@ _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
     ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
     ("user executing the script can't", "grant the user the rights in docs/operations.md (ACL)"),
-    ("NOAUTH", "the server wants a password; put it into the URL"),
+    ("NOAUTH", "the server requires a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
@@ -108,7 +108,7 @@ def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
 def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreUnavailable:
     """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
     if isinstance(why, MasterNotFoundError):  # its own text shows all settings of its clients
-        why = "no sentinel answers that knows it"
+        why = "no sentinel that could be reached knows its primary"
     outcome = "; the outcome of the call is unknown" if sent else ""
     return StoreUnavailable(
         f"{node} is not reachable: {why}{outcome}", charged=None if sent else False

@@ -14,7 +14,7 @@ order of the requests. A test plays every row of this table:
     | opening | the loop cancels its tasks  | ended      | callers end by their own deadlines     |
     | open    | a request is sent           | open       | its caller is pending                  |
     | open    | a reply                     | open       | the first pending caller gets it       |
-    | open    | a reply to nobody           | ended      | no caller can trust later replies      |
+    | open    | a reply without a request   | ended      | later replies cannot be matched        |
     | open    | the connection is lost      | ended      | pending callers get NoReply, sent      |
 
 A caller that has timed out or was cancelled stays pending: its reply still comes, and must not go
@@ -186,7 +186,7 @@ class PipelinedConnection(asyncio.Protocol):
             while (reply := reader.gets()) is not False:
                 raw = reply
                 if not pending:
-                    self.end("the server sent a reply that nobody asked for")
+                    self.end("the server sent a reply without a request")
                     return
                 caller = pending.popleft()
                 if caller is not None:
