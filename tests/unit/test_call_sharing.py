@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from distwindow import Limit, StoreTimeout
+from distwindow import Limit, StoreTimeout, StoreUnavailable
 from distwindow.protocol.commands import Acquire, charges_of
 from distwindow.store.redis.blocking import call_sharing
 from distwindow.store.redis.blocking.call_sharing import CallSharing
 from distwindow.store.redis.call_share import CallShare
+from tests.interrupt import interrupted_at
 from tests.servers.wait import until
 from tests.unit.tables import rows_of
 
@@ -249,3 +252,95 @@ def test_every_play_is_a_row() -> None:
     assert {(state, event, effect) for state, event, _, effect in rows_of(call_sharing)} == set(
         PLAYS
     )
+
+
+# -- a signal handler raises in the main thread ---------------------------------------------------
+
+
+class HandedOver:
+    """A lock whose holder, once it has released it, lets all other threads go first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+        time.sleep(0.01)
+
+
+class InterruptedKey(Key):
+    """A key whose script calls are answered at once, and whose main thread is interrupted once."""
+
+    def __init__(self) -> None:
+        super().__init__("idle")
+        sharing: Any = self.sharing
+        sharing._lock = HandedOver()
+        self.before_reply: Callable[[], object] = lambda: None
+        """Called by the main thread while its own script call is in flight."""
+
+    def make_call(self, command: Acquire, began: float, deadline: float) -> CallShare:
+        if threading.current_thread() is threading.main_thread():
+            self.before_reply()
+        return 50, 2
+
+    def call(self) -> CallShare:
+        return self.sharing.call(self.command, self.now, 1000.0, self.make_call)
+
+    def check(self) -> None:
+        """Every caller has got an answer, and the key is as before."""
+        for waiter in self.waiters:
+            outcome = waiter.outcome()
+            assert isinstance(outcome, (tuple, StoreUnavailable)), outcome
+        assert self.state() == "idle"
+        assert self.call() == (50, 2)
+
+
+def alone(key: InterruptedKey) -> None:
+    """The main thread is in flight, and two threads wait behind it."""
+    key.before_reply = lambda: [key.add_waiter() for _ in range(2)]
+    key.call()
+
+
+def leading(key: InterruptedKey) -> None:
+    """The main thread waits, with a member behind it, then leads, and another thread waits."""
+    in_flight: SimpleQueue[CallShare] = SimpleQueue()
+    ended = threading.Event()
+
+    def first() -> None:
+        def make_call(command: Acquire, began: float, deadline: float) -> CallShare:
+            in_flight.put((99, 1))
+            until(lambda: ended.is_set() or key._waiting())
+            key.waiters.append(key.begin())
+            until(lambda: ended.is_set() or key._waiting() == 2)
+            return 99, 1
+
+        key.sharing.call(key.command, key.now, 1000.0, make_call)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    in_flight.get(timeout=WAIT_S)
+    key.before_reply = key.add_waiter
+    try:
+        key.call()
+    finally:
+        ended.set()
+        thread.join(WAIT_S)
+
+
+@pytest.mark.parametrize("story", [alone, leading])
+def test_an_interrupted_caller_leaves_nobody_behind(
+    story: Callable[[InterruptedKey], None],
+) -> None:
+    """Wherever a signal handler raises in the code of the calls that threads share."""
+    places: int = 0
+    interrupted: str | None = ""
+    while interrupted is not None:
+        places += 1
+        key = InterruptedKey()
+        interrupted = interrupted_at(places, partial(story, key), call_sharing.__name__)
+        key.before_reply = lambda: None
+        key.check()
+    assert places > 8

@@ -321,13 +321,16 @@ class CallSharing:
         nothing happens if another call has taken the place of this one.
         """
         with self._lock:
-            if self._in_flight.get(command) is not call:
-                return
-            group = call.next_group
-            leader = None if group is None else group.close()
-            if leader is None:
-                del self._in_flight[command]
-            else:
-                # Wake it first: a caller that is interrupted in between does both again.
-                leader.wake()
+            group, in_flight = call.next_group, self._in_flight.get(command)
+            if in_flight is call:
+                leader = None if group is None else group.close()
+                if leader is None:
+                    del self._in_flight[command]
+                    return
                 self._in_flight[command] = leader.call
+            else:
+                # Repeated after an interruption, which may have come before the leader was woken.
+                leader = None if group is None else group.leader
+                if leader is None or in_flight is not leader.call:
+                    return
+            leader.wake()
