@@ -65,7 +65,7 @@ class Caller:
         self.replies.append(raw)
 
 
-class Link:
+class Setup:
     """A connection to a fake server, and the owner of that connection."""
 
     def __init__(self) -> None:
@@ -109,86 +109,86 @@ class Link:
 # Each play brings about the event of its row, yields, and then checks what happens.
 
 
-async def waits_until_open(link: Link) -> AsyncIterator[None]:
-    caller = link.send()
+async def waits_until_open(setup: Setup) -> AsyncIterator[None]:
+    caller = setup.send()
     yield
-    assert link.transport.written == b""
+    assert setup.transport.written == b""
     assert caller.replies == []
 
 
-async def waiting_requests_are_written(link: Link) -> AsyncIterator[None]:
-    callers = [link.send(), link.send()]
-    await link.open()
+async def waiting_requests_are_written(setup: Setup) -> AsyncIterator[None]:
+    callers = [setup.send(), setup.send()]
+    await setup.open()
     yield
-    assert link.transport.written.count(b"EVALSHA") == 2
+    assert setup.transport.written.count(b"EVALSHA") == 2
     assert [caller.replies for caller in callers] == [[], []]
 
 
-async def too_late(link: Link) -> AsyncIterator[None]:
-    caller = link.send(deadline=0.0)
-    await link.open()
+async def too_late(setup: Setup) -> AsyncIterator[None]:
+    caller = setup.send(deadline=0.0)
+    await setup.open()
     yield
-    assert link.transport.written == b""
+    assert setup.transport.written == b""
     assert caller.replies == [NoReply("deadline", sent=False, late=True)]
 
 
-async def connecting_fails(link: Link) -> AsyncIterator[None]:
-    caller, failure = link.send(), OSError("refused")
-    await link.fail(failure)
+async def connecting_fails(setup: Setup) -> AsyncIterator[None]:
+    caller, failure = setup.send(), OSError("refused")
+    await setup.fail(failure)
     yield
     assert caller.replies == [NoReply(failure, sent=False)]
 
 
-async def configuration_error(link: Link) -> AsyncIterator[None]:
-    caller, failure = link.send(), ConfigurationError("wrong password")
-    await link.fail(failure)
+async def configuration_error(setup: Setup) -> AsyncIterator[None]:
+    caller, failure = setup.send(), ConfigurationError("wrong password")
+    await setup.fail(failure)
     yield
     assert caller.replies == [failure]
 
 
-async def cancelled_by_the_loop(link: Link) -> AsyncIterator[None]:
-    caller = link.send()
+async def cancelled_by_the_loop(setup: Setup) -> AsyncIterator[None]:
+    caller = setup.send()
     await asyncio.sleep(0)
-    link.connection._opening.cancel()
-    await asyncio.wait([link.connection._opening])
+    setup.connection._opening.cancel()
+    await asyncio.wait([setup.connection._opening])
     yield
     assert caller.replies == []
 
 
-async def pending(link: Link) -> AsyncIterator[None]:
-    caller = link.send()
+async def pending(setup: Setup) -> AsyncIterator[None]:
+    caller = setup.send()
     yield
-    assert link.transport.written.count(b"EVALSHA") == 1
+    assert setup.transport.written.count(b"EVALSHA") == 1
     assert caller.replies == []
-    assert list(link.connection._pending) == [caller]
+    assert list(setup.connection._pending) == [caller]
 
 
-async def first_pending_gets_it(link: Link) -> AsyncIterator[None]:
-    first, second = link.send(), link.send()
+async def first_pending_gets_it(setup: Setup) -> AsyncIterator[None]:
+    first, second = setup.send(), setup.send()
     first.done = True  # it has timed out, and the reply is its own all the same
-    link.connection.data_received(b":1\r\n")
+    setup.connection.data_received(b":1\r\n")
     yield
     assert (first.replies, second.replies) == ([1], [])
-    link.connection.data_received(b":2\r\n")
+    setup.connection.data_received(b":2\r\n")
     assert (first.replies, second.replies) == ([1], [2])
 
 
-async def no_request(link: Link) -> AsyncIterator[None]:
-    caller = link.send()
-    link.connection.data_received(b":1\r\n:2\r\n")
+async def no_request(setup: Setup) -> AsyncIterator[None]:
+    caller = setup.send()
+    setup.connection.data_received(b":1\r\n:2\r\n")
     yield
     assert caller.replies == [1]
-    assert link.transport.aborted
+    assert setup.transport.aborted
 
 
-async def lost(link: Link) -> AsyncIterator[None]:
-    callers, failure = [link.send(), link.send()], OSError("reset")
-    link.connection.connection_lost(failure)
+async def lost(setup: Setup) -> AsyncIterator[None]:
+    callers, failure = [setup.send(), setup.send()], OSError("reset")
+    setup.connection.connection_lost(failure)
     yield
     assert [caller.replies for caller in callers] == [[NoReply(failure, sent=True)]] * 2
 
 
-PLAYS: dict[tuple[str, ...], Callable[[Link], AsyncIterator[None]]] = {
+PLAYS: dict[tuple[str, ...], Callable[[Setup], AsyncIterator[None]]] = {
     ("opening", "a request is sent", "it waits until the connection is open"): waits_until_open,
     ("opening", "connected", "waiting requests are written"): waiting_requests_are_written,
     ("opening", "connected too late", "callers get NoReply, not sent"): too_late,
@@ -210,16 +210,16 @@ PLAYS: dict[tuple[str, ...], Callable[[Link], AsyncIterator[None]]] = {
     ids=[" / ".join(row[:2]) for row in rows_of(module)],
 )
 async def test_row(state: str, event: str, next_state: str, effect: str) -> None:
-    link = Link()
+    setup = Setup()
     if state == "open":
-        await link.open()
-    assert link.state() == state
-    play: Any = PLAYS[state, event, effect](link)
+        await setup.open()
+    assert setup.state() == state
+    play: Any = PLAYS[state, event, effect](setup)
     await play.__anext__()
-    assert link.state() == next_state
+    assert setup.state() == next_state
     with pytest.raises(StopAsyncIteration):
         await play.__anext__()
-    link.connection.end("the test is over")
+    setup.connection.end("the test is over")
 
 
 def test_every_play_is_a_row() -> None:
