@@ -1,4 +1,4 @@
-"""What a store is: something that executes commands. One protocol for each world."""
+"""What a store is: it executes commands. One protocol for threads, one for tasks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
+from ..core.errors import ConfigurationError
 from ..protocol.commands import Acquire, Command
 
 Reply = TypeVar("Reply")
 
 
 class Store(Protocol):
-    """Executes commands one after the other, atomically. Safe to share between threads.
+    """Executes commands one after the other, each atomically. Safe to share between threads.
 
     Each call has one deadline (monotonic seconds), by default its start plus the store's timeout.
-    `execute` raises `StoreError` where the store did not answer in time or at all, and
-    `ConfigurationError` where it never will.
+    Calls raise `StoreError` if there was no reply in time, and `ConfigurationError` if there will
+    never be one.
     """
 
     source: Source
@@ -26,25 +27,31 @@ class Store(Protocol):
     """Calls of which nobody knows whether they were charged."""
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        """`flow.admit.decide` on the reply to `command`: the hot path, which stores shorten."""
+        """The decision on one call: `decision_of` the reply to `command`. This is the hot path, and
+        stores take shortcuts on it.
+        """
         ...
 
-    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply: ...
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
+        """The reply to `command`."""
+        ...
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """The replies to many commands, sent together; in the place of a reply the
-        `DistwindowError` that a command came to. In order, but for those that a server has to be
-        sent again because it has lost its scripts.
+        """The replies to many commands, which are sent together. A command that fails has its
+        `DistwindowError` in place of the reply. The commands are executed in order, except for
+        those that are sent again because the server did not have the script.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the store. Calls after this raise `ConfigurationError`."""
+        ...
 
 
 class AsyncStore(Protocol):
-    """The same for tasks. Safe to share between tasks, and between event loops."""
+    """A `Store` for tasks. Safe to share between tasks, and between event loops."""
 
     source: Source
     clock: Clock
@@ -59,8 +66,8 @@ class AsyncStore(Protocol):
         deadline: float | None = None,
         on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """`on_late_reply` is called with a reply that comes after the caller was cancelled or has
-        given up.
+        """The reply to `command`. `on_late_reply` is called with a reply that comes after the
+        caller was cancelled or has timed out.
         """
         ...
 
@@ -69,9 +76,18 @@ class AsyncStore(Protocol):
     ) -> list[Any]: ...
 
     async def drain(self) -> None:
-        """Until what this event loop has sent is answered, or the timeout has passed."""
+        """Wait until what this event loop has sent is answered, or the timeout has passed."""
         ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass on the store's clock."""
+        ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Close the store. Calls after this raise `ConfigurationError`."""
+        ...
+
+
+def closed_failure() -> ConfigurationError:
+    """The error of every call after `close`."""
+    return ConfigurationError("this limiter is closed; make a new one")

@@ -1,6 +1,6 @@
-"""The store inside this process: the same commands over the pure ring, behind one lock.
+"""The store in this process: it executes the commands over `core.ring`, under one lock.
 
-It is the specification that every other store is compared with, and `memory://`.
+It is `memory://`, and the specification that every other store is compared with.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any, TypeVar
 from ..core.charge import Charge
 from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
-from ..core.errors import ConfigurationError
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
 from ..protocol.commands import Acquire, Command, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import admitted_decision, decision_of
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
+from .base import closed_failure
 
 Reply = TypeVar("Reply")
 
 _MIN_SWEEP_SIZE = 1024
+"""Rings up to which none is dropped."""
 
 
 class MemoryStore:
     """Rings in this process, for one process. Safe to share between threads.
 
-    Rings nobody has called for longer than their window are dropped, as Redis drops them.
+    Rings expire as they do in Redis: after their window has passed without a call.
     """
 
     source: Source = "local"
@@ -53,7 +54,7 @@ class MemoryStore:
         }
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
-        """What `command`'s script would answer. Never blocks, never fails."""
+        """The reply that the script of `command` would give. Waits for nothing but the lock."""
         now = command.now_ms
         with self._lock:
             handler = self._handlers[command.script]
@@ -61,8 +62,8 @@ class MemoryStore:
             return reply
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        """`decide` on what `execute` answers; without the detour in the usual case: one ring, whose
-        newest bucket is the present one, and room in it.
+        """The decision on the reply of `execute`. With one ring that has room, and whose newest
+        bucket is the current one, it is made without a reply, which is faster.
         """
         charges = command.charges
         name, limit, cost, _, _ = charges[0]
@@ -89,7 +90,7 @@ class MemoryStore:
         self._lock = _Closed()
 
     def after_fork(self) -> None:
-        """A lock that another thread held at the fork would never be free in the child."""
+        """Make a new lock: one that another thread held at the fork would never be released."""
         if not isinstance(self._lock, _Closed):
             self._lock = threading.Lock()
 
@@ -125,43 +126,45 @@ class MemoryStore:
     def _lease(self, command: Lease, now: int) -> LeaseReply:
         charges = command.charges
         rings = [self._rotated(charge, now) for charge in charges]
-        least = min(
+        min_left = min(
             charge.limit.amount - ring.used - charge.cost
             for charge, ring in zip(charges, rings, strict=True)
         )
         starts = _bucket_starts(rings, now)
-        more = max(0, min(command.extra, least // 2))
+        extra = max(0, min(command.extra, min_left // 2))
         if starts and len(rings) > 1:
-            more = 0
+            extra = 0
         for charge, ring in zip(charges, rings, strict=True):
-            if least >= 0:
-                ring.used += charge.cost + more
+            if min_left >= 0:
+                ring.used += charge.cost + extra
             elif not command.prefetch:
                 ring.block(charge.cost)
-        reply = _acquire_reply(charges, rings, 1, int(least >= 0), now)
-        if least < 0:
+        reply = _acquire_reply(charges, rings, 1, int(min_left >= 0), now)
+        if min_left < 0:
             return LeaseReply(reply, 0, 0)
         ends_ms = min(ring.start + ring.bucket_ms for ring in rings) - now
-        return LeaseReply(reply._replace(bucket_starts_ms=starts), more, ends_ms)
+        return LeaseReply(reply._replace(bucket_starts_ms=starts), extra, ends_ms)
 
     def _flush(self, command: Flush, now: int) -> FleetCounts:
         passed = []
         for i, charge in enumerate(command.charges):
-            kept = self._rings.get(charge.ring)
-            if kept is not None and kept.is_stale(now):
-                kept = None
-            ring = kept.copy() if kept else _new_ring(charge, now)
+            before = self._rings.get(charge.ring)
+            if before is not None and before.is_stale(now):
+                before = None
+            ring = before.copy() if before else _new_ring(charge, now)
             ring.rotate(now, _limit_text(charge.limit))
-            taken = bool(command.counts) and self._apply_flush(command, i, ring, now)
-            there = taken or kept is not None
-            if taken or (command.pull and there):
+            added = bool(command.counts) and self._apply_flush(command, i, ring, now)
+            exists = added or before is not None
+            if added or (command.pull and exists):
                 self._rings[charge.ring] = ring
             if command.pull:
-                passed.append(ring.passed() if there else {})
+                passed.append(ring.passed() if exists else {})
         return FleetCounts(tuple(passed), now)
 
     def _apply_flush(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
-        """Add what is new and still in the window; was there any?"""
+        """Add the counts that are still in the window, unless this flush was applied before. True
+        if any were added.
+        """
         name, sender, seq = command.charges[i].ring, command.sender, command.seq
         records = self._senders.get(name)
         if sender and records is not None and records.has(sender, seq, ring):
@@ -175,22 +178,25 @@ class MemoryStore:
         return True
 
     def _refund(self, command: Refund, now: int) -> CountReply:
-        back = []
+        refunded = []
         for charge, start in zip(command.charges, command.bucket_starts_ms(), strict=True):
             ring = self._rings.get(charge.ring)
-            gone = ring is None or ring.is_stale(now)
-            back.append(0 if gone else self._rotated(charge, now).refund(charge.cost, start))
-        return CountReply(min(back), now)
+            if ring is None or ring.is_stale(now):
+                refunded.append(0)
+            else:
+                refunded.append(self._rotated(charge, now).refund(charge.cost, start))
+        return CountReply(min(refunded), now)
 
     def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)
         return ReadReply(tuple(ring.state() if ring else None for ring in rings), now)
 
     def _reset(self, command: Reset, now: int) -> CountReply:
-        gone = [self._rings.pop(charge.ring, None) for charge in command.charges]
-        return CountReply(sum(ring is not None for ring in gone), now)
+        removed = [self._rings.pop(charge.ring, None) for charge in command.charges]
+        return CountReply(sum(ring is not None for ring in removed), now)
 
     def _rotated(self, charge: Charge, now: int) -> Ring:
+        """The ring of `charge`, made if it does not exist, with its newest bucket at `now`."""
         ring = self._rings.get(charge.ring)
         if ring is None:
             if len(self._rings) >= self._sweep_at:
@@ -201,7 +207,9 @@ class MemoryStore:
         return ring
 
     def _sweep(self) -> None:
-        """Drop what has expired; next when as many again have come, so the cost is constant."""
+        """Drop the rings that have expired. It is done again when the number of rings has doubled,
+        so the cost per call is constant.
+        """
         now = self.clock.now_ms()
         self._rings = {
             name: ring
@@ -215,10 +223,10 @@ class MemoryStore:
 
 
 class _Closed:
-    """In the place of a closed store's lock, so that being open costs no check."""
+    """Takes the place of the lock in a closed store, so that calls need not check for it."""
 
     def __enter__(self) -> None:
-        raise ConfigurationError("this limiter is closed; make a new one")
+        raise closed_failure()
 
     def __exit__(self, *exc: object) -> None: ...
 
@@ -276,6 +284,7 @@ def _limit_text(limit: Limit) -> str:
 def _acquire_reply(
     charges: tuple[Charge, ...], rings: list[Ring], calls: int, admitted: int, now: int
 ) -> AcquireReply:
+    """The reply to `calls` equal calls, of which the first ones were admitted and counted."""
     if admitted == calls:
         index, left, reset = _binding(charges, rings, now)
         return AcquireReply(calls, index, left, reset, 0, now)
@@ -287,22 +296,26 @@ def _acquire_reply(
             if room_at > latest:
                 index, latest = i, room_at
     ring = rings[index]
-    by = _binding(charges, rings, now) if admitted else None
+    admitted_by = _binding(charges, rings, now) if admitted else None
     left = charges[index].limit.amount - ring.used
-    return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, by)
+    return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, admitted_by)
 
 
 def _bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
-    """The start of each ring's bucket, where one is ahead of a clock that was set back."""
+    """The start of each ring's newest bucket if one of them is ahead of a clock that was set back;
+    else None.
+    """
     ahead = any(ring.start > now for ring in rings)
     return tuple(ring.start for ring in rings) if ahead else None
 
 
 def _binding(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> tuple[int, int, int]:
+    """Index, permits left and `reset_ms` of the ring that has the fewest permits left."""
     left = [charge.limit.amount - ring.used for charge, ring in zip(charges, rings, strict=True)]
     index = left.index(min(left))
     return index, left[index], _reset_ms(rings[index], now)
 
 
 def _reset_ms(ring: Ring, now: int) -> int:
+    """Ms until the window of `ring` is empty."""
     return max(0, ring.empty_at_ms() - now)

@@ -67,14 +67,14 @@ async def test_frames_are_written_to_the_transport(
         keys = [f"k{i % 50}" for i in range(500)]
         decisions = await asyncio.gather(*(limiter.try_acquire(key) for key in keys))
         assert [decision.key for decision in decisions] == keys
-        assert [pipe.transport_open for pipe in pipes_of(limiter)] == [True]
+        assert [connection.transport_open for connection in connections_of(limiter)] == [True]
 
 
-def pipes_of(limiter: AsyncLimiter) -> list[Any]:
+def connections_of(limiter: AsyncLimiter) -> list[Any]:
     """The connections of the running loop."""
     store: Any = limiter._store
-    desk = store._dispatchers[asyncio.get_running_loop()]
-    return list(desk._connections.values())
+    dispatcher = store._dispatchers[asyncio.get_running_loop()]
+    return list(dispatcher._connections.values())
 
 
 # -- loops that end -------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from distwindow.consistency.demand import Demand
 from distwindow.core.decision import Decision
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
-from distwindow.store.redis.blocking.call_sharing import CallGroup, Waiter
+from distwindow.store.redis.blocking.call_sharing import CallGroup, InFlightCall, Waiter
 from tests.integration.faces import admin, used
 from tests.servers import Proxy
 from tests.servers.proxy import Delay, Pass, Silent
@@ -116,7 +116,7 @@ def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, pre
 
 def test_who_was_to_share_a_reply_that_has_come_gets_a_part() -> None:
     """The leader is interrupted as it deals."""
-    group, members = CallGroup(0.0), [Waiter(5.0) for _ in range(3)]
+    group, members = CallGroup(), [Waiter(InFlightCall(5.0)) for _ in range(3)]
     for member in members:
         group.join(member)
     assert group.close() is members[0]

@@ -135,17 +135,18 @@ def test_frames_that_a_socket_does_not_take_at_once(
             theirs.sendall(b"+OK\r\n")
 
         connection = SimpleNamespace(_sock=ours, _parser=SimpleNamespace())  # of redis-py
-        talk = transport_of(socket_of(connection), SYSTEM)
-        assert type(talk) is SelectTransport
+        transport = transport_of(socket_of(connection), SYSTEM)
+        assert type(transport) is SelectTransport
         thread = threading.Thread(target=answer)
         thread.start()
-        assert talk.request(frame, SYSTEM.monotonic() + 20) == b"OK"
+        assert transport.request(frame, SYSTEM.monotonic() + 20) == b"OK"
         thread.join()
-        assert not talk.is_closed()
-        lost = talk.request(frame, SYSTEM.monotonic() + 0.05)
-        assert (type(lost), lost.sent, lost.late) == (NoReply, True, True)
+        assert not transport.is_closed()
+        no_reply = transport.request(frame, SYSTEM.monotonic() + 0.05)
+        assert isinstance(no_reply, NoReply)
+        assert (no_reply.sent, no_reply.late) == (True, True)
         theirs.close()
-        assert talk.is_closed()
+        assert transport.is_closed()
 
 
 def test_a_reply_that_does_not_come_ends_the_call(standalone: Standalone, prefix: str) -> None:

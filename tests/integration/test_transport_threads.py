@@ -385,14 +385,14 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     limiter.try_acquire("k")
     limiter.try_acquire("k")
     store: Any = limiter._store
-    talk = store._this_thread.direct._transport
+    transport = store._connections.this_thread.direct._transport
     with alarm(interrupt):
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
                 limiter.try_acquire("k")
-    assert store._this_thread.direct._transport is None
-    store._this_thread.direct._transport = talk
+    assert store._connections.this_thread.direct._transport is None
+    store._connections.this_thread.direct._transport = transport
     with pytest.raises(StoreError) as caught:
         limiter.try_acquire("k")
     assert caught.value.charged is None
@@ -435,20 +435,20 @@ def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=2)
     store: Any = limiter._store
     with store._lock:
-        link = store._connection(
+        connection = store._connection_to(
             (store._topology or store._connect_topology(time.monotonic() + 2)).node
         )
     wait = OneShotEvent.wait
 
     def closes(event: OneShotEvent, seconds: float) -> bool:
         done = wait(event, seconds)
-        link._opening.result.socket.close()
+        connection._opening.result.socket.close()
         return done
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OneShotEvent, "wait", closes)
-        lost = link._open(link._clock.monotonic() + 2)
-    assert isinstance(lost, NoReply)
-    assert not lost.sent
+        no_reply = connection._open(connection._clock.monotonic() + 2)
+    assert isinstance(no_reply, NoReply)
+    assert not no_reply.sent
     assert limiter.try_acquire("k")
     limiter.close()

@@ -1,13 +1,13 @@
-"""One command's way to its answer: where to send it, and what to do when the answer is a no.
+"""How one command gets executed at most once: where it is sent, and what each raw reply leads to.
 
-A dialogue again: it yields `Send` and is given what came back, so that the blocking and the
-awaiting transport share every decision about retries.
+`execute_once` is a generator that yields a `Request` and is sent the raw reply, so that the
+blocking and the asyncio store share every decision about retries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ...core.errors import StoreError
 from ...protocol.commands import Command
@@ -20,12 +20,28 @@ Reply = TypeVar("Reply")
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
+class NoReply(NamedTuple):
+    """No reply came."""
+
+    why: object
+    sent: bool
+    """True if bytes may have reached the server."""
+    late: bool = False
+    """True if the deadline passed first."""
+
+
+RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | None"
+"""What comes back for a request: the reply as hiredis parses it, where an error reply is an
+exception object, or `NoReply`.
+"""
+
+
 class Request:
-    """A command on its way to a node. The transport asks for the frame once it is connected, as
-    the guard's deadline needs the server's clock.
+    """A command on its way to a node. Its frame is made when the connection is open, because the
+    guard's deadline needs the server's clock.
     """
 
-    __slots__ = ("_by_text", "_command", "_deadline", "asking", "guard", "node")
+    __slots__ = ("_command", "_deadline", "_send_script", "asking", "guard", "node")
 
     def __init__(
         self,
@@ -33,32 +49,24 @@ class Request:
         command: Command[Any],
         deadline: float,
         *,
-        by_text: bool = False,
+        send_script: bool = False,
         asking: bool = False,
         guard: bytes = b"",
     ) -> None:
         self.node = node
         self.asking = asking
-        """An ASKING goes before it, and is answered too: its slot is on its way to this node."""
+        """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
         self.guard = guard
         self._command = command
         self._deadline = deadline
-        self._by_text = by_text
+        self._send_script = send_script
 
     def frame(self) -> bytes:
-        """The bytes to send."""
+        """The bytes to send, with a new guard."""
         clock = self.node.clock
         self.guard = clock.guard(clock.until_ms(self._deadline))
-        frame = self._command.eval_frame if self._by_text else self._command.frame
+        frame = self._command.eval_frame if self._send_script else self._command.frame
         return ASKING + frame(self.guard) if self.asking else frame(self.guard)
-
-
-class NoReply(NamedTuple):
-    """No reply came. `sent`: bytes may have reached the server."""
-
-    why: object
-    sent: bool
-    late: bool = False
 
 
 def execute_once(
@@ -66,22 +74,21 @@ def execute_once(
     topology: Topology,
     settings: CallSettings,
     deadline: float,
-    under_way: Request | None = None,
-) -> Generator[Request, Any, Reply]:
+    sent: Request | None = None,
+) -> Generator[Request, RawReply, Reply]:
     """Get `command` executed at most once, by `deadline` (monotonic seconds).
 
-    `under_way` is the first `Send` where a transport's hot path has made it already.
-
-    Sent a second time only when the first was surely not executed. Raises `StoreTimeout`,
-    `StoreUnavailable` or `ConfigurationError`.
+    `sent` is the first request, if a store has sent it already. The command is sent a second time
+    only if the first time was surely not executed. Raises `StoreTimeout`, `StoreUnavailable` or
+    `ConfigurationError`.
     """
     if settings.client_clock and command.now_ms is None:
         command = command.with_time(settings.clock.now_ms())
-    node = topology.node_of(command) if under_way is None else under_way.node
-    by_text = asking = retried = False
+    node = topology.node_of(command) if sent is None else sent.node
+    send_script = asking = retried = False
     while True:
-        request = under_way or Request(node, command, deadline, by_text=by_text, asking=asking)
-        under_way = None
+        request = sent or Request(node, command, deadline, send_script=send_script, asking=asking)
+        sent = None
         raw = yield request
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.guard:
             node.clock.learn(raw[2])
@@ -97,13 +104,14 @@ def execute_once(
                 raise failure
             node = topology.node_of(command)
         elif not isinstance(raw, Exception):
-            # Out of step: this connection's later replies would be those of other calls, too.
+            # Replies and requests no longer match on this connection, so its later replies would
+            # belong to other calls, too.
             node.drop_connections()
             raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
         else:
             error = error_reply(str(raw), node.name, command.keys[0])
-            if error.token == "NOSCRIPT" and not by_text:
-                by_text = True
+            if error.token == "NOSCRIPT" and not send_script:
+                send_script = True
                 continue
             failure = failure_of_reply(node.name, error)
             node, asking = _next_node(node, error, topology, command)
@@ -115,10 +123,10 @@ def execute_once(
 def _next_node(
     node: Node, error: ErrorReply, topology: Topology, command: Command[Any]
 ) -> tuple[Node, bool]:
-    """Where the second try goes, and whether it has to ask."""
+    """Return where the second request goes, and whether ASKING goes before it."""
     if (address := error.redirect()) is not None:
         asking = error.token == "ASK"
-        return topology.redirected(node, *address, command, for_good=not asking), asking
+        return topology.redirected(node, *address, command, permanent=not asking), asking
     if error.token in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
         node.drop_connections()
         topology.on_failure()

@@ -1,8 +1,9 @@
-"""Guards: the word each script call begins with, and the server's clock that dates it.
+"""The guard, which is the first argument of each script call, and the server's clock for it.
 
 1700000000250.000042
-|             nonce: a reply that carries another one belongs to another call
-deadline: the server's time after which the script must not charge anything
+|             |
+|             nonce: a reply that begins with another guard belongs to another call
+deadline: the server's time after which the script does nothing
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _NONCES = 1_000_000
 
 
 class ServerClock:
-    """What is known of one server's clock: its time at the last reply, and our time then.
+    """An estimate of one server's clock, from its time in the last reply and our time then.
 
-    The last reply, not the best one, so that a step of the server's clock mends itself. A reply
-    is older than its arrival, so the estimate is never ahead of the server, and a deadline in it
-    never later than the caller's own.
+    It is the last reply and not the fastest one, so that a step of the server's clock is corrected
+    by the next reply. A reply is older than its arrival, so the estimate is never ahead of the
+    server, and a deadline on it is never later than the caller's own.
     """
 
     __slots__ = ("_counter", "_monotonic", "_offset_ms", "used")
@@ -30,11 +31,11 @@ class ServerClock:
         self._counter = itertools.count()
         self._offset_ms: float | None = None
         self.used = used
-        """False with clock="client": the scripts are not to look at the server's time."""
+        """False with clock="client": scripts do not look at the server's time."""
 
     def learn(self, now_ms: int, at: float | None = None) -> float:
-        """The server's time, as a reply says that came `at` (monotonic seconds), or just now; when
-        that was.
+        """Take the server's time from a reply that came `at` (monotonic seconds), by default now.
+        Return `at`.
         """
         if at is None:
             at = self._monotonic()
@@ -43,10 +44,12 @@ class ServerClock:
         return at
 
     def until_ms(self, deadline: float) -> int:
-        """`deadline` (monotonic seconds) on the server's clock, as well as it is known."""
+        """`deadline` (monotonic seconds) as ms on the server's clock. `NO_DEADLINE_MS` until the
+        first reply.
+        """
         offset = self._offset_ms
         return NO_DEADLINE_MS if offset is None else int(deadline * 1000 + offset)
 
     def guard(self, until_ms: int) -> bytes:
-        """The guard of one call that has to be done by then."""
+        """A new guard, for a call that the server must not execute after `until_ms`."""
         return b"%013d.%06d" % (until_ms, next(self._counter) % _NONCES)

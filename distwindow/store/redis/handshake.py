@@ -1,21 +1,68 @@
-"""What is asked of a server once a connection stands: its version, and its time."""
+"""The handshake on a new connection, which gets the server's version and its time; and the error
+to raise for a failure to connect.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from ...core.clock import Clock
 from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
+from .attempts import RawReply
+from .topology import Node
 
 MIN_VERSION = (6, 2)
 
 
-def check_version(info: object, node: str) -> None:
-    """`ConfigurationError` when `INFO server` names a Redis older than 6.2.
+class HandshakeResult(NamedTuple):
+    """What the handshake found out."""
 
-    Valkey and others report the Redis version they are compatible with; what cannot be read passes.
+    now_ms: int | None
+    """The server's time, if scripts may look at it."""
+    at: float
+    """Our time then, monotonic seconds."""
+    round_trip_s: float
+    """Seconds that asking for it took."""
+
+    def apply(self, node: Node) -> None:
+        """Note on `node` that it can be connected to, and what its clock says."""
+        node.on_connected()
+        if self.now_ms is not None:
+            node.clock.learn(self.now_ms, self.at)
+
+
+Handshake: TypeAlias = "Generator[tuple[str, ...], RawReply, HandshakeResult]"
+
+
+def handshake(node: Node, clock: Clock) -> Handshake:
+    """Yield the words of each command to send on a new connection to `node`, and be sent its reply,
+    an error reply as an exception object. Raises `ConfigurationError` for a server that is too old.
+    """
+    if not node.version_checked:
+        info = yield ("INFO", "server")
+        if not isinstance(info, Exception):  # INFO may be forbidden; nothing else needs it
+            check_version(info, node.name)
+        node.version_checked = True
+    began = clock.monotonic()
+    now_ms = None
+    if node.clock.used:
+        time_reply = yield ("TIME",)
+        if isinstance(time_reply, Exception):
+            raise time_reply
+        now_ms = time_ms(time_reply)
+    at = clock.monotonic()
+    return HandshakeResult(now_ms, at, at - began)
+
+
+def check_version(info: object, node: str) -> None:
+    """Raise `ConfigurationError` if `INFO server` names a Redis older than 6.2.
+
+    Valkey and others report the Redis version that they are compatible with. A text without a
+    version passes.
     """
     text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
     found = re.search(r"redis_version:(\d+)\.(\d+)", text)
@@ -27,23 +74,25 @@ def check_version(info: object, node: str) -> None:
 
 
 def time_ms(reply: Any) -> int:
-    """Milliseconds from the reply of TIME: seconds and microseconds, as digits."""
+    """Milliseconds from the reply of TIME, which is seconds and microseconds as digits."""
     return int(reply[0]) * 1000 + int(reply[1]) // 1000
 
 
 def connect_failure(exc: Exception, node: str) -> DistwindowError:
-    """What it means that a client could not start; redis-py tells why in its error's causes."""
+    """The error to raise when a client could not start. redis-py names the reason in the causes of
+    its error, so all of them are looked at, the innermost first.
+    """
     causes: list[BaseException] = [exc]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
-    for cause in reversed(causes):  # the innermost knows best
+    for cause in reversed(causes):
         if (error := configuration_failure(cause, node)) is not None:
             return error
     return StoreUnavailable(f"{node} is not reachable: {exc}")
 
 
 def configuration_failure(exc: BaseException, node: str) -> ConfigurationError | None:
-    """A failure to connect that trying again cannot mend, as the error to raise; else None."""
+    """The error to raise for a failure to connect that another try cannot mend; else None."""
     if isinstance(exc, ConfigurationError):
         return exc
     text = str(exc)
@@ -65,5 +114,5 @@ def configuration_failure(exc: BaseException, node: str) -> ConfigurationError |
             f"{node} is no cluster; write redis:// in place of redis+cluster://"
         )
     if isinstance(exc, TypeError):
-        return ConfigurationError(f"{node}: {text}; this redis-py does not know such an option")
+        return ConfigurationError(f"{node}: {text}; this version of redis-py has no such option")
     return None

@@ -1,10 +1,10 @@
-"""What became of a call. Three outcomes, kept apart everywhere:
+"""The outcomes of a call, which are kept apart everywhere:
 
-    surely not executed   the server said so, or no byte went out     one retry, in time
-    executed              a reply that carries the right guard
-    unknown               bytes went out and no such reply came       never sent again
+    surely not executed   an error reply, or no byte was sent        sent once more, if time is left
+    executed              a reply that begins with the right guard
+    unknown               bytes were sent, and no such reply came    never sent again
 
-and beside them configuration errors, which no retry mends and no failure policy may hide.
+Beside them there are configuration errors, which no retry mends and no failure policy may hide.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
     ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
     ("user executing the script can't", "grant the user the rights in docs/operations.md (ACL)"),
-    ("NOAUTH", "the server wants a password; put it into the URL"),
+    ("NOAUTH", "the server requires a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
@@ -44,14 +44,16 @@ _FIXES = (
 
 @dataclass(frozen=True)
 class ErrorReply:
-    """The server answered with an error, and did not execute the call."""
+    """An error reply after which the call was surely not executed."""
 
     token: str
     """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
     text: str
 
     def redirect(self) -> tuple[str, int] | None:
-        """Host and port of a MOVED or ASK; an empty host means the one that answered."""
+        """Host and port of a MOVED or ASK, else None. An empty host means that of the node that
+        replied.
+        """
         found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
         return (found[1], int(found[2])) if found else None
 
@@ -62,35 +64,33 @@ _TOKENS = {
 
 
 def with_token(error: ResponseError) -> ResponseError:
-    """An error reply as the server sent it: redis-py cuts the token off where it has a class for
-    it, and raises that class.
-    """
+    """The error reply as the server sent it. redis-py removes a token that it has a class for."""
     token = _TOKENS.get(type(error))
     return error if token is None else ResponseError(f"{token} {error}")
 
 
 def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
-    """What an error reply means; raises `ConfigurationError` where no retry can help.
+    """Classify the text of an error reply; raise `ConfigurationError` if no retry can help.
 
-    Old servers and Dragonfly wrap errors of scripts, so a token counts wherever it stands.
+    Old servers and Dragonfly wrap errors of scripts, so the token may be anywhere in the text.
     """
     found = _NOT_EXECUTED.search(text)
-    # An unknown command is shown with its arguments, so with keys, which may be any word.
+    # The error of an unknown command quotes its arguments, so also keys, which may be any word.
     if found is not None and "unknown command" not in text:
         return ErrorReply(found[1], text)
-    remedy = next((f"; {remedy}" for sign, remedy in _FIXES if sign in text), "")
+    fix = next((f"; {fix}" for sign, fix in _FIXES if sign in text), "")
     key = ring.decode("utf-8", "backslashreplace")
-    raise ConfigurationError(f"{node} refuses: {text} (key {key!r}){remedy}")
+    raise ConfigurationError(f"{node} refuses: {text} (key {key!r}){fix}")
 
 
-def failure_of_reply(node: str, refused: ErrorReply) -> StoreUnavailable:
-    """The server said no, and again."""
-    return StoreUnavailable(f"{node} cannot serve now: {refused.text}")
+def failure_of_reply(node: str, error: ErrorReply) -> StoreUnavailable:
+    """The error to raise after a second error reply."""
+    return StoreUnavailable(f"{node} cannot serve now: {error.text}")
 
 
 def is_unknown(exc: BaseException) -> bool:
-    """Did a call that ends with `exc` leave it open whether it was charged? One that a signal
-    handler broke off did.
+    """True if it is unknown whether a call that ended with `exc` was charged. That includes a call
+    that a signal handler has interrupted.
     """
     if isinstance(exc, StoreError):
         return exc.charged is None
@@ -98,18 +98,18 @@ def is_unknown(exc: BaseException) -> bool:
 
 
 def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
-    """The deadline passed; `sent`: some of the call may have reached the server."""
-    fate = "the outcome of the call is unknown" if sent else "the call was surely not executed"
+    """The error of a call whose deadline passed; `sent`: bytes may have reached the server."""
+    outcome = "the outcome of the call is unknown" if sent else "the call was surely not executed"
     return StoreTimeout(
-        f"{node} did not answer within {timeout:g} s; {fate}", charged=None if sent else False
+        f"{node} did not answer within {timeout:g} s; {outcome}", charged=None if sent else False
     )
 
 
 def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreUnavailable:
-    """The connection failed; `sent`: some of the call may have reached the server."""
-    if isinstance(why, MasterNotFoundError):  # whose own text is its clients' whole settings
-        why = "no sentinel answers that knows it"
-    fate = "; the outcome of the call is unknown" if sent else ""
+    """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
+    if isinstance(why, MasterNotFoundError):  # its own text shows all settings of its clients
+        why = "no sentinel that could be reached knows its primary"
+    outcome = "; the outcome of the call is unknown" if sent else ""
     return StoreUnavailable(
-        f"{node} is not reachable: {why}{fate}", charged=None if sent else False
+        f"{node} is not reachable: {why}{outcome}", charged=None if sent else False
     )

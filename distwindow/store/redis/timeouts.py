@@ -1,7 +1,12 @@
-"""A deadline over work that has none of its own: name look-ups, TLS, a client's whole start-up.
+"""Timeouts for work that has none of its own: name look-ups, TLS, the whole start of a client.
 
-The work runs in a thread that the caller stops waiting for when time is up. What it still brings
-then is handed to `discard`.
+The work runs in another thread, and the caller stops waiting for it when the time is over. A result
+that comes later is passed to `discard`.
+
+    wanted, running     `wait` waits
+    wanted, done        `result` or `failure` is set
+    abandoned, running  `failure` is `JobAbandoned`; the result will be discarded
+    abandoned, done     the result has been discarded
 """
 
 from __future__ import annotations
@@ -17,15 +22,15 @@ T = TypeVar("T")
 
 
 class JobAbandoned(Exception):
-    """Nobody wants the work any more, while somebody still waited for it."""
+    """The failure of a job that was abandoned while a caller waited for it."""
 
 
 class JobTimeout(Exception):
-    """The work goes on, unwanted."""
+    """The time is over. The work goes on, and its result will be discarded."""
 
 
 def run_within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
-    """What `work` returns or raises, within `seconds`; raises `JobTimeout` after that."""
+    """Return what `work` returns, or raise what it raises; raise `JobTimeout` after `seconds`."""
     job = BackgroundJob(work, discard)
     taken = False
     try:
@@ -37,15 +42,15 @@ def run_within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any
         taken = True
         return job.result
     finally:
-        if not taken:  # late, failed, or a signal handler raised here
+        if not taken:  # too late, failed, or interrupted by a signal handler
             job.abandon()
 
 
 class BackgroundJob(Generic[T]):
-    """Work in a thread of its own, that may be waited for more than once.
+    """Work in a thread of its own. It may be waited for more than once.
 
-    How it ended is a value (`failure`, `result`) and is not raised by `wait`: whatever comes out of
-    `wait` was raised by a signal handler, and belongs to the application.
+    How it ended is a value (`failure`, `result`) and is not raised by `wait`. So an exception that
+    `wait` raises came from a signal handler, and belongs to the application.
     """
 
     def __init__(self, work: Callable[[], T], discard: Callable[[T], Any]) -> None:
@@ -54,15 +59,15 @@ class BackgroundJob(Generic[T]):
         self._lock = threading.Lock()
         self._results: list[T] = []
         self.failure: Exception | None = None
-        """What the work has raised."""
+        """What the work has raised, or `JobAbandoned`."""
         self._wanted = True
         self._started = False
         self._claim = threading.Lock()
         self._done = OneShotEvent()
 
     def start(self) -> None:
-        """Once the job is kept somewhere, so that its result is not lost with an interrupted
-        caller. Harmless when repeated.
+        """Start the work. Idempotent. The job has to be stored somewhere before: otherwise the
+        result would be lost with a caller that is interrupted here.
         """
         if self._started:
             return
@@ -71,7 +76,8 @@ class BackgroundJob(Generic[T]):
         self._started = True
 
     def _run(self) -> None:
-        if not self._claim.acquire(False):  # started twice, where a signal handler raised between
+        # `start` starts a second thread if a signal handler raised before `_started` was set.
+        if not self._claim.acquire(False):
             return
         failure: Exception | None = None
         try:
@@ -85,9 +91,10 @@ class BackgroundJob(Generic[T]):
                 self.failure = failure
                 self._done.set()
         if not wanted:
-            self._throw_away()
+            self._discard_results()
 
     def abandon(self) -> None:
+        """Discard the result, now or when it comes, and end all waits."""
         with self._lock:
             self._wanted = False
             done = self._done.is_set
@@ -95,25 +102,25 @@ class BackgroundJob(Generic[T]):
                 self.failure = JobAbandoned("the limiter was closed")
                 self._done.set()
         if done:
-            self._throw_away()
+            self._discard_results()
 
     def wait(self, seconds: float) -> bool:
-        """Is the work done, within `seconds`?"""
+        """Wait up to `seconds`; True if the job has ended."""
         return self._done.wait(seconds)
 
     @property
     def result(self) -> T:
-        """What the work has returned, once it is done and has not failed."""
+        """What the work has returned. Only after the job has ended without `failure`."""
         return self._results[0]
 
-    def _throw_away(self) -> None:
+    def _discard_results(self) -> None:
         for result in self._results:
             self._discard(result)
 
 
 def _forget_locals(exc: BaseException) -> None:
-    """Have what the failed work held destroyed here: in the waiting thread a signal handler might
-    raise inside a destructor, and Python drops what is raised there.
+    """Destroy the local variables of the failed work here. In the waiting thread, a signal handler
+    might raise inside a destructor, and Python drops what is raised there.
     """
     link: BaseException | None = exc
     while link is not None:

@@ -1,7 +1,7 @@
-"""Where a ring lives: the one server, the primary that Sentinel names, or a node of a cluster.
+"""Which node has a ring: the only server, the primary that Sentinel names, or a node of a cluster.
 
-redis-py knows how to connect (TLS, AUTH, topology); here its connections are made one by one, with
-its own retries switched off: a client library that sends a lost call again charges it again.
+redis-py connects (TLS, AUTH, topology). Its connections are made one by one here, with its retries
+off: a client library that sends a lost call again charges it again.
 """
 
 from __future__ import annotations
@@ -25,63 +25,65 @@ from ...protocol.commands import Command
 from .guard import ServerClock
 
 _BACKOFF_S = 0.1
-"""Seconds in which a node that could not be connected to is not tried again."""
+"""Seconds in which a node is not connected to again after a failure."""
 
 _MIN_REFRESH_S = 1.0
-"""Seconds between two readings of a cluster's map, at the least."""
+"""The least number of seconds between two readings of a cluster's map."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """Under which terms calls are made."""
+    """How calls are made."""
 
     clock: Clock
     timeout: float
     """Seconds for one whole call."""
     client_clock: bool = False
-    """Send our time with each command, and let the server's alone."""
+    """True if each command carries our time, and the server's is not looked at."""
     name: str | None = None
-    """Who we are in the server's CLIENT LIST."""
+    """The name of our connections in the server's CLIENT LIST."""
 
 
 class Node:
-    """One server: how to connect to it, what its clock says, and whether it is worth trying now."""
+    """One server: how to connect to it, its clock, and whether connecting is worth trying now."""
 
     def __init__(
         self, name: str, new_connection: Callable[[], Any], settings: CallSettings
     ) -> None:
         self.name = name
         self.new_connection = new_connection
-        """Makes a redis-py connection to it, not connected yet."""
+        """Makes a redis-py connection to it that is not connected yet; blocking or asyncio."""
         self.clock = ServerClock(settings.clock, used=not settings.client_clock)
         self.generation = 0
-        """Connections of an earlier generation are to be closed."""
-        self.checked = False
-        """Its version has been looked at."""
+        """A connection that was opened in an earlier generation is closed before its next call."""
+        self.version_checked = False
+        """True once a connection has found its version to be new enough."""
         self.ask_next_sentinel: Callable[[], None] = lambda: None
-        """Have the next connect ask another sentinel first."""
+        """Makes the next connection ask another sentinel first."""
         self._clock = settings.clock
         self._down: tuple[float, object] | None = None
         self._failed_before = False
 
     def drop_connections(self) -> None:
-        """Connect anew: what answers there is no primary any more, or talks out of step."""
+        """Have every connection opened again, because the server is no longer a primary, or its
+        replies no longer match the requests.
+        """
         self.generation += 1
 
     def on_connect_failed(self, why: object, *, slow: bool = False) -> None:
-        """Connecting failed. Once may be an accident; after the second time in a row, or where it
-        took a whole `slow` timeout, it is not tried for a moment, so that callers fail fast.
+        """Note that connecting failed. After the second failure in a row, or if it took a whole
+        timeout (`slow`), it is not tried for `_BACKOFF_S`, so that callers fail fast.
         """
         if self._failed_before or slow:
             self._down = (self._clock.monotonic() + _BACKOFF_S, why)
         self._failed_before = True
 
     def on_connected(self) -> None:
-        """Connecting worked."""
+        """Note that connecting worked."""
         self._down, self._failed_before = None, False
 
     def unavailable_reason(self) -> object | None:
-        """Why connecting is not worth trying now, or None."""
+        """Why connecting is not to be tried now; None if it is."""
         if self._down is not None and self._clock.monotonic() < self._down[0]:
             return self._down[1]
         return None
@@ -91,29 +93,33 @@ class Topology(Protocol):
     """Finds the node of a command."""
 
     release: Callable[[], object] | None
-    """Closes the client it was found with, where that is ours."""
+    """Closes the redis-py client that the topology was read with; None if it is the caller's."""
 
-    def node_of(self, command: Command[Any]) -> Node: ...
+    def node_of(self, command: Command[Any]) -> Node:
+        """The node that has the rings of `command`."""
+        ...
 
     def on_failure(self) -> None:
-        """A node did not serve: look soon whether it still is the one."""
+        """Have the map read again soon, because a node did not serve."""
         ...
 
     def redirected(
-        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
-        """The node that `node` points to."""
+        """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
+        not ASK).
+        """
         ...
 
 
 class SingleServer:
-    """A standalone server, or whatever primary a Sentinel pool resolves to when it connects."""
+    """A standalone server, or the primary that a Sentinel pool finds when it connects."""
 
     release: Callable[[], object] | None = None
 
     def __init__(self, pool: Any, settings: CallSettings) -> None:
         kwargs = _connection_kwargs(pool.connection_kwargs, pool.connection_class, settings)
-        self._pool = pool  # connections of a sentinel pool know it weakly: it has to live
+        self._pool = pool  # connections of a sentinel pool hold only a weak reference to it
 
         def connect() -> Any:
             return pool.connection_class(**kwargs)
@@ -122,18 +128,18 @@ class SingleServer:
         self.node.ask_next_sentinel = self._ask_another
 
     def _ask_another(self) -> None:
-        watch = getattr(self._pool, "sentinel_manager", None)
-        if watch is not None:
-            watch.sentinels = [*watch.sentinels[1:], watch.sentinels[0]]
+        manager = getattr(self._pool, "sentinel_manager", None)
+        if manager is not None:
+            manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
 
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
 
     def on_failure(self) -> None:
-        """Every new connection asks anew."""
+        """Do nothing: every new connection asks a sentinel."""
 
     def redirected(
-        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         raise ConfigurationError(
             f"{node.name} is a node of a Redis Cluster; use redis+cluster://{node.name}"
@@ -141,13 +147,13 @@ class SingleServer:
 
 
 class ClusterTopology:
-    """A Redis Cluster, by redis-py's map of slots; corrected by MOVED between its refreshes."""
+    """A Redis Cluster: redis-py's map of slots, corrected by MOVED until it is read again."""
 
     release: Callable[[], object] | None = None
 
     def __init__(self, client: Any, settings: CallSettings) -> None:
         self.client = client
-        """The redis-py client, its map read."""
+        """The redis-py client, which has read the map."""
         self._settings = settings
         self._nodes: dict[tuple[str, int], Node] = {}
         self._moved: dict[int, Node] = {}
@@ -170,18 +176,20 @@ class ClusterTopology:
         self._stale = True
 
     def redirected(
-        self, node: Node, host: str, port: int, command: Command[Any], *, for_good: bool
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         host = host or node.name.rpartition(":")[0]
         remap = getattr(self.client.nodes_manager, "remap_host_port", None)
         to = self._node(*remap(host, port)) if remap else self._node(host, port)
-        if for_good:
+        if permanent:
             self._moved[_slot_of(command)] = to
             self._stale = True
         return to
 
     def is_refresh_due(self) -> bool:
-        """Should the map be read again now? Only when stale, and at most once a second."""
+        """True if the map is to be read again now: it is stale, and was not read in the last
+        `_MIN_REFRESH_S`. Only the first caller gets True.
+        """
         now = self._settings.clock.monotonic()
         if not self._stale or now - self._refreshed < _MIN_REFRESH_S:
             return False
@@ -189,7 +197,7 @@ class ClusterTopology:
         return True
 
     def on_refreshed(self) -> None:
-        """The client has read the map again."""
+        """Note that the client has read the map again."""
         self._moved.clear()
         self._stale = False
 
@@ -210,7 +218,7 @@ class ClusterTopology:
         return node
 
     def _template(self) -> tuple[Any, dict[str, Any]]:
-        """How the client connects to its nodes; every node is connected to alike."""
+        """Connection class and arguments with which the client connects to any of its nodes."""
         known = next(iter(self.client.nodes_manager.nodes_cache.values()))
         if hasattr(known, "connection_class"):  # redis.asyncio
             return known.connection_class, known.connection_kwargs
@@ -231,8 +239,8 @@ def _slot_of(command: Command[Any]) -> int:
     return slot
 
 
-_NOT_OURS = (
-    # redis-py's own retries, health checks and push messages; the exchange here has its own.
+_DROPPED_ARGUMENTS = (
+    # For redis-py's retries, health checks and push messages, which the exchange here replaces.
     "retry_on_error", "retry_on_timeout", "health_check_interval",
     "maint_notifications_config", "maint_notifications_pool_handler", "event_dispatcher",
     "maint_notifications_handler", "oss_cluster_maint_notifications_handler", "orig_host_address",
@@ -243,12 +251,12 @@ _NOT_OURS = (
 def _connection_kwargs(
     kwargs: dict[str, Any], connection_class: Any, settings: CallSettings
 ) -> dict[str, Any]:
-    """A connection's arguments without anything that would send a command twice or change replies.
+    """The arguments of a connection, without any that would send a command twice or change replies.
 
-    RESP2, because a RESP3 server may push messages between our replies.
+    The protocol is RESP2, because a RESP3 server may push messages between replies.
     """
     aio = issubclass(connection_class, redis.asyncio.connection.AbstractConnection)
-    plain = {name: value for name, value in kwargs.items() if name not in _NOT_OURS}
+    plain = {name: value for name, value in kwargs.items() if name not in _DROPPED_ARGUMENTS}
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if plain.get(name) is not None and not Path(plain[name]).is_file():
             raise ConfigurationError(f"{name}={plain[name]!r} is not a file")
@@ -264,7 +272,7 @@ def _connection_kwargs(
 
 
 def _pool_name(pool: Any) -> str:
-    """How messages call this server; never with its password."""
+    """The name of this server in messages, never with its password."""
     kwargs = pool.connection_kwargs
     if hasattr(pool, "service_name"):
         return f"the primary of {pool.service_name!r}"

@@ -1,8 +1,8 @@
 """From a URL to a redis-py client: `redis://`, `rediss://`, `unix://`, and the same with `valkey`;
 `redis+sentinel://host:26379,host2:26379/service/0`; `redis+cluster://host:7000,host2:7001`.
 
-The clients are made for their knowledge of how to connect, and for administration (SCAN, INFO);
-admissions do not go through them.
+The clients provide connection classes and arguments, and serve administration (SCAN, INFO). Calls
+of a limiter do not go through them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _LIMITERS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "shar
 
 
 def masked_url(url: str) -> str:
-    """`url` fit for a message: without its password, however malformed it is."""
+    """`url` as messages may show it: without its password, even if it is malformed."""
     login, at, rest = url.rpartition("@")
     if at:
         scheme = re.match(r"(?:[a-z+]+:/{1,2})?", login, re.IGNORECASE)
@@ -80,7 +80,7 @@ def masked_url(url: str) -> str:
 
 @dataclass(frozen=True)
 class StoreUrl:
-    """A store's URL, taken apart. Its `repr` shows no password."""
+    """The parts of a store's URL. Its `repr` shows no password."""
 
     url: str = field(repr=False)
     kind: str
@@ -94,7 +94,7 @@ class StoreUrl:
 
 
 def parse_url_text(url: str) -> StoreUrl:
-    """Take `url` apart; `ConfigurationError` that names what is wrong and how to write it."""
+    """Parse `url`. Raises `ConfigurationError` that says what is wrong and how to write it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
         raise ConfigurationError(
@@ -105,7 +105,7 @@ def parse_url_text(url: str) -> StoreUrl:
     plain_scheme, kind = _SCHEMES[scheme.lower()]
     try:
         parts = urlsplit(f"{plain_scheme}://{rest}")
-    except ValueError as exc:  # a torn IPv6 address
+    except ValueError as exc:  # an IPv6 address without its closing bracket
         raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     _check_escapes(parts, url)
     if kind == "one":
@@ -140,28 +140,28 @@ def parse_url_text(url: str) -> StoreUrl:
 
 
 def client(address: StoreUrl, timeout: float) -> Any:
-    """A blocking redis-py client for `address`, with its retries off. A cluster's connects now."""
-    once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
+    """A blocking redis-py client for `address`, without retries. A cluster client connects here."""
+    no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
-        return redis.Redis.from_url(address.plain_url, **once)
+        return redis.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
-        service, sentinel = _split(address.options)
-        watch = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | once)  # type: ignore[no-untyped-call]
-        return watch.master_for(address.service, **service, **once)  # type: ignore[no-untyped-call]
+        service, sentinel = _split_sentinel_options(address.options)
+        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]
+        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]
     nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]
     options = address.options | _timeouts(timeout)
     return redis.RedisCluster(startup_nodes=nodes, **options)
 
 
 def async_client(address: StoreUrl, timeout: float) -> Any:
-    """An asyncio redis-py client for `address`, with its retries off."""
-    once: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
+    """An asyncio redis-py client for `address`, without retries."""
+    no_retries: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
-        return redis.asyncio.Redis.from_url(address.plain_url, **once)
+        return redis.asyncio.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
-        service, sentinel = _split(address.options)
-        watch = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | once)  # type: ignore[no-untyped-call]
-        return watch.master_for(address.service, **service, **once)
+        service, sentinel = _split_sentinel_options(address.options)
+        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]
+        return manager.master_for(address.service, **service, **no_retries)
     nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
     options = address.options | _timeouts(timeout)
     return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
@@ -182,16 +182,18 @@ async def aclose(client: Any) -> None:
 
 
 def _sentinels(client: Any) -> list[Any]:
-    watch = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-    return [] if watch is None else list(watch.sentinels)
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
 
 
 def _timeouts(timeout: float) -> dict[str, Any]:
     return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments for the service's servers, and for the sentinels (`sentinel_...`)."""
+def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the options into those for the service's servers and those for the sentinels
+    (`sentinel_...`).
+    """
     sentinel = {
         name.removeprefix("sentinel_"): value
         for name, value in options.items()
@@ -204,9 +206,11 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _check_escapes(parts: SplitResult, url: str) -> None:
-    """A password's own / ? # cut the URL in two, and its rest would be quoted as host or port."""
-    torn = "@" in parts.path + parts.fragment and parts.scheme != "unix"
-    if torn or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
+    """Refuse a password with / ? # in it: it would end there, and its rest would be shown in
+    messages as a host or port.
+    """
+    cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
+    if cut or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
         raise ConfigurationError(
             f"store URL {masked_url(url)!r}: inside a user name or password write / ? # @ as "
             "%2F %3F %23 %40"
@@ -214,7 +218,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
 
 
 def _options(query: str, url: str) -> dict[str, Any]:
-    """The arguments in a query, of the types that redis-py gives them."""
+    """The options in a query, with the types that redis-py gives them."""
     try:
         options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]
     except ValueError as exc:

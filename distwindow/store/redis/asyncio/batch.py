@@ -1,4 +1,4 @@
-"""Equal calls of one turn of the event loop, that go as one."""
+"""Calls of one tick of the event loop: equal ones are sent as one script call."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from ....protocol.commands import Acquire, Command
-from ....protocol.decisions import admitted_decision, decision_of
-from ....protocol.replies import EXPIRED, split_reply
-from ..attempts import Request
+from ....protocol.replies import EXPIRED
+from ..attempts import RawReply, Request
+from ..call_share import CallShare, decision_of_share, decisions_of_reply, short_reply
 from ..outcome import is_unknown
 from .connection import PipelinedConnection
 
 
 class ReplyHandler(Protocol):
-    """Who takes a batch on when its reply is not the usual one."""
+    """Handles every reply to a batch but the short one."""
 
-    def on_reply(self, batch: Batch, answer: Any) -> None: ...
+    def on_reply(self, batch: Batch, raw: RawReply) -> None: ...
 
-    def unknown(self, calls: int) -> None:
-        """So many callers will never know whether they were charged."""
+    def count_unknown(self, calls: int) -> None:
+        """Count calls of which nobody will know whether they were charged."""
         ...
 
 
 class LoopTick:
-    """The batches that were sent in one turn of the loop, which have one deadline."""
+    """The batches that are sent in one tick of the loop, and have one deadline."""
 
-    __slots__ = ("batches", "deadline", "dispatcher", "shared")
+    __slots__ = ("batches", "deadline", "handler", "shared")
 
-    def __init__(self, dispatcher: ReplyHandler, deadline: float) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, handler: ReplyHandler, deadline: float) -> None:
+        self.handler = handler
         self.deadline = deadline
         self.batches: list[Batch] = []
         self.shared: dict[Acquire, Batch] = {}
-        """The batches that equal commands join."""
+        """The batches that further calls of equal commands join."""
 
 
 class Batch:
-    """A command and who waits for it: for decisions (`attempt`), or for the plain reply."""
+    """A command and the futures of its callers, which get a decision, or the plain reply."""
 
     __slots__ = (
         "command",
         "connection",
-        "dialogue",
         "done",
+        "execution",
         "futures",
         "guard",
         "on_late_reply",
@@ -59,21 +59,23 @@ class Batch:
         tick: LoopTick,
         command: Command[Any],
         *,
-        decides: bool,
+        wants_decision: bool,
         on_late_reply: Callable[[Any], object] | None = None,
     ) -> None:
         self.tick = tick
         self.command = command
-        self.wants_decision = decides
+        self.wants_decision = wants_decision
+        """True for an `Acquire` whose callers get decisions. Other batches have one caller."""
         self.futures: list[asyncio.Future[Any]] = []
         self.guard: bytes | None = None
-        """Of a frame that was sent without a dialogue."""
-        self.dialogue: Generator[Request, Any, Any] | None = None
+        """The guard of a frame that was sent without an execution."""
+        self.execution: Generator[Request, RawReply, Any] | None = None
+        """`execute_once`, from the first reply on that is not the short one."""
         self.connection: PipelinedConnection | None = None
         self.request: Request | None = None
-        """What was sent last, by the dialogue."""
+        """The last request of the execution."""
         self.on_late_reply = on_late_reply
-        """Told of a reply that nobody waits for any more."""
+        """Called with a reply that comes after the caller was cancelled or has timed out."""
         self.done = False
 
     @property
@@ -81,74 +83,77 @@ class Batch:
         return self.tick.deadline
 
     def drop_cancelled(self) -> bool:
-        """Leave out who was cancelled before anything was sent; is anyone left?"""
+        """Remove the callers that were cancelled before anything was sent; True if any is left."""
         futures = self.futures
         if len(futures) > 1 or futures[0].done():
             self.futures = futures = [future for future in futures if not future.done()]
         return bool(futures)
 
-    def shared(self) -> Command[Any]:
-        """The one command that stands for all."""
+    def combined(self) -> Command[Any]:
+        """The one command that stands for all callers."""
         command = self.command
         return command.combined(len(self.futures)) if isinstance(command, Acquire) else command
 
-    def on_reply(self, answer: Any) -> None:
-        """A reply. The usual one (one ring, all admitted) is dealt out here; the rest is judged."""
+    def on_reply(self, raw: RawReply) -> None:
+        """Take a raw reply. The short one is distributed here, the handler takes all others."""
         if self.done:
-            self._on_late_reply(answer)
+            self._pass_late_reply(raw)
             return
-        if type(answer) is not list or len(answer) != 3 or answer[0] != self.guard or answer[1] < 0:
-            self.tick.dispatcher.on_reply(self, answer)
-            return
-        self.done = True
-        command, futures = self.command, self.futures
-        _, left, now = answer
-        _, limit, cost, _, _ = command.charges[0]
-        width = limit.bucket_ms
-        reset_ms = limit.span * width - now % width
-        left += cost * (len(futures) - 1)
-        for future in futures:
-            if not future.done():
-                future.set_result(admitted_decision(command, 0, left, reset_ms, now, "store"))
-            else:
-                self.tick.dispatcher.unknown(1)
-            left -= cost
+        reply = short_reply(raw, self.guard)
+        if reply is None:
+            self.tick.handler.on_reply(self, raw)
+        else:
+            self._distribute(reply)
 
     def resolve(self, reply: Any) -> None:
-        """Deal out a judged reply."""
+        """Give the callers what the execution has returned."""
+        if self.wants_decision:
+            self._distribute(reply)
+            return
         self.done = True
-        command, futures = self.command, self.futures
-        replies = [reply]
-        if len(futures) > 1:
-            replies = split_reply(reply, len(futures), [charge.cost for charge in command.charges])
-        for future, part in zip(futures, replies, strict=True):
-            if not future.done():
-                future.set_result(
-                    decision_of(command, part, "store") if self.wants_decision else part
-                )
-            else:
-                self.tick.dispatcher.unknown(1)
-                if self.on_late_reply is not None:
-                    self.on_late_reply(part)
+        (future,) = self.futures
+        if not future.done():
+            future.set_result(reply)
+        else:
+            self.tick.handler.count_unknown(1)
+            if self.on_late_reply is not None:
+                self.on_late_reply(reply)
 
-    def _on_late_reply(self, answer: Any) -> None:
-        """The callers were told that the outcome is unknown; here it is."""
+    def _distribute(self, reply: CallShare) -> None:
+        """Give each caller its decision."""
+        self.done = True
+        futures = self.futures
+        if len(futures) == 1:  # most keys are called once in a tick
+            self._set_result(futures[0], decision_of_share(self.command, reply))
+            return
+        decisions = decisions_of_reply(self.command, reply, len(futures))
+        for future, decision in zip(futures, decisions, strict=True):
+            self._set_result(future, decision)
+
+    def _set_result(self, future: asyncio.Future[Any], result: Any) -> None:
+        if not future.done():
+            future.set_result(result)
+        else:
+            self.tick.handler.count_unknown(1)
+
+    def _pass_late_reply(self, raw: RawReply) -> None:
+        """Pass on a reply after the caller's call has ended with an unknown outcome."""
         request = self.request
         if (
             self.on_late_reply is not None
             and request is not None
-            and type(answer) is list
-            and len(answer) >= 3
-            and answer[0] == request.guard
-            and answer[1] != EXPIRED
+            and type(raw) is list
+            and len(raw) >= 3
+            and raw[0] == request.guard
+            and raw[1] != EXPIRED
         ):
-            self.on_late_reply(self.command.reply(answer))
+            self.on_late_reply(self.command.reply(raw))
 
     def fail(self, exc: Exception) -> None:
-        """Tell everyone; each gets an error of its own."""
+        """End the call with an exception; each caller gets a copy of it."""
         self.done = True
         if is_unknown(exc):
-            self.tick.dispatcher.unknown(len(self.futures))
+            self.tick.handler.count_unknown(len(self.futures))
         for future in self.futures:
             if not future.done():
                 future.set_exception(copy.copy(exc))
@@ -158,7 +163,7 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Ping:
-    """Waits for the reply to a PING, which comes when all that was sent before is answered."""
+    """The caller of a PING, whose reply comes after those to all that was sent before."""
 
     deadline = float("inf")
 
@@ -166,8 +171,8 @@ class Ping:
         self.answered = answered
         self.done = False
 
-    def on_reply(self, answer: Any) -> None:
-        """The reply, or that there will be none."""
+    def on_reply(self, raw: RawReply) -> None:
+        """Take the reply, or that there will be none."""
         self.done = True
         if not self.answered.done():
             self.answered.set_result(None)

@@ -1,7 +1,25 @@
-"""One awaiting connection that carries many calls at once: made by redis-py, spoken over by us.
+"""One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
+`PipelinedConnection` takes the place of redis-py's stream protocol.
 
-Once redis-py has connected (TLS, AUTH, Sentinel), the pipe takes the place of its stream protocol:
-frames are written in one piece per turn of the loop, and replies go to their calls in order.
+Frames are written in one piece for each tick of the loop, and replies go to their callers in the
+order of the requests. A test plays every row of this table:
+
+    | state   | event                       | next state | what happens                           |
+    |---------|-----------------------------|------------|----------------------------------------|
+    | opening | a request is sent           | opening    | it waits until the connection is open  |
+    | opening | connected                   | open       | waiting requests are written           |
+    | opening | connected too late          | open       | callers get NoReply, not sent          |
+    | opening | connecting fails            | ended      | callers get NoReply, not sent          |
+    | opening | a configuration error       | ended      | callers get the error                  |
+    | opening | the loop cancels its tasks  | ended      | callers end by their own deadlines     |
+    | open    | a request is sent           | open       | its caller is pending                  |
+    | open    | a reply                     | open       | the first pending caller gets it       |
+    | open    | a reply without a request   | ended      | later replies cannot be matched        |
+    | open    | the connection is lost      | ended      | pending callers get NoReply, sent      |
+
+A caller that has timed out or was cancelled stays pending: its reply still comes, and must not go
+to the next caller. Connections without a transport (fakeredis) have the state `through client` in
+place of `open`: one call after the other goes through redis-py's methods.
 """
 
 from __future__ import annotations
@@ -18,50 +36,48 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.errors import ConfigurationError
-from ..attempts import NoReply, Request
-from ..handshake import check_version, configuration_failure, time_ms
+from ....core.interrupts import is_interruption
+from ..attempts import NoReply, RawReply, Request
+from ..call_share import short_reply_time_ms
+from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..outcome import with_token
 from ..topology import CallSettings, Node
 
-_WRITE_BYTES = 64
-"""Frames that are written at once: the server works on the first while we pack the next."""
+_MAX_WRITE_FRAMES = 64
+"""Frames that are written at once: the server executes them while the next ones are packed."""
 
-
-_STEPS = 6
-"""Round trips that connecting may take: TCP, TLS, AUTH, SELECT, names, our own questions."""
-
+_CONNECT_ROUND_TRIPS = 6
+"""Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
 
 _TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
-"""What is called of a transport here."""
+"""The methods of a transport that are called here."""
 
 
 class Caller(Protocol):
-    """Who waits for a reply."""
+    """Waits for one reply on a connection."""
 
     done: bool
-    """It waits no longer."""
+    """True once its call has ended: it was cancelled, or has timed out."""
 
     @property
     def deadline(self) -> float:
-        """Until when it waits, monotonic seconds."""
+        """When it times out, monotonic seconds."""
         ...
 
-    def on_reply(self, answer: Any) -> None:
-        """Takes the raw reply, an error reply, a `Lost`, or the `ConfigurationError` because
-        of which there is no connection.
-        """
+    def on_reply(self, raw: RawReply) -> None:
+        """Take the raw reply, or the `ConfigurationError` that connecting has failed with."""
         ...
 
 
 class Owner(Protocol):
-    """Whose pipe it is."""
+    """Has the connection among those that calls are sent over."""
 
     def on_connection_ended(self, connection: PipelinedConnection) -> None: ...
 
 
 class _TransportTaken:
-    """Left in redis-py's writer in place of the transport, which is ours now: a writer that is
-    dropped, here or in a forked child, closes its transport.
+    """Takes the place of the transport in redis-py's writer, because a writer closes its transport
+    when it is destroyed, here or in a forked child.
     """
 
     @staticmethod
@@ -70,51 +86,56 @@ class _TransportTaken:
 
 
 def _takes_protocol(transport: Any) -> bool:
-    """Can the transport's replies be sent to a protocol of ours? Asked of the object, because the
-    transports of uvloop do not derive from `asyncio.Transport`.
+    """True if `transport` can pass what it receives to another protocol. Decided by its methods,
+    because the transports of uvloop do not derive from `asyncio.Transport`.
     """
     return all(callable(getattr(transport, name, None)) for name in _TRANSPORT_METHODS)
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """A connection to one node in one event loop. Once it ends it is done: others follow it."""
+    """A connection to one node in one event loop. It is opened once, and never again after its
+    end.
+    """
 
-    def __init__(self, node: Node, terms: CallSettings, owner: Owner) -> None:
+    def __init__(self, node: Node, settings: CallSettings, owner: Owner) -> None:
         self.node = node
-        self._monotonic = terms.clock.monotonic
-        self._round_trip_s = 0.0
-        """Seconds of a round trip, as the last question of connecting took it."""
+        self._clock = settings.clock
         self.generation = node.generation
         self._owner = owner
         self._reader = hiredis.Reader()
-        self._parked: list[tuple[Request, Caller]] = []
-        self._pending: deque[Caller | None] = deque()  # None: the reply of an ASKING
+        self._unsent: list[tuple[Request, Caller]] = []
+        """Requests that wait until the connection is open."""
+        self._pending: deque[Caller | None] = deque()
+        """The callers whose reply has not come, in the order of the requests. None stands for the
+        reply to an ASKING.
+        """
         self._frames: list[bytes] = []
+        """Frames for the next `flush`."""
         self._connection: Any = None
         self._transport: Any = None
         self._through_client: asyncio.Queue[tuple[bytes, Caller]] | None = None
         self._ended = False
-        self._opening = asyncio.ensure_future(self._open(terms.timeout))
+        self._opening = asyncio.ensure_future(self._open(settings.timeout))
 
     @property
     def opening(self) -> bool:
-        """Not connected yet, so nothing has been sent."""
+        """True until it is connected: nothing has been sent."""
         return self._transport is None and self._through_client is None
 
     @property
     def transport_open(self) -> bool:
-        """Can frames be written to it?"""
+        """True if frames can be written to it."""
         return self._transport is not None and not self._ended
 
     @property
-    def standing(self) -> bool:
-        """Is there a connection to the node as it is now, that frames can be written to?"""
+    def ready(self) -> bool:
+        """True if it was opened, and not to an earlier generation of the node."""
         return self._transport is not None and self.generation == self.node.generation
 
     def send(self, request: Request, caller: Caller) -> None:
-        """Have `send` written with the next `flush`, or as soon as the connection stands."""
+        """Have `request` written with the next `flush`, or as soon as the connection is open."""
         if self.opening:
-            self._parked.append((request, caller))
+            self._unsent.append((request, caller))
         elif self._through_client is not None:
             self._through_client.put_nowait((request.frame(), caller))
         else:
@@ -123,20 +144,20 @@ class PipelinedConnection(asyncio.Protocol):
             self.send_frame(request.frame(), caller)
 
     def send_frame(self, frame: bytes, caller: Caller) -> None:
-        """Have `frame` written with the next `flush`, on a standing connection."""
+        """Have `frame` written with the next `flush`, over an open connection."""
         self._pending.append(caller)
         self._frames.append(frame)
-        if len(self._frames) >= _WRITE_BYTES:
+        if len(self._frames) >= _MAX_WRITE_FRAMES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been put."""
+        """Write the frames that have gathered."""
         if self._frames:
             self._transport.write(b"".join(self._frames))
             self._frames.clear()
 
     def end(self, why: object) -> None:
-        """Close, and tell every caller that is still waiting."""
+        """Close the connection, and end the calls of all callers that wait for a reply."""
         if self._ended:
             return
         self._ended = True
@@ -145,17 +166,17 @@ class PipelinedConnection(asyncio.Protocol):
             self._opening.cancel()
         if self._transport is not None:
             self._transport.abort()
-        parked, self._parked = self._parked, []
-        for _, caller in parked:
+        unsent, self._unsent = self._unsent, []
+        for _, caller in unsent:
             caller.on_reply(
                 why if isinstance(why, ConfigurationError) else NoReply(why, sent=False)
             )
         while self._through_client is not None and not self._through_client.empty():
             self._through_client.get_nowait()[1].on_reply(NoReply(why, sent=False))
         while self._pending:
-            waiting = self._pending.popleft()
-            if waiting is not None:
-                waiting.on_reply(NoReply(why, sent=True))
+            pending = self._pending.popleft()
+            if pending is not None:
+                pending.on_reply(NoReply(why, sent=True))
 
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._pending
@@ -165,37 +186,40 @@ class PipelinedConnection(asyncio.Protocol):
             while (reply := reader.gets()) is not False:
                 raw = reply
                 if not pending:
-                    self.end("the server sent a reply that nobody asked for")
+                    self.end("the server sent a reply without a request")
                     return
                 caller = pending.popleft()
                 if caller is not None:
                     caller.on_reply(raw)
         except hiredis.HiredisError as exc:
             self.end(exc)
-        if type(raw) is list and len(raw) == 3:  # the usual replies; once for all of them
-            self.node.clock.learn(raw[2])
+        # `execute_once` learns the time from all other replies. This one is read once for all
+        # callers, because looking at our clock for each would cost more.
+        now_ms = short_reply_time_ms(raw)
+        if now_ms is not None:
+            self.node.clock.learn(now_ms)
 
     def abandon(self) -> None:
-        """Hang up although the loop was closed without us, so that nothing of it can be called.
+        """Shut the socket down after the loop was closed, when none of its methods can be called.
 
         asyncio leaves the socket open when a loop is closed. uvloop has closed it by then, and its
-        socket object refuses `shutdown`.
+        socket object raises in `shutdown`.
         """
         if self._transport is not None:
             with suppress(Exception):
                 self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go of the connection, so that nothing done here reaches it.
+        """In a forked child: detach the connection, so that nothing done here affects it.
 
-        The child has the parent's selector, and whoever destroys a transport takes its descriptor
-        out of that selector: libuv does so without being asked. Once the descriptor names another
-        file here, the parent's entry stays.
+        The child shares the parent's selector, and destroying a transport removes its descriptor
+        from that selector; libuv does so by itself. If the descriptor refers to another file in the
+        child, the parent's entry stays.
         """
         transport, self._transport = self._transport, None
         if transport is None or transport.is_closing():
             return
-        with suppress(Exception):  # it has no socket any more
+        with suppress(Exception):  # the transport may have no socket any more
             descriptor = transport.get_extra_info("socket").fileno()
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, descriptor, inheritable=False)
@@ -210,22 +234,22 @@ class PipelinedConnection(asyncio.Protocol):
             self.end(why)
             return
         try:
-            # Each step has its timeout, and callers give up on their own; but a link of many round
-            # trips could never be opened if all steps together had to be done in one.
-            now_ms = await asyncio.wait_for(self._connect(), _STEPS * timeout)
+            # Each step has a timeout, and callers have their deadlines. If all steps together had
+            # to be done within one timeout, a link of many round trips could never be opened.
+            result = await asyncio.wait_for(self._connect(), _CONNECT_ROUND_TRIPS * timeout)
         except asyncio.CancelledError:
-            self._drop()
+            self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to
-            # make another connection: the counts that are flushed at the end of the loop need it.
-            # Callers that wait for this one end by their deadlines; to have them retry now would
-            # start new tasks in a loop whose tasks are being ended.
+            # open another connection: the flush at the end of the loop needs it. Callers that wait
+            # for this one end by their deadlines, because their retries would start new tasks in a
+            # loop whose tasks are being ended.
             if not self._ended:
                 self._ended = True
                 self._owner.on_connection_ended(self)
             raise
         except asyncio.TimeoutError:
             node.on_connect_failed("connecting takes longer than the timeout", slow=True)
-            # redis-py would have come to the next sentinel, had it not been stopped here.
+            # redis-py would have asked the next sentinel, if it had not been stopped here.
             node.ask_next_sentinel()
             self.end("connecting takes longer than the timeout")
             return
@@ -235,12 +259,10 @@ class PipelinedConnection(asyncio.Protocol):
                 node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             self.end(error or exc)
             return
-        if self._ended:  # just now, and a cancellation that comes with the result is swallowed
-            self._drop()
+        if self._ended:  # a cancellation that comes together with the result is not raised here
+            self._close_writer()
             return
-        node.on_connected()
-        if now_ms is not None:
-            node.clock.learn(now_ms)
+        result.apply(node)
         writer: Any = getattr(self._connection, "_writer", None)
         transport: Any = getattr(writer, "transport", None)
         if _takes_protocol(transport):
@@ -250,53 +272,60 @@ class PipelinedConnection(asyncio.Protocol):
             self._connection._reader = self._connection._writer = None
         else:
             self._through_client = asyncio.Queue()
-        parked, self._parked = self._parked, []
-        for request, caller in parked:
-            # One that is done was told already that nothing went out; one that cannot be answered
-            # in time any more will be: better than an unknown outcome, and a connection lost to it.
-            if not caller.done and caller.deadline - self._monotonic() > self._round_trip_s:
+        unsent, self._unsent = self._unsent, []
+        for request, caller in unsent:
+            # A call that has ended is not sent. Neither is one that cannot be answered in time any
+            # more: its outcome would be unknown, and the connection would be retired for it.
+            left_s = caller.deadline - self._clock.monotonic()
+            if not caller.done and left_s > result.round_trip_s:
                 self.send(request, caller)
             else:
                 caller.on_reply(NoReply("deadline", sent=False, late=True))
         self.flush()
         if self._through_client is not None:
             try:
-                await self._serve_plainly(self._through_client)
-            finally:  # cancelled by the end of the loop: without a reader no call may be queued
+                await self._serve_through_client(self._through_client)
+            finally:  # cancelled at the end of the loop: nobody would read the replies
                 self.end("the task that reads the replies has ended")
 
-    def _drop(self) -> None:
+    def _close_writer(self) -> None:
         """Close a connection that nobody will use."""
         writer = getattr(self._connection, "_writer", None)
         if writer is not None:
             writer.close()
 
-    async def _connect(self) -> int | None:
+    async def _connect(self) -> HandshakeResult:
         connection = self._connection = self.node.new_connection()
         try:
             await connection.connect()
-            if not self.node.checked:
-                with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
-                    check_version(await self._request("INFO", "server"), self.node.name)
-                self.node.checked = True
-            began = self._monotonic()
-            now_ms = time_ms(await self._request("TIME")) if self.node.clock.used else None
-            self._round_trip_s = self._monotonic() - began
-            return now_ms
-        except BaseException:  # a cancellation too: nobody else knows of this connection
+            steps = handshake(self.node, self._clock)
+            try:
+                words = next(steps)
+                while True:
+                    words = steps.send(await self._ask(words))
+            except StopIteration as end:
+                if is_interruption(end):
+                    raise
+                result: HandshakeResult = end.value
+                return result
+        except BaseException:  # a cancellation too: nobody else could close this connection
             with suppress(Exception):
                 await connection.disconnect(nowait=True)
             raise
 
-    async def _request(self, *words: str) -> Any:
+    async def _ask(self, words: tuple[str, ...]) -> RawReply:
         await self._connection.send_command(*words, check_health=False)
-        return await self._connection.read_response(disable_decoding=True)
+        try:
+            reply: RawReply = await self._connection.read_response(disable_decoding=True)
+        except ResponseError as exc:
+            return exc
+        return reply
 
-    async def _serve_plainly(self, queue: asyncio.Queue[tuple[bytes, Caller]]) -> None:
-        """One call after the other through redis-py, for connections without a transport."""
+    async def _serve_through_client(self, queue: asyncio.Queue[tuple[bytes, Caller]]) -> None:
+        """Send one frame after the other through redis-py, on a connection without a transport."""
         while True:
             frame, caller = await queue.get()
-            raw: Any
+            raw: RawReply
             try:
                 await self._connection.send_packed_command([frame], check_health=False)
                 raw = await self._connection.read_response(disable_decoding=True)

@@ -1,47 +1,93 @@
-"""Callers of one key that gather while a call for it is away, to go together as one.
+"""Threads that call one key at the same time share script calls.
 
-A group's first member leads: it makes the call and deals the parts out, in the order in which the
-members came. Joining, quitting and going happen under the store's lock.
+The first thread calls alone. Threads that come while its call is in flight wait in a group, and the
+first member of the group, its leader, then makes one script call for all members:
 
-An exception out of a signal handler may end any caller anywhere. So what ends a group can be done
-twice, and does the second time what the first left undone.
+    thread 1   call ----------> reply
+    thread 2      wait ........ call for three ----------> reply, split into shares
+    thread 3         wait .............................. share
+    thread 4            wait ........................... share
+
+A key has one of three states: `idle` (it has no `InFlightCall`), `in flight` (it has one), and
+`gathering` (and members wait in the group behind it). A test plays every row of this table:
+
+    | state     | event                           | next state | what happens                    |
+    |-----------|---------------------------------|------------|---------------------------------|
+    | idle      | a call begins                   | in flight  | it is made alone                |
+    | in flight | a call begins                   | gathering  | it waits in a new group         |
+    | gathering | a call begins                   | gathering  | it joins the group              |
+    | in flight | the call ends                   | idle       | nobody is woken                 |
+    | gathering | the call ends                   | in flight  | the leader calls for its group  |
+    | gathering | the only waiter's time is over  | in flight  | it was surely not executed      |
+    | in flight | the leader is interrupted early | in flight  | the next member leads           |
+    | in flight | a call begins too late          | in flight  | it is made alone, in its place  |
+    | gathering | a call begins too late          | in flight  | the waiters run out of time     |
+
+"Interrupted early" means before it has sent anything. "Too late" means after the deadline of the
+call in flight: its thread was ended by the interpreter, or by a signal handler's exception in the
+middle of the clean-up, and nobody would ever end that call.
+
+A signal handler may raise anywhere in the main thread. Ending a call or a group is therefore
+idempotent, and is done again by the caller that was interrupted in it.
 """
 
 from __future__ import annotations
 
 import copy
 import queue
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from queue import Empty
 from typing import TypeAlias
 
 from ....core.errors import DistwindowError, StoreUnavailable
 from ....core.interrupts import is_interruption
-from ....protocol.replies import AcquireReply
+from ....protocol.commands import Acquire
+from ..call_share import CallShare, split_share
+from ..outcome import timed_out
 
-CallShare: TypeAlias = "tuple[int, int] | AcquireReply"
-"""What one caller gets: (left, now_ms) of the usual reply, or a verdict. Kept small because one
-thread deals for all, and each makes its decision itself.
+_MIN_ROUND_TRIPS = 3
+"""Calls are shared only if so many round trips fit into the timeout: a caller that joins waits for
+the rest of the call in flight, and then for its own.
 """
+
+
+MakeCall: TypeAlias = "Callable[[Acquire, float, float], CallShare]"
+"""Makes one script call of a command; takes its start and its deadline (monotonic seconds)."""
+
+
+class InFlightCall:
+    """A call of one key that a thread makes, or is about to make.
+
+    Calls are told apart by identity, because two of them may have equal deadlines.
+    """
+
+    __slots__ = ("deadline", "next_group")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.next_group: CallGroup | None = None
+        """The callers that wait until this call ends."""
 
 
 class Waiter:
     """One caller in a group."""
 
-    __slots__ = ("_failure", "_share", "_woken", "deadline", "group")
+    __slots__ = ("_failure", "_share", "_woken", "call", "group")
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, call: InFlightCall) -> None:
+        self.call = call
+        """The call that it makes if it becomes the leader."""
         self.group: CallGroup | None = None
         """None until it has joined one."""
-        self.deadline = deadline
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._share: CallShare | None = None
         self._failure: DistwindowError | None = None
 
     def wait(self, now: float) -> bool:
-        """Until it is woken, as the leader or with a result; False when its deadline came first."""
+        """Wait to be woken, as the leader or with a result; False if the deadline came first."""
         try:
-            self._woken.get(True, max(0.0, self.deadline - now))
+            self._woken.get(True, max(0.0, self.call.deadline - now))
         except Empty as exc:
             if is_interruption(exc):
                 raise
@@ -49,16 +95,16 @@ class Waiter:
         return True
 
     def wake(self) -> None:
-        """Harmless when repeated."""
+        """Wake the waiter. Idempotent."""
         self._woken.put(None)
 
     def set_share(self, share: CallShare | None, failure: DistwindowError | None = None) -> None:
-        """Its part, or why there is none; the first one counts."""
+        """Set its share, or why it gets none; only the first of these calls has an effect."""
         if self._share is None and self._failure is None:
             self._share, self._failure = share, failure
 
     def share(self) -> CallShare:
-        """Its part, once it has been dealt; raises what the shared call failed with."""
+        """Its share, once that has been set; raise what the shared call failed with."""
         if self._failure is not None:
             # A copy: one exception raised in several threads would mix their tracebacks.
             raise copy.copy(self._failure) from self._failure
@@ -67,46 +113,45 @@ class Waiter:
 
 
 class CallGroup:
-    """Members that are waiting for the call ahead of them to return, then one call.
+    """Callers that wait until the call in flight ends, and then are the members of one call.
 
-    `ahead` is the deadline of that call, and its very object stands for it: two calls may have
-    equal deadlines, but not the same one.
+    Joining, leaving and closing happen under the lock of `CallSharing`.
     """
 
-    __slots__ = ("_shares", "_waiting", "call_ahead", "leader", "members", "sent")
+    __slots__ = ("_shares", "_waiting", "leader", "members", "sent")
 
-    def __init__(self, call_ahead: float) -> None:
-        self.call_ahead = call_ahead
+    def __init__(self) -> None:
         self._waiting: list[Waiter] = []
         self.members: list[Waiter] = []
-        """Who went, in order."""
+        """The callers that the group's call is made for, in the order in which they joined."""
         self.leader: Waiter | None = None
-        """The first of them, who makes the call."""
+        """The first member, which makes the call."""
         self.sent = False
-        """The call is being made, or was."""
+        """True once the leader has begun to send."""
         self._shares: Sequence[CallShare] = ()
-        """What the call has brought, one part for each of `gone`."""
+        """One share for each of `members`, once the reply has come."""
 
     def join(self, waiter: Waiter) -> None:
-        waiter.group = self  # first, so that a member that is interrupted here can leave
+        """Add a caller."""
+        waiter.group = self  # first, so that a caller that is interrupted here leaves the group
         self._waiting.append(waiter)
 
     def leave(self, waiter: Waiter) -> bool:
-        """The member waits no longer; True when it has surely not been asked for."""
+        """Remove a caller that waits no longer; True if its call was surely not sent."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
             return True
         return not self.sent
 
     def close(self) -> Waiter | None:
-        """Send the group off under its first member; None when nobody is left in it."""
+        """Take no further callers, and return the leader; None if nobody waits. Idempotent."""
         if self.leader is None and self._waiting:
             self.members, self._waiting = self._waiting, []
             self.leader = self.members[0]
         return self.leader
 
     def distribute(self, shares: Sequence[CallShare]) -> None:
-        """Hand each member its part."""
+        """Give each member its share, and wake it."""
         self._shares = shares
         self._distribute()
 
@@ -116,9 +161,11 @@ class CallGroup:
         self._wake()
 
     def fail(self, exc: BaseException | None) -> None:
-        """The shared call failed, with `exc` or because its leader's deadline came first: for all
-        who have no part yet, at most once charged. Where the reply has come and the leader was
-        interrupted as it dealt, the others get their parts.
+        """End the group's call for every member that has no share: with `exc`, or None if the
+        leader's deadline came first. Each of them was charged at most once.
+
+        If the reply had come and the leader was interrupted while it distributed the shares, the
+        members get them here.
         """
         if self._shares:
             self._distribute()
@@ -127,11 +174,15 @@ class CallGroup:
             failure = exc
         elif self.sent:
             failure = StoreUnavailable(
-                "the call that carried this one was interrupted; its outcome is unknown",
+                "the thread that made the shared call for this one was interrupted; the outcome "
+                "of the call is unknown",
                 charged=None,
             )
         else:
-            failure = StoreUnavailable("the caller that was to ask for this one could not")
+            failure = StoreUnavailable(
+                "the thread that was making the shared call failed before sending it; the call "
+                "was surely not executed"
+            )
         for waiter in self.members:
             waiter.set_share(None, failure)
         self._wake()
@@ -140,3 +191,147 @@ class CallGroup:
         for waiter in self.members:
             if waiter is not self.leader:
                 waiter.wake()
+
+
+class CallSharing:
+    """The calls in flight of one store, by command, and the groups that wait behind them."""
+
+    def __init__(self, timeout: float, monotonic: Callable[[], float]) -> None:
+        self._timeout = timeout
+        self._monotonic = monotonic
+        self._lock = threading.RLock()
+        self._in_flight: dict[Acquire, InFlightCall] = {}
+        self.round_trip_s = 0.0
+        """Seconds that the last call took."""
+
+    def call(
+        self, command: Acquire, began: float, deadline: float, make_call: MakeCall
+    ) -> CallShare:
+        """Make the call, alone or in a group, and return this caller's share. `began` is now."""
+        if (
+            command.store_limit
+            or self.round_trip_s > self._timeout / _MIN_ROUND_TRIPS
+            or deadline - began < self.round_trip_s * 2
+        ):
+            share = make_call(command, began, deadline)
+            self.round_trip_s = self._monotonic() - began
+            return share
+        call = InFlightCall(deadline)
+        waiter: Waiter | None = None
+        try:
+            with self._lock:
+                in_flight = self._in_flight.get(command)
+                if in_flight is None:
+                    self._in_flight[command] = call
+            if in_flight is not None:
+                waiter = Waiter(call)
+                if not self._join(command, waiter, began):
+                    waiter = None
+            if waiter is None:
+                return make_call(command, began, deadline)
+            return self._wait_for_share(command, waiter, make_call)
+        except BaseException as exc:
+            if waiter is not None and waiter.group is not None:
+                self._leave(command, waiter, exc)
+            raise
+        finally:
+            if waiter is None or waiter.group is None:
+                # Repeated if a signal handler raises in here: a call that stays in `_in_flight`
+                # would block later callers of this key until its deadline.
+                try:
+                    self._end_call(command, call)
+                except BaseException:
+                    self._end_call(command, call)
+                    raise
+
+    def _join(self, command: Acquire, waiter: Waiter, now: float) -> bool:
+        """Join the group behind the call in flight. False if there is no such call any more, or its
+        deadline has passed: then the waiter's own call is the one in flight.
+        """
+        with self._lock:
+            in_flight = self._in_flight.get(command)
+            if in_flight is None or now > in_flight.deadline:
+                self._in_flight[command] = waiter.call
+                return False
+            if in_flight.next_group is None:
+                in_flight.next_group = CallGroup()
+            in_flight.next_group.join(waiter)
+            return True
+
+    def _wait_for_share(self, command: Acquire, waiter: Waiter, make_call: MakeCall) -> CallShare:
+        """Wait in a group; then either lead it, or take the share that its leader has set."""
+        group = waiter.group
+        assert group is not None
+        if waiter.wait(self._monotonic()):
+            if group.leader is waiter:
+                self._lead(command, group, waiter.call, make_call)
+            return waiter.share()
+        raise timed_out("the store", self._timeout, sent=not self._leave(command, waiter, None))
+
+    def _lead(
+        self, command: Acquire, group: CallGroup, call: InFlightCall, make_call: MakeCall
+    ) -> None:
+        """Make the call of a closed group, and distribute the shares."""
+        began = self._monotonic()
+        if began >= call.deadline:
+            raise timed_out("the store", self._timeout, sent=False)
+        calls = len(group.members)
+        combined = command.combined(calls)
+        group.sent = True
+        share = make_call(combined, began, call.deadline)
+        costs = [charge.cost for charge in command.charges]
+        group.distribute(split_share(share, calls, costs))
+        self._end_call(command, call)
+
+    def _leave(self, command: Acquire, waiter: Waiter, why: BaseException | None) -> bool:
+        """Remove a waiter that ends without a share; True if its call was surely not sent. If it is
+        the leader, another member leads, or the group's call ends here.
+        """
+        group = waiter.group
+        assert group is not None
+        with self._lock:
+            unsent = group.leave(waiter)
+            next_leader = self._replace_leader(command, waiter)
+        if next_leader is not None:
+            next_leader.wake()
+        elif group.leader is waiter:
+            group.fail(why)
+            self._end_call(command, waiter.call)
+        return unsent
+
+    def _replace_leader(self, command: Acquire, leader: Waiter) -> Waiter | None:
+        """Make the next member the leader in place of one that leaves before it has sent; None if
+        `leader` is no such leader, or the last member.
+        """
+        group, call = leader.group, leader.call
+        assert group is not None
+        if group.leader is not leader or group.sent or len(group.members) < 2:
+            return None
+        if self._in_flight.get(command) is not call:
+            return None
+        # No calls from here on, so that no signal handler runs between these steps.
+        next_leader = group.members[1]
+        next_leader.call.next_group = call.next_group
+        self._in_flight[command] = next_leader.call
+        del group.members[0]
+        group.leader = next_leader
+        return next_leader
+
+    def _end_call(self, command: Acquire, call: InFlightCall) -> None:
+        """The call has ended: close the group that waits for it, and wake its leader. Idempotent;
+        nothing happens if another call has taken the place of this one.
+        """
+        with self._lock:
+            group, in_flight = call.next_group, self._in_flight.get(command)
+            if in_flight is call:
+                leader = None if group is None else group.close()
+                if leader is None:
+                    del self._in_flight[command]
+                    return
+                self._in_flight[command] = leader.call
+            else:
+                # Repeated after an interruption, which may have come before the leader was woken.
+                leader = None if group is None else group.leader
+                if leader is None or in_flight is not leader.call:
+                    return
+            leader.wake()

@@ -1,4 +1,15 @@
-"""One blocking connection: made by redis-py (TLS, AUTH, RESP, Sentinel), spoken over by us."""
+"""One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we exchange requests
+and replies over its socket.
+
+    closed     no transport; `_open` starts a background job that connects
+    opening    `_opening` is that job; a call whose time is over leaves it to the next call
+    open       `_transport` is set; it is replaced if the node has a new generation, or if the
+               server has closed it
+    failed     after an exchange without a reply, or interrupted by a signal handler: closed by
+               another thread, and then as `closed`
+
+A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +19,6 @@ from __future__ import annotations
 import email.parser  # noqa: F401
 import encodings.idna  # noqa: F401
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,20 +28,21 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.clock import Clock
 from ....core.interrupts import is_interruption, start_thread
-from ..attempts import NoReply, Request
-from ..handshake import check_version, configuration_failure, time_ms
+from ..attempts import NoReply, RawReply, Request
+from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..timeouts import BackgroundJob, JobAbandoned
 from ..topology import Node
 from .transport import Transport, socket_of, transport_of
 
 _FRESH_S = 0.005
-"""Seconds for which a connection that has answered is taken to be alive: a look costs a system
-call. Not for longer: servers and balancers close what is idle, and other connections do not tell.
+"""Seconds after the start of a call in which a connection is taken to be alive, because looking
+costs a system call. No longer: servers and load balancers close idle connections, and that other
+connections are busy does not show whether this one is open.
 """
 
 
 class BlockingConnection:
-    """A connection to one node, used by one thread at a time. Broken or closed, it reopens."""
+    """A connection to one node, used by one thread at a time. It reopens after it was closed."""
 
     __slots__ = (
         "__weakref__",
@@ -50,20 +61,23 @@ class BlockingConnection:
         self._clock = clock
         self._transport: Transport | None = None
         self._opening: BackgroundJob[_Opened] | None = None
-        """A connection that was not there in time; the next call takes it over."""
+        """Connects in the background. If it is not done in time, the next call waits for it."""
         self._closed_elsewhere: Transport | None = None
-        """A connection that failed, and is still to be closed."""
+        """A transport that has failed and that another thread is to close."""
         self._generation = 0
         self._round_trip_s = 0.0
-        """Seconds of a round trip, on a connection that has just been opened."""
+        """Seconds that a round trip took while connecting; 0 once a call was made."""
         self._last_used_at = 0.0
-        """When the last call began."""
+        """When the last call began, monotonic seconds."""
 
-    def exchange(self, request: Request, deadline: float) -> Any:
-        """The raw reply, an error reply as an exception object, or `NoReply`."""
-        if not self.ready(self._clock.monotonic()) and (lost := self._open(deadline)) is not None:
-            return lost
-        # What cannot be answered in time any more would only cost the connection.
+    def exchange(self, request: Request, deadline: float) -> RawReply:
+        """Send a request and return the raw reply to it."""
+        if (
+            not self.ready(self._clock.monotonic())
+            and (no_reply := self._open(deadline)) is not None
+        ):
+            return no_reply
+        # A request that cannot be answered in time would only cost the connection.
         if self._clock.monotonic() + self._round_trip_s >= deadline:
             self._round_trip_s = 0.0
             return NoReply("deadline", sent=False, late=True)
@@ -71,8 +85,8 @@ class BlockingConnection:
         return self.request(request.frame(), deadline, replies=2 if request.asking else 1)
 
     def ready(self, now: float) -> bool:
-        """Is there a connection that looks alive? A doubtful one is closed. It is not looked at
-        where a call began on it in the last few milliseconds.
+        """True if there is a connection that seems to be open. One that does not is closed. It is
+        not looked at if a call began on it in the last few milliseconds.
         """
         if self._transport is None:
             return False
@@ -84,9 +98,9 @@ class BlockingConnection:
             return False
         return True
 
-    def request(self, frame: bytes | None, deadline: float, replies: int = 1) -> Any:
-        """Send `frame` over the ready connection and take the last of its replies; without a frame,
-        take the next reply to what was sent before.
+    def request(self, frame: bytes | None, deadline: float, replies: int = 1) -> RawReply:
+        """Send `frame` over the open connection and return the last of its replies; without a
+        frame, return the next reply to what was sent before.
         """
         transport = self._transport
         if transport is None:  # another thread has just closed the limiter
@@ -100,35 +114,40 @@ class BlockingConnection:
             if replies > 1 and type(raw) is not NoReply:
                 raw = transport.receive(deadline)
         except BaseException as exc:
-            self._closed_elsewhere, self._transport = transport, None  # at once: see `_hang_up`
+            # Before any call: an interruption here would keep the transport for later calls. See
+            # `_discard_transport`.
+            self._closed_elsewhere, self._transport = transport, None
             self._close_elsewhere()
             failed = isinstance(exc, (OSError, hiredis.HiredisError))
             if not failed or is_interruption(exc):
                 raise
             raw = NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
         if type(raw) is NoReply:
-            self._hang_up()
+            self._discard_transport()
         return raw
 
-    def pipeline(self, requests: Sequence[Request], deadline: float) -> list[Any]:
-        """The raw replies to `sends`, in order, all sent in one piece; a `Lost` for each from the
-        one on that did not come.
+    def pipeline(self, requests: Sequence[Request], deadline: float) -> list[RawReply]:
+        """Send all requests in one write, and return the raw replies in order. From the first one
+        on that did not come, there is a `NoReply` for each request.
         """
-        if not self.ready(self._clock.monotonic()) and (lost := self._open(deadline)) is not None:
-            return [lost] * len(requests)
+        if (
+            not self.ready(self._clock.monotonic())
+            and (no_reply := self._open(deadline)) is not None
+        ):
+            return [no_reply] * len(requests)
         frames = b"".join([request.frame() for request in requests])
         try:
             raws = [self.request(frames, deadline)]
             while len(raws) < len(requests) and type(raws[-1]) is not NoReply:
                 raws.append(self.request(None, deadline))
         except BaseException:  # between two replies, too
-            self._hang_up()
+            self._discard_transport()
             raise
         return raws + [raws[-1]] * (len(requests) - len(raws))
 
     def close(self) -> None:
-        """Drop the connection; the next exchange opens another. Forgotten last, so that who is
-        interrupted by a signal handler can close it again.
+        """Close the connection; the next exchange opens another. The references are deleted last,
+        so that a caller that was interrupted by a signal handler can close it again.
         """
         transport, opening = self._transport, self._opening
         self._close_elsewhere()
@@ -141,10 +160,10 @@ class BlockingConnection:
         if self._opening is opening:
             self._opening = None
 
-    def _hang_up(self) -> None:
-        """Drop a connection that failed, or in whose exchange a signal handler has raised (Celery's
-        soft time limit): the replies that are still to come must not be taken for other calls'.
-        Another thread closes it, as a signal handler may raise here again.
+    def _discard_transport(self) -> None:
+        """Close a transport that has failed, or in whose exchange a signal handler has raised
+        (Celery's soft time limit): replies that are still to come must not be taken for those of
+        other calls. Another thread closes it, because a signal handler may raise here again.
         """
         if self._transport is not None:
             self._closed_elsewhere, self._transport = self._transport, None
@@ -157,18 +176,19 @@ class BlockingConnection:
             self._closed_elsewhere = None
 
     def _open(self, deadline: float) -> NoReply | None:
-        """Connect by `deadline`, name look-up, TLS and AUTH included: redis-py has a timeout for
-        each step, none for all together. Where it takes longer it goes on for the next call, or a
-        link of many round trips could never be opened.
+        """Connect by `deadline`, including name look-up, TLS and AUTH: redis-py has a timeout for
+        each step, and none for all of them. If that takes longer, it goes on for the next call;
+        otherwise a link of many round trips could never be opened. Return why there is no
+        connection, or None. Raises `ConfigurationError`.
         """
         node = self.node
-        self._close_elsewhere()  # who hung up may have been interrupted before
+        self._close_elsewhere()  # an interruption may have left it undone
         opening = self._opening
         if opening is None:
             if (why := node.unavailable_reason()) is not None:
                 return NoReply(why, sent=False)
             opening = self._opening = BackgroundJob(
-                partial(_opened, node, self._clock), partial(_close_opened, clock=self._clock)
+                partial(_connect, node, self._clock), partial(_close_opened, clock=self._clock)
             )
         opening.start()
         if not opening.wait(deadline - self._clock.monotonic()):
@@ -183,9 +203,7 @@ class BlockingConnection:
             node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             return NoReply(exc, sent=False)
         opened = opening.result
-        node.on_connected()
-        if opened.now_ms is not None:
-            node.clock.learn(opened.now_ms, opened.at)
+        opened.handshake.apply(node)
         try:
             transport = transport_of(opened.socket, self._clock)
         except (OSError, ValueError) as failure:  # another thread has just closed the limiter
@@ -193,10 +211,10 @@ class BlockingConnection:
                 raise
             self._opening = None
             return NoReply(failure, sent=False)
-        # In one step: who is interrupted before leaves it to the next call.
+        # In one step: a caller that is interrupted before it leaves the job to the next call.
         self._generation, self._round_trip_s, self._transport = (
             opened.generation,
-            opened.trip,
+            opened.handshake.round_trip_s,
             transport,
         )
         self._opening = None
@@ -204,39 +222,48 @@ class BlockingConnection:
 
 
 class _Opened(NamedTuple):
+    """A new connection."""
+
     socket: Any
     """See `socket_of`."""
     generation: int
-    now_ms: int | None
-    """The server's time where it matters, and our time (monotonic seconds) when it said so."""
-    at: float
-    trip: float
-    """Seconds that connecting's last question took."""
+    handshake: HandshakeResult
 
 
 def _close_opened(opened: _Opened, clock: Clock) -> None:
     transport_of(opened.socket, clock).close()
 
 
-def _opened(node: Node, clock: Clock) -> _Opened:
-    """A new connection to `node`."""
+def _connect(node: Node, clock: Clock) -> _Opened:
+    """Open a new connection to `node`."""
     generation = node.generation
     connection = node.new_connection()
     try:
         connection.connect()
-        if not node.checked:
-            with suppress(ResponseError):  # INFO may be forbidden; nothing else needs it
-                check_version(_request(connection, "INFO", "server"), node.name)
-            node.checked = True
-        began = clock.monotonic()
-        now_ms = time_ms(_request(connection, "TIME")) if node.clock.used else None
-        at = clock.monotonic()
-        return _Opened(socket_of(connection), generation, now_ms, at, at - began)
-    except BaseException:  # whatever it is: nobody else knows of this connection
+        result = _run_handshake(connection, node, clock)
+        return _Opened(socket_of(connection), generation, result)
+    except BaseException:  # whatever it is: nobody else could close this connection
         connection.disconnect()
         raise
 
 
-def _request(connection: Any, *words: str) -> Any:
+def _run_handshake(connection: Any, node: Node, clock: Clock) -> HandshakeResult:
+    steps = handshake(node, clock)
+    try:
+        words = next(steps)
+        while True:
+            words = steps.send(_ask(connection, words))
+    except StopIteration as end:
+        if is_interruption(end):
+            raise
+        result: HandshakeResult = end.value
+        return result
+
+
+def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:
     connection.send_command(*words, check_health=False)
-    return connection.read_response(disable_decoding=True)
+    try:
+        reply: RawReply = connection.read_response(disable_decoding=True)
+    except ResponseError as exc:
+        return exc
+    return reply

@@ -1,12 +1,12 @@
-"""How bytes go out and a reply comes back on an open connection: four kinds of connection.
+"""How an open connection sends a frame and receives the replies, by the kind of connection.
 
-    TcpTalk     straight to the socket (TCP or unix), replies through a hiredis reader
-    SelectTalk  the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
-    TlsTalk     the same through TLS, whose socket has to watch its own time
-    ClientTalk  redis-py's own methods, for connection classes without a socket (fakeredis)
+    TcpTransport     a socket (TCP or unix), and a hiredis reader for the replies
+    SelectTransport  the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
+    TlsTransport     TLS, whose socket needs a timeout of its own
+    ClientTransport  redis-py's own methods, for connection classes without a socket (fakeredis)
 
-Most of a redis-py call's time is pool checkout, retry bookkeeping and wrappers; here a call is one
-send, one poll and one recv.
+Most of the time of a redis-py call goes into pool checkout, retry bookkeeping and wrappers. Here a
+call is one send, one poll and one recv.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import hiredis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -25,27 +25,28 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.clock import Clock
 from ....core.interrupts import is_interruption
-from ..attempts import NoReply
+from ..attempts import NoReply, RawReply
 from ..outcome import with_token
 
 _RECV_BYTES = 65536
 
 
 class Transport(Protocol):
-    """One exchange at a time; after a `NoReply` the connection is not to be used again."""
+    """Makes one exchange at a time. After a `NoReply` it must not be used again."""
 
     def is_closed(self) -> bool:
-        """Has the server closed this connection, or said something unasked? Looked at before each
-        call: what is sent into a closed connection has an unknown outcome, for nothing.
+        """True if the server has closed the connection, or has sent something without a request.
+        Checked before a call, because a call that is sent into a closed connection has an unknown
+        outcome, although it was surely not executed.
         """
         ...
 
-    def request(self, frame: bytes, deadline: float) -> Any:
-        """Send `frame` and get the reply, an error reply as an exception object, or `NoReply`."""
+    def request(self, frame: bytes, deadline: float) -> RawReply:
+        """Send `frame`, and return the first reply to it."""
         ...
 
-    def receive(self, deadline: float) -> Any:
-        """One more reply."""
+    def receive(self, deadline: float) -> RawReply:
+        """Return the next reply."""
         ...
 
     def close(self) -> None:
@@ -54,39 +55,39 @@ class Transport(Protocol):
 
 
 def socket_of(connection: Any) -> Any:
-    """The socket of an open redis-py connection, taken from it; the connection, if it has none.
+    """Take the socket out of an open redis-py connection; return the connection if it has none.
 
-    Destructors of redis-py are Python code, and what a signal handler raises in one is dropped by
-    Python. That of a socket is C.
+    The destructors of redis-py are Python code, and Python drops what a signal handler raises in a
+    destructor. The destructor of a socket is C code.
     """
     sock = getattr(connection, "_sock", None)
     if not isinstance(sock, socket.socket):
         return connection
     connection._sock = None
-    # They hold themselves by bound methods: without this, the garbage collector would run their
-    # destructors later, in any thread.
+    # Both are in reference cycles through bound methods: without this, the garbage collector would
+    # run their destructors later, in any thread.
     vars(connection._parser).clear()
     vars(connection).clear()
     return sock
 
 
 def transport_of(opened: Any, clock: Clock) -> Transport:
-    """The way to talk over what `socket_of` has returned; made in the thread that will use it, as
-    gevent's polls belong to the thread in which they were made.
+    """The transport over what `socket_of` has returned. To be called in the thread that will use
+    it, because gevent's polls belong to the thread in which they were made.
     """
     if not isinstance(opened, socket.socket):
         return ClientTransport(opened)
     if isinstance(opened, ssl.SSLSocket):
         return TlsTransport(opened, clock)
-    # Asked for each connection, because eventlet takes `select.poll` away when it patches.
+    # Checked for each connection, because eventlet removes `select.poll` when it patches.
     if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
         return TcpTransport(opened, clock)
     return SelectTransport(opened, clock)
 
 
 def _readable_within(sock: socket.socket) -> Callable[[float], object]:
-    """A function of milliseconds: is there something to be read from `sock`, or comes within them?
-    What it returns is true or false. `poll` costs less than `select` and takes every descriptor.
+    """A function that waits up to so many milliseconds for `sock` to be readable, and returns a
+    true value if it is. `poll` costs less than `select`, and takes descriptors of any number.
     """
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -100,6 +101,7 @@ def _readable_within(sock: socket.socket) -> Callable[[float], object]:
 
 
 def _close(sock: socket.socket, opened_by: int) -> None:
+    """Close `sock`, which process `opened_by` has opened."""
     if os.getpid() == opened_by:  # a forked child must not end the connection of its parent
         try:
             sock.shutdown(socket.SHUT_RDWR)
@@ -110,8 +112,8 @@ def _close(sock: socket.socket, opened_by: int) -> None:
 
 
 class TcpTransport:
-    """A blocking socket and a poll with the time that is left: one system call less than a socket
-    timeout costs.
+    """A blocking socket, and a poll with the time that is left. A socket timeout would cost one
+    more system call.
     """
 
     _flags = getattr(socket, "MSG_DONTWAIT", 0)
@@ -129,8 +131,8 @@ class TcpTransport:
     def is_closed(self) -> bool:
         return bool(self._poll(0))
 
-    def request(self, frame: bytes, deadline: float) -> Any:
-        sent = False  # a write that fails at once has sent nothing
+    def request(self, frame: bytes, deadline: float) -> RawReply:
+        sent = False  # it stays False if the first write fails, which then has sent nothing
         try:
             try:
                 count = self._socket.send(frame, self._flags)
@@ -147,14 +149,14 @@ class TcpTransport:
                 raise
             return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
 
-    def receive(self, deadline: float) -> Any:
-        raw = self._reader.gets()
+    def receive(self, deadline: float) -> RawReply:
+        raw: RawReply | Literal[False] = self._reader.gets()
         return self._receive_reply(deadline) if raw is False else raw
 
     def close(self) -> None:
         _close(self._socket, self._process)
 
-    def _receive_reply(self, deadline: float) -> Any:
+    def _receive_reply(self, deadline: float) -> RawReply:
         reader = self._reader
         while True:
             left = deadline - self._monotonic()
@@ -164,7 +166,7 @@ class TcpTransport:
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             reader.feed(data)
-            raw = reader.gets()
+            raw: RawReply | Literal[False] = reader.gets()
             if raw is not False:
                 return raw
 
@@ -175,21 +177,21 @@ class TcpTransport:
 
 
 class SelectTransport(TcpTransport):
-    """A socket that never blocks, for platforms that cannot say so with each call."""
+    """A non-blocking socket, for platforms without a flag that makes a single call non-blocking."""
 
     _flags = 0
     _socket_timeout_s = 0.0
 
-    def _receive_reply(self, deadline: float) -> Any:
+    def _receive_reply(self, deadline: float) -> RawReply:
         while True:
             try:
                 return super()._receive_reply(deadline)
-            except BlockingIOError:  # `select` may report a socket on which nothing is to be read
+            except BlockingIOError:  # `select` may report a socket that has nothing to read
                 continue
 
 
 class TlsTransport:
-    """TLS may need several reads for one reply, or none: its socket counts the time itself."""
+    """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
 
     def __init__(self, sock: ssl.SSLSocket, clock: Clock) -> None:
         self._socket = sock
@@ -201,7 +203,7 @@ class TlsTransport:
     def is_closed(self) -> bool:
         return bool(self._poll(0))
 
-    def request(self, frame: bytes, deadline: float) -> Any:
+    def request(self, frame: bytes, deadline: float) -> RawReply:
         try:  # a failing write may have sent a part of its record
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             self._socket.sendall(frame)
@@ -211,9 +213,9 @@ class TlsTransport:
                 raise
             return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
 
-    def receive(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> RawReply:
         reader = self._reader
-        raw = reader.gets()
+        raw: RawReply | Literal[False] = reader.gets()
         while raw is False:
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             data = self._socket.recv(_RECV_BYTES)
@@ -228,7 +230,7 @@ class TlsTransport:
 
 
 class ClientTransport:
-    """redis-py sends and parses."""
+    """A connection over which redis-py itself sends and parses."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -239,16 +241,17 @@ class ClientTransport:
     def close(self) -> None:
         self._connection.disconnect()
 
-    def request(self, frame: bytes, deadline: float) -> Any:
+    def request(self, frame: bytes, deadline: float) -> RawReply:
         try:
             self._connection.send_packed_command([frame], check_health=False)
         except (RedisConnectionError, RedisTimeoutError) as exc:
             return _no_reply(exc)
         return self.receive(deadline)
 
-    def receive(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> RawReply:
         try:
-            return self._connection.read_response(disable_decoding=True)
+            reply: RawReply = self._connection.read_response(disable_decoding=True)
+            return reply
         except ResponseError as exc:
             return with_token(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
@@ -256,8 +259,8 @@ class ClientTransport:
 
 
 def _no_reply(exc: Exception) -> NoReply:
-    """redis-py turns whatever OSError comes up in it into an error of its own, a signal handler's
-    too; that one is raised again.
+    """The `NoReply` for an error of redis-py. redis-py replaces every OSError by an error of its
+    own, also one that a signal handler has raised; that one is raised again here.
     """
     cause = exc.__cause__ or exc.__context__
     if isinstance(cause, OSError) and is_interruption(cause):

@@ -1,0 +1,341 @@
+"""The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
+
+attempt, execute   a future joins a batch of the current tick
+end of the tick    `_send_tick` writes all batches; a deadline timer runs for the earliest tick
+a reply            the connection passes it to its batch, which resolves its futures, or
+                   passes it on to `on_reply`, which may send another request
+the deadline       `_end_overdue` fails the batches without a reply. Their connection takes no
+                   new calls, and is closed one timeout later: it may only have been slow, and
+                   still bring the replies of other calls
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import redis.asyncio
+
+from ....core.decision import Decision
+from ....core.errors import ConfigurationError
+from ....protocol.commands import Acquire, Command
+from ...base import closed_failure
+from ..attempts import RawReply, Request, execute_once
+from ..handshake import connect_failure
+from ..outcome import timed_out
+from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+from .batch import PING, Batch, LoopTick, Ping
+from .connection import PipelinedConnection
+
+Reply = TypeVar("Reply")
+
+_MAX_DEADLINE_SPREAD = 0.2
+"""The part of the timeout by which the deadlines of calls in one tick may differ. All of them end
+at the earliest.
+"""
+
+
+class LoopDispatcher:
+    """Sends the calls of one event loop, over one connection to each node."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: Any,
+        settings: CallSettings,
+        count_unknown: Callable[[int], None],
+        release: Callable[[Any], Awaitable[object]] | None,
+    ) -> None:
+        self._loop = loop
+        self.client = client
+        """A redis-py client, either kind: its connection classes and settings are used."""
+        self.count_unknown = count_unknown
+        self._release = release
+        """Closes `client`; None if it is the caller's."""
+        self._settings = settings
+        self._monotonic = settings.clock.monotonic
+        self._finding: asyncio.Future[None] | None = None
+        self._refreshing: asyncio.Future[None] | None = None
+        self._closed = False
+        self._left_to_parent = False
+        self._ticks: list[LoopTick] = []
+        """Ticks that gather calls; several if the deadlines of the calls are far apart."""
+        self._in_flight: deque[LoopTick] = deque()
+        """Ticks that were sent, by deadline."""
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._connections: dict[Node, PipelinedConnection] = {}
+        self._retired: set[PipelinedConnection] = set()
+        """Connections that were too slow for a call, and may still bring replies to others."""
+        self._shutdown_hook = self._end_with_loop()
+        with suppress(StopIteration):
+            self._shutdown_hook.__anext__().send(None)  # up to its `yield`
+        self.topology: Topology | None = None
+        """None until a cluster's map has been read."""
+        if not isinstance(client, redis.asyncio.RedisCluster):
+            self.topology = SingleServer(client.connection_pool, settings)
+
+    async def find_topology(self) -> None:
+        """Read the map of the cluster; callers at the same time share one reading."""
+        if self._finding is None or self._finding.done():
+            self._finding = asyncio.ensure_future(self._read_map())
+            # All callers may have been cancelled by then.
+            self._finding.add_done_callback(_retrieve_exception)
+        await asyncio.shield(self._finding)
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
+        """A future of the decision on `command`. Equal commands of one tick share a script call.
+
+        `deadline` is given if a part of the timeout may have passed already.
+        """
+        tick = self._tick_of(deadline)
+        batch = tick.shared.get(command)
+        if batch is None:
+            batch = tick.shared[command] = Batch(tick, command, wants_decision=True)
+            tick.batches.append(batch)
+        future: asyncio.Future[Decision] = self._loop.create_future()
+        batch.futures.append(future)
+        return future
+
+    def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
+    ) -> asyncio.Future[Reply]:
+        """A future of the reply to `command`."""
+        tick = self._tick_of(deadline)
+        batch = Batch(tick, command, wants_decision=False, on_late_reply=on_late_reply)
+        tick.batches.append(batch)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        batch.futures.append(future)
+        return future
+
+    async def _end_with_loop(self) -> AsyncGenerator[None, None]:
+        """Close the connections before the loop is closed, if nobody calls `aclose`.
+
+        `asyncio.run` and its like end the tasks of a loop, then its asynchronous generators, and
+        then close it. This generator ends after the last flush. Without it, closing the loop would
+        warn of open connections, and closing a loop of uvloop hangs if `ResourceWarning` is an
+        error. The client is closed, too: redis-py keeps connections to sentinels and to the nodes
+        of a cluster.
+        """
+        try:
+            yield
+        finally:
+            if not self._left_to_parent:
+                self._end_connections("the event loop is shutting down")
+                if not self._closed:  # otherwise `aclose` closes the client
+                    await self.release_client()
+
+    def _end_shutdown_hook(self) -> None:
+        """End the generator now and without the loop, which would otherwise start a task for it
+        when it is garbage-collected.
+        """
+        with suppress(StopIteration, StopAsyncIteration, RuntimeError):
+            self._shutdown_hook.aclose().send(None)
+
+    def abandon(self) -> None:
+        """Close the sockets of a loop that was closed before `close`."""
+        for connection in (*self._connections.values(), *self._retired):
+            connection.abandon()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: leave the connections to the parent process."""
+        self._left_to_parent = True
+        self._end_shutdown_hook()
+        for connection in (*self._connections.values(), *self._retired):
+            connection.leave_to_parent()
+
+    async def drain(self) -> None:
+        """Wait until all that was sent is answered, or the timeout has passed. Replies come in the
+        order of the requests, so the reply to a PING comes last.
+        """
+        pings = []
+        for connection in (*self._connections.values(), *self._retired):
+            if connection.transport_open:
+                pings.append(Ping(self._loop.create_future()))
+                connection.send_frame(PING, pings[-1])
+                connection.flush()
+        if pings:
+            await asyncio.wait([ping.answered for ping in pings], timeout=self._settings.timeout)
+
+    def close(self) -> None:
+        """Close the connections, and end the calls in flight."""
+        self._closed = True
+        self._end_connections("this limiter is being closed")
+        self._end_shutdown_hook()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        for task in (self._finding, self._refreshing):
+            if task is not None:
+                task.cancel()
+
+    async def release_client(self) -> None:
+        """Close the client that the connections are made with, unless it is the caller's."""
+        if self._release is not None:
+            with suppress(Exception):
+                await asyncio.wait_for(self._release(self.client), self._settings.timeout)
+
+    def _end_connections(self, why: str) -> None:
+        for connection in (*self._connections.values(), *self._retired):
+            connection.end(why)
+
+    def on_reply(self, batch: Batch, raw: RawReply) -> None:
+        """Send the raw reply into the execution of `batch`, and the request that it yields to the
+        server. None starts an execution.
+        """
+        try:
+            execution = batch.execution or self._start_execution(batch)
+            if isinstance(raw, ConfigurationError):
+                request = execution.throw(raw)
+            else:
+                request = execution.send(raw)
+        except StopIteration as end:
+            batch.resolve(end.value)
+        except Exception as exc:
+            batch.fail(exc)
+        else:
+            self._send_request(batch, request)
+
+    def _start_execution(self, batch: Batch) -> Generator[Request, RawReply, Any]:
+        assert self.topology is not None
+        sent = None
+        if batch.connection is not None:  # `_send_tick` has sent it directly
+            sent = Request(
+                batch.connection.node, batch.command, batch.deadline, guard=batch.guard or b""
+            )
+            batch.guard = None
+        execution = batch.execution = execute_once(
+            batch.combined(), self.topology, self._settings, batch.deadline, sent=sent
+        )
+        if sent is not None:
+            next(execution)
+        return execution
+
+    def on_connection_ended(self, connection: PipelinedConnection) -> None:
+        """Use the connection for no further calls."""
+        self._retired.discard(connection)
+        if self._connections.get(connection.node) is connection:
+            del self._connections[connection.node]
+
+    def _tick_of(self, deadline: float | None) -> LoopTick:
+        """The tick that gathers a command with this deadline. Most calls have just begun, and share
+        one. A call that has spent some of its time must not shorten that of the others.
+        """
+        if deadline is None:
+            deadline = self._monotonic() + self._settings.timeout
+        for tick in self._ticks:
+            if 0 <= deadline - tick.deadline <= self._settings.timeout * _MAX_DEADLINE_SPREAD:
+                return tick
+        tick = LoopTick(self, deadline)
+        self._ticks.append(tick)
+        self._loop.call_soon(self._send_tick, tick)
+        return tick
+
+    def _send_tick(self, tick: LoopTick) -> None:
+        """Send the batches of a tick, in few writes for each node."""
+        self._ticks.remove(tick)
+        if self._closed:
+            for batch in tick.batches:
+                batch.fail(closed_failure())
+            return
+        at = len(self._in_flight)
+        while at and self._in_flight[at - 1].deadline > tick.deadline:
+            at -= 1
+        self._in_flight.insert(at, tick)
+        topology = self.topology
+        direct = self._direct_connection(topology)
+        until_ms = 0 if direct is None else direct.node.clock.until_ms(tick.deadline)
+        for batch in tick.batches:
+            if not batch.drop_cancelled():
+                batch.done = True
+            elif direct is not None and batch.wants_decision:
+                batch.connection = direct
+                batch.guard = guard = direct.node.clock.guard(until_ms)
+                direct.send_frame(batch.combined().frame(guard), batch)
+            else:
+                self.on_reply(batch, None)
+        for connection in list(self._connections.values()):
+            connection.flush()
+        if self._deadline_timer is not None and at == 0:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        if self._deadline_timer is None:
+            self._end_overdue()
+        if isinstance(topology, ClusterTopology) and topology.is_refresh_due():
+            self._refreshing = asyncio.ensure_future(self._refresh(topology))
+
+    def _direct_connection(self, topology: Topology | None) -> PipelinedConnection | None:
+        """The open connection that every call takes if there is only one server."""
+        if not isinstance(topology, SingleServer) or self._settings.client_clock:
+            return None
+        connection = self._connections.get(topology.node)
+        return connection if connection is not None and connection.ready else None
+
+    def _send_request(self, batch: Batch, request: Request) -> None:
+        if self._closed:
+            batch.fail(closed_failure())
+            return
+        connection = self._connections.get(request.node)
+        if connection is not None and connection.generation != request.node.generation:
+            connection.end("the server was demoted")
+            connection = None
+        if connection is None:
+            connection = self._connections[request.node] = PipelinedConnection(
+                request.node, self._settings, self
+            )
+        again, batch.connection, batch.request = batch.connection is not None, connection, request
+        connection.send(request, batch)
+        if again:  # not from `_send_tick`, which flushes all connections
+            connection.flush()
+
+    def _end_overdue(self) -> None:
+        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
+        self._deadline_timer = None
+        now = self._monotonic()
+        in_flight = self._in_flight
+        while in_flight and in_flight[0].deadline <= now:
+            for batch in in_flight.popleft().batches:
+                if not batch.done:
+                    self._time_out(batch)
+        if in_flight:
+            self._deadline_timer = self._loop.call_later(
+                in_flight[0].deadline - now, self._end_overdue
+            )
+
+    def _time_out(self, batch: Batch) -> None:
+        connection, topology = batch.connection, self.topology
+        assert connection is not None
+        assert topology is not None
+        topology.on_failure()
+        sent = not connection.opening
+        batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
+        if sent and self._connections.get(connection.node) is connection:
+            self.on_connection_ended(connection)
+            self._retired.add(connection)
+            self._loop.call_later(self._settings.timeout, connection.end, "timeout")
+
+    async def _read_map(self) -> None:
+        try:
+            await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
+        except asyncio.TimeoutError:
+            raise timed_out("the cluster", self._settings.timeout, sent=False) from None
+        except Exception as exc:  # a cluster's errors are not redis.RedisError
+            raise connect_failure(exc, "the cluster") from exc
+        self.topology = ClusterTopology(self.client, self._settings)
+
+    async def _refresh(self, topology: ClusterTopology) -> None:
+        try:
+            await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
+        except Exception:  # whatever it is: the map stays stale, and is read again in a second
+            return
+        topology.on_refreshed()
+
+
+def _retrieve_exception(task: asyncio.Future[None]) -> None:
+    """Mark the exception of `task` as retrieved: asyncio logs an error for one that is not."""
+    if not task.cancelled():
+        task.exception()

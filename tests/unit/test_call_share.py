@@ -1,0 +1,67 @@
+"""What the callers of one script call get of its reply."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distwindow import Limit
+from distwindow.protocol.commands import Acquire, charges_of
+from distwindow.protocol.replies import AcquireReply
+from distwindow.store.memory import MemoryStore
+from distwindow.store.redis.attempts import NoReply
+from distwindow.store.redis.call_share import (
+    CallShare,
+    decision_of_share,
+    decisions_of_reply,
+    short_reply,
+    split_share,
+)
+
+GUARD = b"1700000000250.000042"
+NOW_MS = 1_700_000_000_000
+
+
+@given(calls=st.integers(1, 40), cost=st.integers(1, 4), amount=st.integers(1, 80))
+def test_shares_are_the_replies_of_calls_one_after_the_other(
+    calls: int, cost: int, amount: int
+) -> None:
+    limit = Limit(amount, per=600, buckets=10)
+    command = Acquire(charges_of("k", b"p", [limit], cost), NOW_MS)
+    one_by_one = MemoryStore()
+    expected = [one_by_one.execute(command) for _ in range(calls)]
+    reply = MemoryStore().execute(command.combined(calls))
+    assert list(split_share(reply, calls, [cost])) == expected
+    decisions = [decision_of_share(command, share) for share in expected]
+    assert decisions_of_reply(command, reply, calls) == decisions
+    if reply.admitted == calls:
+        # The script answers this with the short reply. `reset_ms` is then that of a window whose
+        # newest bucket includes `now_ms`, as it is here.
+        short: CallShare = (reply.left, reply.now_ms)
+        shares = split_share(short, calls, [cost])
+        assert [decision_of_share(command, share) for share in shares] == decisions
+        assert decisions_of_reply(command, short, calls) == decisions
+
+
+def test_short_reply() -> None:
+    assert short_reply([GUARD, 0, NOW_MS], GUARD) == (0, NOW_MS)
+    for other in (
+        [GUARD, -2, NOW_MS],
+        [GUARD, 5, NOW_MS, 1],
+        [b"1700000000250.000043", 5, NOW_MS],
+        GUARD,
+        ValueError("an error reply"),
+        NoReply("timeout", sent=True),
+        None,
+    ):
+        assert short_reply(other, GUARD) is None
+    assert short_reply([None, 5, NOW_MS], GUARD) is None
+
+
+def test_a_refused_share_keeps_its_refusal() -> None:
+    limit = Limit(10, per=600, buckets=10)
+    command = Acquire(charges_of("k", b"p", [limit], 1), NOW_MS)
+    refused = AcquireReply(0, 0, 0, 600_000, 60_000, NOW_MS)
+    decisions = decisions_of_reply(command, refused, 3)
+    assert [decision.allowed for decision in decisions] == [False] * 3
+    assert {decision.retry_after for decision in decisions} == {60.0}
