@@ -306,21 +306,21 @@ def forked(process: Process, world: World) -> Process:
         id(near._command_cache): near._command_cache,
         id(cells.counter_lock): threading.Lock(),
         id(cells.state_lock): threading.RLock(),
-        id(near._collect_lock): threading.RLock(),
-        id(near._seq): itertools.count(1000),
+        id(near._counts._collect_lock): threading.RLock(),
+        id(near._counts._seq): itertools.count(1000),
     }
     child = copy.copy(process)
     child.clock = copy.copy(process.clock)
     memo[id(process.clock)] = child.clock
-    known = [*cells.all(), *near._dirty]
+    known = [*cells.all(), *near._counts._dirty]
     if isinstance(near, Leased):
-        memo.update((id(gate), Completion()) for gate in near._lease_fetches)
+        memo.update((id(gate), Completion()) for gate in near._leases.fetches)
         known += [
-            *near._prefetch_queue,
-            *near._review_queue,
-            *(look[2] for look in near._review_heap),
+            *near._prefetches._queue,
+            *near._leases.to_review,
+            *(review[2] for review in near._reviews._heap),
         ]
-        memo[id(near._heap_order)] = itertools.count(1_000_000)
+        memo[id(near._reviews._heap_order)] = itertools.count(1_000_000)
     for cell in known:
         memo[id(cell.charges)] = cell.charges
         if getattr(cell, "lease_fetch", None) is not None:

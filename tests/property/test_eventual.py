@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import base as near
-from distwindow.consistency import key_state as cell
+from distwindow.consistency import key_state, pending_counts
 from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.pending_counts import PendingCounts
 from distwindow.core.limit import Limit
 from distwindow.protocol.commands import CURRENT_BUCKET
 from tests.crowd import (
@@ -366,7 +366,7 @@ def test_counts_that_are_sent_again_unrecognised_would_count_twice() -> None:
     def tell(sender: str) -> None:
         crowd = acquainted(LONG[0], [(5.0, 0)], syncing())
         process: Any = crowd.alive[0].near
-        process._sender = sender
+        process._counts._sender = sender
         crowd.play(story)
         crowd.settle()
         check_store(crowd)
@@ -388,9 +388,9 @@ def test_hits_told_late_without_their_bucket_would_land_in_a_new_window(
         check_store(crowd)
 
     tell()
-    whole = cell.merge_buckets
+    whole = key_state.merge_buckets
     monkeypatch.setattr(
-        near,
+        pending_counts,
         "merge_buckets",
         lambda seen, width: [replace(b, start=CURRENT_BUCKET) for b in whole(seen, width)],
     )
@@ -414,7 +414,7 @@ def test_a_reply_that_is_overtaken_by_a_newer_one_would_let_more_pass(
         check_each(crowd, 1.0)
 
     tell()
-    monkeypatch.setattr(Eventual, "_on_flush_reply", believing(Eventual._on_flush_reply))
+    monkeypatch.setattr(PendingCounts, "_on_flush_reply", believing(PendingCounts._on_flush_reply))
     with pytest.raises(AssertionError):
         tell()
 
@@ -426,8 +426,8 @@ def believing(flushed: Any) -> Any:
         known = cell.in_flight
         flushed(self, cell, flight, reply, sent_at)
         if known is not flight and not isinstance(reply, Exception):
-            self._apply_fleet_counts(cell, reply)
-            self._after_flush(cell, self._monotonic())
+            self.observer.on_fleet_counts(cell, reply)
+            self.observer.on_flush_ended(cell, self._monotonic())
 
     return hears
 
@@ -443,19 +443,20 @@ def test_hits_in_the_moment_in_which_the_stores_clock_is_learned_are_counted(ske
     limit = Limit(60, per=3600.0)
     crowd = Crowd(limit, syncing(), [(5.0, skew_ms)], start_ms=T0)
     near: Any = crowd.alive[0].near
+    sync = near._sync
     crowd.play([("calls", 0, "a", 1, 5)])
-    estimate, hits = near._recompute_left, 0
+    estimate, hits = sync.recompute_left, 0
 
     def hit_before(cell: Any, now: float) -> None:
         nonlocal hits
-        near._recompute_left = estimate
+        sync.recompute_left = estimate
         for _ in range(100):
             hits += bool(near.decide_locally("a", 1))
         estimate(cell, now)
 
-    near._recompute_left = hit_before
+    sync.recompute_left = hit_before
     crowd.settle()
-    near._recompute_left = estimate
+    sync.recompute_left = estimate
     assert hits > 0
     assert sum(crowd.held("a", limit).values()) == hits + 5
     assert hits + 5 == limit.amount

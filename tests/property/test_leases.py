@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import leased
-from distwindow.consistency.base import Direct
+from distwindow.consistency import leased_key_state
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.leased import Leased
 from distwindow.core.errors import StoreTimeout
 from distwindow.core.limit import Limit
@@ -153,7 +153,7 @@ def check_permits(crowd: Crowd) -> None:
     for name, process in crowd.alive.items():
         near: Any = process.near
         held = sum(cell.permits_left for cell in near._key_states.all())
-        queued = sum(back.permits for back in near._refund_queue)
+        queued = sum(back.permits for back in near._refunds._queue)
         assert granted[name] == spent[name] + held + queued + returned[name]
     for command, reply in crowd.world.log:
         if isinstance(command, Refund):
@@ -252,7 +252,7 @@ def windows_hold(*script: Step, **how: Any) -> bool:
 def test_a_lease_that_outlived_its_bucket_would_break_them(monkeypatch: pytest.MonkeyPatch) -> None:
     story: list[Step] = [("calls", 0, "a", 1, 5), TURN, ("rushes", 1, "a"), ("rushes", 0, "a")]
     assert windows_hold(*story)
-    monkeypatch.setattr(leased, "CLOCK_MARGIN_S", -0.5)
+    monkeypatch.setattr(leased_key_state, "CLOCK_MARGIN_S", -0.5)
     assert not windows_hold(*story)
 
 
@@ -265,7 +265,7 @@ def test_a_lease_without_a_margin_for_slewed_clocks_would_break_them(
         ("rushes", 1, "a"), ("rushes", 0, "a"),
     ]  # fmt: skip
     assert windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
-    monkeypatch.setattr(leased, "MAX_CLOCK_DRIFT", 0.0)
+    monkeypatch.setattr(leased_key_state, "MAX_CLOCK_DRIFT", 0.0)
     assert not windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import base as near
-from distwindow.consistency.base import Direct
+from distwindow.consistency import refusals
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
@@ -108,7 +108,7 @@ def test_a_refusal_remembered_beyond_its_moment_would_be_wrong(
         crowd.play(story)
 
     tell()
-    monkeypatch.setattr(near, "CLOCK_MARGIN_S", -0.5)
+    monkeypatch.setattr(refusals, "CLOCK_MARGIN_S", -0.5)
     with pytest.raises(AssertionError):
         tell()
 
@@ -253,7 +253,7 @@ def test_a_flush_that_is_not_recognised_would_count_twice() -> None:
     def tell(sender: str) -> None:
         crowd = Crowd(LONG[0], direct(), [(5.0, 0)], start_ms=T0)
         process: Any = crowd.alive[0].near
-        process._sender = sender
+        process._counts._sender = sender
         crowd.play(story)
         crowd.settle()
         check_blocks(crowd)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
-from distwindow.consistency.base import Direct
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
@@ -96,13 +96,13 @@ def test_who_is_about_to_count_as_the_limiter_closes_is_told(
     decision = made.at_once("k")
     settle(made)
     near: Any = made.near
-    mark = near._mark_dirty
+    mark = near._counts.mark_dirty
 
     def closes(cell: Any) -> None:
         mark(cell)
         near.close()
 
-    monkeypatch.setattr(near, "_mark_dirty", closes)
+    monkeypatch.setattr(near._counts, "mark_dirty", closes)
     with pytest.raises(ConfigurationError, match="closed"):
         end(made, decision, 5)
     if mode == "eventual":

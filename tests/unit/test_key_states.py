@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.consistency.key_state import KeyState, merge_buckets
+from distwindow.consistency.key_state import KeyState, StateName, merge_buckets
 from distwindow.consistency.key_state_cache import KeyStateCache
 from distwindow.core.stats import Bucket
 
@@ -29,7 +29,7 @@ def use(cells: KeyStateCache[KeyState], key: str) -> KeyState:
 
 @given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
 def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
-    gone: list[str] = []
+    gone: list[StateName] = []
     cells: KeyStateCache[KeyState] = KeyStateCache(most, lambda cell: gone.append(cell.key))
     model: OrderedDict[str, None] = OrderedDict()
     left = []
