@@ -91,7 +91,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             self._counts.mark_dirty(state)
         if cost != 1:
             charges = with_cost(charges, cost)
-        # `Decision(...)` takes twice as long.
+        # `Decision(...)` takes nearly twice as long.
         return _new_tuple(
             Decision,
             (

@@ -45,8 +45,9 @@ class ExactStrategy(LocalStrategy[S]):
         """Decide by a permit that is held here or a refusal that still holds; None if the store has
         to decide.
 
-        One function for both strategies, and without calls where it can be: this is the whole cost
-        of a call on a hot key, and each call of a function in it adds some 5 %.
+        One function for both strategies: this is the whole cost of a call on a hot key. With a
+        function for the permits and one for the refusal, a leased hit took 7 % more time, and a
+        repeated refusal 4 %.
         """
         try:
             state = self._get(key)
@@ -77,7 +78,7 @@ class ExactStrategy(LocalStrategy[S]):
                     self._on_few_left(state, now)
                 if cost != 1:
                     charges = with_cost(charges, cost)
-                # `Decision(...)` takes twice as long.
+                # `Decision(...)` takes nearly twice as long.
                 return _new_tuple(
                     Decision,
                     (
