@@ -32,9 +32,10 @@ class Leasing:
         self.process = Process(
             self.world, LIMIT, lambda book, clock: Leased(book, clock, max_keys, INTERVAL_MS / 1000)
         )
-        self.near: Any = self.process.near
+        near: Any = self.process.near
+        self.near = near
         self.process.at_once("k")
-        self.state: LeasedKeyState = self.near._key_states.get("k")
+        self.state: LeasedKeyState = near._key_states.get("k")
 
     def calls(self, times: int) -> None:
         for _ in range(times):
@@ -82,9 +83,9 @@ class Leasing:
 
     def refunded(self) -> int:
         """Permits that the store was given back."""
-        return sum(c.charges[0].cost for c, _ in self.world.log if isinstance(c, Refund)) + sum(
-            refund.permits for refund in self.near._refunds._queue
-        )
+        sent = [c.charges[0].cost for c, _ in self.world.log if isinstance(c, Refund)]
+        queued: list[int] = [refund.permits for refund in self.near._refunds._queue]
+        return sum(sent) + sum(queued)
 
     def where(self) -> str:
         state = self.state
