@@ -8,7 +8,7 @@ A strategy is put together from objects that do one thing each:
     FlushSchedule    when the worker has to flush        flush_schedule.py
     Refusals         refusals that are repeated here     refusals.py              direct, leased
     Leases, ...      permits that are held here          leases.py, lease_*.py    leased
-    FleetCounts...   what all processes have counted     fleet_sync.py            eventual
+    FleetSync        what all processes have counted     fleet_sync.py            eventual
 
 `LocalStrategy` connects them to the methods that `operations/strategy.py` lists. How a call is
 decided differs: `exact.py` for `direct` and `leased`, `eventual.py`.
@@ -68,7 +68,7 @@ class LocalStrategy(Generic[S]):
         counts: PendingCounts[S],
         sources: Sequence[CommandSource],
     ) -> None:
-        """`sources` are asked for their commands in this order."""
+        """`sources`: the parts that have commands to send, in this order."""
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock

@@ -1,4 +1,4 @@
-"""A key's windows, as one process knows them."""
+"""The state of a key under `consistency="eventual"`: its windows."""
 
 from __future__ import annotations
 

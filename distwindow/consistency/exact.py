@@ -46,8 +46,8 @@ class ExactStrategy(LocalStrategy[S]):
         to decide.
 
         One function for both strategies: this is the whole cost of a call on a hot key. With a
-        function for the permits and one for the refusal, a leased hit took 7 % more time, and a
-        repeated refusal 4 %.
+        function for the permits and one for the refusal, a leased hit took 6.5 % more time, and a
+        repeated refusal 4.4 % (docs/decisions/0004-decision-is-a-tuple.md).
         """
         try:
             state = self._get(key)

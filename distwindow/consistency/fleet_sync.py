@@ -77,8 +77,8 @@ class FleetSync:
         return self._clock.now_ms() - self._monotonic() * 1000
 
     def clock_probe(self) -> list[PendingCommand]:
-        """Return a flush without counts if the store's time is not known yet: counts name their
-        bucket, and would go into a wrong one.
+        """Return a flush without counts while the store's time is not known: counts carry the start
+        of their bucket, so its reply has to come before they can be sent.
         """
         if self.offset_ms is not None:
             return []

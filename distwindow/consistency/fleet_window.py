@@ -1,4 +1,4 @@
-"""One limit as all processes have counted it, as far as this process knows.
+"""One limit as all processes have counted it, by what this process has received.
 
       buckets             | 10 | 20 |  5 |  0 |      all processes, by the store's last reply
       not yet sent                  |  2 |  4 |      counted here since, and so not in that reply

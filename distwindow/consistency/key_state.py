@@ -1,4 +1,4 @@
-"""What this process knows of one key.
+"""The state of one key in this process.
 
     permits_left, permits_until   permits that may be spent here, and until when
     refused_cost, refused_until   the least cost that is refused here, and until when
@@ -57,7 +57,7 @@ class CachedRefusal(NamedTuple):
 
 
 class KeyState:
-    """What this process knows of one key. Callers hold the locks that the methods name."""
+    """The state of one key in this process. Callers hold the locks that the methods name."""
 
     __slots__ = (
         "blocked",

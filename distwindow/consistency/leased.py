@@ -245,7 +245,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         self._prefetches.request(state, now)
 
     def _after_reset(self, state: LeasedKeyState) -> None:
-        # The lease was charged in buckets that are gone, so there is nothing to give back.
+        # Its buckets are emptied, and so there is nothing to give back.
         with self._key_states.counter_lock:
             state.permits_left = state.left_at_sample = 0
             state.refill_below = -1

@@ -1,8 +1,8 @@
 """A key's lease: permits that were charged in one bucket, and until when they may be spent.
 
-The end of that bucket is known as "so long after the store was asked", and this machine's clock may
-be slower than the store's: chrony slews a clock by up to 8.3 %. So a lease ends before its bucket,
-by the part `MAX_CLOCK_DRIFT` of that time, and every later reply from the same bucket extends it:
+A reply has the time that its bucket had left, and this machine's clock may be slower than the
+store's: chrony slews a clock by up to 8.3 %. So a lease ends before its bucket, by the part
+`MAX_CLOCK_DRIFT` of that time, and every later reply from the same bucket extends it:
 
     store's bucket   |-----------------------------------------|
     first reply      t1 ---------------------------------> ends t1 + 0.91 of what was left
@@ -25,8 +25,8 @@ still, a process may spend what its lease still holds after the bucket has ended
 
 
 def lease_end(sent_at: float, left_ms: int) -> float:
-    """Return until when a lease may be spent (monotonic seconds) whose bucket had `left_ms` left
-    when the store was asked at `sent_at`.
+    """Return until when a lease may be spent (monotonic seconds) whose bucket had `left_ms` left by
+    the reply to a request that was sent at `sent_at`.
     """
     return sent_at + left_ms / 1000 / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
 

@@ -52,7 +52,7 @@ bounds the number of these.
 
 
 class FleetObserver(Protocol[S_contra]):
-    """Follows what all processes count. Where there is one, every flush asks for these counts."""
+    """Follows what all processes count. Where there is one, every flush returns these counts."""
 
     def before_flush(self, state: S_contra) -> None:
         """Called before the counts of `state` are taken."""

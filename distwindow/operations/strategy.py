@@ -67,7 +67,7 @@ class Strategy(Protocol):
         """Return what has to be sent before the store decides one call over `keys`."""
 
     def clock_probe(self) -> list[PendingCommand]:
-        """Return what has to be sent before any counts can be: it asks for the store's time."""
+        """Return what has to be sent before any counts can be: its reply has the store's time."""
 
     def pending_commands(
         self, now: float, found: list[PendingCommand], *, last: bool = False
