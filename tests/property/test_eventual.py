@@ -51,7 +51,7 @@ forks = st.tuples(st.just("forks"), who)
 
 
 def syncing(share: float = 1.0, sync: float = S) -> Mode:
-    return lambda book, clock: Eventual(book, clock, 1000, sync, share)
+    return lambda commands, clock: Eventual(commands, clock, 1000, sync, share)
 
 
 def acquainted(limits: Any, starts: list[tuple[float, int]], mode: Mode, **how: Any) -> Crowd:
@@ -365,7 +365,7 @@ def test_counts_that_are_sent_again_unrecognised_would_count_twice() -> None:
 
     def tell(sender: str) -> None:
         crowd = acquainted(LONG[0], [(5.0, 0)], syncing())
-        process: Any = crowd.alive[0].near
+        process: Any = crowd.alive[0].strategy
         process._counts._sender = sender
         crowd.play(story)
         crowd.settle()
@@ -422,12 +422,12 @@ def test_a_reply_that_is_overtaken_by_a_newer_one_would_let_more_pass(
 def believing(flushed: Any) -> Any:
     """Every reply is taken for the newest."""
 
-    def hears(self: Any, cell: Any, flight: Any, reply: Any, sent_at: float) -> None:
-        known = cell.in_flight
-        flushed(self, cell, flight, reply, sent_at)
-        if known is not flight and not isinstance(reply, Exception):
-            self.observer.on_fleet_counts(cell, reply)
-            self.observer.on_flush_ended(cell, self._monotonic())
+    def hears(self: Any, state: Any, batch: Any, reply: Any, sent_at: float) -> None:
+        known = state.in_flight
+        flushed(self, state, batch, reply, sent_at)
+        if known is not batch and not isinstance(reply, Exception):
+            self.observer.on_fleet_counts(state, reply)
+            self.observer.on_flush_ended(state, self._monotonic())
 
     return hears
 
@@ -442,17 +442,17 @@ def test_hits_in_the_moment_in_which_the_stores_clock_is_learned_are_counted(ske
     """
     limit = Limit(60, per=3600.0)
     crowd = Crowd(limit, syncing(), [(5.0, skew_ms)], start_ms=T0)
-    near: Any = crowd.alive[0].near
-    sync = near._sync
+    strategy: Any = crowd.alive[0].strategy
+    sync = strategy._sync
     crowd.play([("calls", 0, "a", 1, 5)])
     estimate, hits = sync.recompute_left, 0
 
-    def hit_before(cell: Any, now: float) -> None:
+    def hit_before(state: Any, now: float) -> None:
         nonlocal hits
         sync.recompute_left = estimate
         for _ in range(100):
-            hits += bool(near.decide_locally("a", 1))
-        estimate(cell, now)
+            hits += bool(strategy.decide_locally("a", 1))
+        estimate(state, now)
 
     sync.recompute_left = hit_before
     crowd.settle()
@@ -466,7 +466,7 @@ def test_a_reset_connection_loses_no_counts_of_keys_that_are_not_kept_any_more()
     """Many more keys are in use than `max_local_keys`, and each flush that is lost is repeated."""
     limit = Limit("100/hour")
     crowd = Crowd(
-        limit, lambda book, clock: Eventual(book, clock, 2, S), [(5.0, 0)], start_ms=T0 + 5
+        limit, lambda commands, clock: Eventual(commands, clock, 2, S), [(5.0, 0)], start_ms=T0 + 5
     )
     keys = [f"k{number}" for number in range(40)]
     crowd.play([("calls", 0, "k0", 1, 1)])
@@ -482,12 +482,15 @@ def test_a_reset_connection_loses_no_counts_of_keys_that_are_not_kept_any_more()
 def test_what_waits_for_a_store_that_stays_away_is_bounded() -> None:
     """A flood of keys that are called once, for much longer than an accident takes."""
     crowd = Crowd(
-        Limit("100/day"), lambda book, clock: Eventual(book, clock, 10, S), [(5.0, 0)], start_ms=T0
+        Limit("100/day"),
+        lambda commands, clock: Eventual(commands, clock, 10, S),
+        [(5.0, 0)],
+        start_ms=T0,
     )
-    near: Any = crowd.alive[0].near
+    strategy: Any = crowd.alive[0].strategy
     crowd.play([("calls", 0, "k", 1, 1)])
     crowd.settle()
     for second in range(60):
         crowd.play([("calls", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
         crowd.play([("passes", 1000.0), ("works", 0), ("lose", -1)])
-        assert near._key_states.count_evicted_unsent() <= 20 * 8
+        assert strategy._key_states.count_evicted_unsent() <= 20 * 8

@@ -68,7 +68,7 @@ class RemotePlay(Play):
         clock = ManualClock()
         self.store = Remote(clock)
         super().__init__(self.store, clock, consistency=mode, **how)
-        self.near: Any = self.limiter._strategy
+        self.strategy: Any = self.limiter._strategy
 
     def end(self) -> None:
         """Everything is told and given back."""
@@ -76,8 +76,8 @@ class RemotePlay(Play):
         assert self.limiter._flush_now(True) is None
 
     def check(self, interrupted: str | None) -> None:
-        for cell in self.near._key_states.all():
-            assert getattr(cell, "lease_fetch", None) is None, interrupted
+        for state in self.strategy._key_states.all():
+            assert getattr(state, "lease_fetch", None) is None, interrupted
         lost = max(1, self.store.lent) if interrupted else 0
         one = int(bool(interrupted))
         doubt = 0

@@ -62,7 +62,7 @@ ends = (
 
 
 def leasing(most: int = 1000) -> Mode:
-    return lambda book, clock: Leased(book, clock, most, 0.25)
+    return lambda commands, clock: Leased(commands, clock, most, 0.25)
 
 
 class Scene:
@@ -151,9 +151,9 @@ def check_permits(crowd: Crowd) -> None:
         if one.source == "lease":
             spent[one.who] += one.cost
     for name, process in crowd.alive.items():
-        near: Any = process.near
-        held = sum(cell.permits_left for cell in near._key_states.all())
-        queued = sum(back.permits for back in near._refunds._queue)
+        strategy: Any = process.strategy
+        held = sum(state.permits_left for state in strategy._key_states.all())
+        queued = sum(back.permits for back in strategy._refunds._queue)
         assert granted[name] == spent[name] + held + queued + returned[name]
     for command, reply in crowd.world.log:
         if isinstance(command, Refund):
@@ -275,8 +275,8 @@ def test_a_machine_that_stood_still_spends_no_more_than_its_lease(
     """Suspended, its clock shows nothing of it: what it held may come on top, and only that."""
     crowd = Crowd(ONE_BUCKET, leasing(), THREE, start_ms=T0)
     crowd.play([TURN, ("calls", 0, "a", 1, 10)])
-    near: Any = crowd.alive[0].near
-    held = near._key_states.all()[0].permits_left
+    strategy: Any = crowd.alive[0].strategy
+    held = strategy._key_states.all()[0].permits_left
     assert held > 0
     crowd.alive[0].clock.stands_still(3000)
     crowd.play([("rushes", 1, "a"), ("rushes", 0, "a")])
@@ -290,7 +290,7 @@ def test_a_child_that_spent_its_parents_lease_would_break_them() -> None:
         ("rushes", 1, "a"),
     ]  # fmt: skip
     assert windows_hold(*story)
-    assert not windows_hold(*story, at_fork=lambda near: None)
+    assert not windows_hold(*story, at_fork=lambda strategy: None)
 
 
 def test_a_return_that_was_executed_and_is_sent_again_would_break_them(
@@ -331,8 +331,8 @@ def day(mode: Mode, limit: Limit, loads: list[float], seconds: float, seed: int)
     return Day(len(found.admitted), found.world.asked, kinds)
 
 
-def direct(book: CommandCache, clock: Local) -> Strategy:
-    return Direct(book, clock, 1000, 0.25)
+def direct(commands: CommandCache, clock: Local) -> Strategy:
+    return Direct(commands, clock, 1000, 0.25)
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 3.0])

@@ -65,8 +65,8 @@ class Told:
         self.clock = ManualClock(START)
         self.step_ms = 0
         self.key = fresh()
-        self.near = mode(CommandCache("refunds", limits), self.clock)
-        self.charges = self.near._command_cache.acquire(self.key).charges
+        self.strategy = mode(CommandCache("refunds", limits), self.clock)
+        self.charges = self.strategy._command_cache.acquire(self.key).charges
         self.refunds: list[Refund] = []
         self.counted_in: list[int] = []
         """Where the last admission or lease was counted."""
@@ -99,18 +99,20 @@ class Told:
         return states
 
     def call(self, cost: int = 1) -> Decision:
-        decision: Decision | None = self.near.decide_locally(self.key, cost)
+        decision: Decision | None = self.strategy.decide_locally(self.key, cost)
         if decision is None:
             decision = run_blocking(
-                self.near.acquire_remote(self.key, cost), self.execute, self.clock.sleep
+                self.strategy.acquire_remote(self.key, cost), self.execute, self.clock.sleep
             )
         return decision
 
     def works(self) -> None:
-        run_blocking(flush_due(self.near, self.clock.monotonic), self.execute, self.clock.sleep)
+        run_blocking(flush_due(self.strategy, self.clock.monotonic), self.execute, self.clock.sleep)
 
     def refund(self, decision: Decision) -> int:
-        return run_blocking(refund(self.near, decision, self.clock), self.execute, self.clock.sleep)
+        return run_blocking(
+            refund(self.strategy, decision, self.clock), self.execute, self.clock.sleep
+        )
 
 
 def passes(state: RingState | None) -> dict[int, int]:
@@ -134,16 +136,16 @@ def check_as_before(
         assert held == known
 
 
-def direct(book: CommandCache, clock: ManualClock) -> Direct:
-    return Direct(book, clock, 1000, 0.1)
+def direct(commands: CommandCache, clock: ManualClock) -> Direct:
+    return Direct(commands, clock, 1000, 0.1)
 
 
-def leased(book: CommandCache, clock: ManualClock) -> Leased:
-    return Leased(book, clock, 1000, 0.1)
+def leased(commands: CommandCache, clock: ManualClock) -> Leased:
+    return Leased(commands, clock, 1000, 0.1)
 
 
-def eventual(book: CommandCache, clock: ManualClock) -> Eventual:
-    return Eventual(book, clock, 1000, 0.1)
+def eventual(commands: CommandCache, clock: ManualClock) -> Eventual:
+    return Eventual(commands, clock, 1000, 0.1)
 
 
 def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> None:
@@ -157,7 +159,7 @@ def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> No
         assert decision.allowed
         told.step_ms += between_ms
         told.refund(decision)
-        check_as_before(before, told.states(), told.near._command_cache.limits, told.now_ms)
+        check_as_before(before, told.states(), told.strategy._command_cache.limits, told.now_ms)
         told.call()
 
 
@@ -298,4 +300,4 @@ def test_a_refund_names_the_buckets_that_were_counted_in_here(step_ms: int) -> N
     assert told.states() != before
     assert told.refund(decision) == 1
     told.works()
-    check_as_before(before, told.states(), told.near._command_cache.limits, told.now_ms)
+    check_as_before(before, told.states(), told.strategy._command_cache.limits, told.now_ms)

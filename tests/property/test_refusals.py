@@ -44,15 +44,15 @@ asks = st.tuples(st.just("asks"), who, st.sampled_from(KEYS))
 
 
 def direct(most: int = 1000) -> Mode:
-    return lambda book, clock: Direct(book, clock, most, 0.25)
+    return lambda commands, clock: Direct(commands, clock, most, 0.25)
 
 
 def leasing(most: int = 1000) -> Mode:
-    return lambda book, clock: Leased(book, clock, most, 0.25)
+    return lambda commands, clock: Leased(commands, clock, most, 0.25)
 
 
 def syncing(most: int = 1000) -> Mode:
-    return lambda book, clock: Eventual(book, clock, most, 0.1)
+    return lambda commands, clock: Eventual(commands, clock, most, 0.1)
 
 
 # -- right, against the store ---------------------------------------------------------------------
@@ -74,7 +74,7 @@ def check_against_the_store(crowd: Crowd) -> None:
         assert 0 < decision.retry_after <= decision.reset_after
         assert decision.charged is None
 
-    crowd.nearby = compare
+    crowd.on_local_decision = compare
 
 
 @settings(LENIENT, max_examples=60)
@@ -191,7 +191,7 @@ def test_what_was_given_back_is_found_within_a_bucket(
             for who, command, reply in crowd.delivered if who == name
         )  # fmt: skip
 
-    crowd.nearby = compare
+    crowd.on_local_decision = compare
     crowd.play(script)
 
 
@@ -252,7 +252,7 @@ def test_a_flush_that_is_not_recognised_would_count_twice() -> None:
 
     def tell(sender: str) -> None:
         crowd = Crowd(LONG[0], direct(), [(5.0, 0)], start_ms=T0)
-        process: Any = crowd.alive[0].near
+        process: Any = crowd.alive[0].strategy
         process._counts._sender = sender
         crowd.play(story)
         crowd.settle()

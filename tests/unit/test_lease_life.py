@@ -13,7 +13,7 @@ from distwindow.consistency.leased_key_state import LeasedKeyState
 from distwindow.operations.steps import Fetch, Operation, Pipeline
 from distwindow.protocol.commands import Lease, Refund
 from tests.crowd import Recorded
-from tests.fleet import Process, Way
+from tests.fleet import OperationRun, Process
 from tests.state_tables import Plays, Row
 from tests.unit.stage import T0
 
@@ -30,12 +30,14 @@ class Leasing:
     def __init__(self, max_keys: int = 1000) -> None:
         self.world = Recorded(T0 + 5.0)
         self.process = Process(
-            self.world, LIMIT, lambda book, clock: Leased(book, clock, max_keys, INTERVAL_MS / 1000)
+            self.world,
+            LIMIT,
+            lambda commands, clock: Leased(commands, clock, max_keys, INTERVAL_MS / 1000),
         )
-        near: Any = self.process.near
-        self.near = near
+        strategy: Any = self.process.strategy
+        self.strategy = strategy
         self.process.at_once("k")
-        self.state: LeasedKeyState = near._key_states.get("k")
+        self.state: LeasedKeyState = strategy._key_states.get("k")
 
     def calls(self, times: int) -> None:
         for _ in range(times):
@@ -52,7 +54,7 @@ class Leasing:
     def fetches(self) -> tuple[Operation[Any], Fetch]:
         """Set out with a call that leases, and stop before its command is sent."""
         for _ in range(100):
-            operation = self.near.acquire_remote("k", 1)
+            operation = self.strategy.acquire_remote("k", 1)
             step = next(operation)
             if isinstance(step, Fetch):
                 assert self.where() == "fetching"
@@ -68,15 +70,15 @@ class Leasing:
         with pytest.raises(type(error)):
             operation.throw(error)
 
-    def works(self, *, last: bool = False) -> Way:
+    def works(self, *, last: bool = False) -> OperationRun:
         """The worker comes, and all its commands are executed."""
-        way = self.process.work(last=last)
-        while not way.done:
-            way.reach()
-            if isinstance(way.effect, Pipeline):  # which `reach` does not log
-                self.world.log += zip(way.effect.commands, way._reply, strict=True)
-            way.answer()
-        return way
+        run = self.process.work(last=last)
+        while not run.done:
+            run.reach()
+            if isinstance(run.step, Pipeline):  # which `reach` does not log
+                self.world.log += zip(run.step.commands, run._reply, strict=True)
+            run.answer()
+        return run
 
     def passes(self, ms: float) -> None:
         self.world.ms += ms
@@ -84,7 +86,7 @@ class Leasing:
     def refunded(self) -> int:
         """Permits that the store was given back."""
         sent = [c.charges[0].cost for c, _ in self.world.log if isinstance(c, Refund)]
-        queued: list[int] = [refund.permits for refund in self.near._refunds._queue]
+        queued: list[int] = [refund.permits for refund in self.strategy._refunds._queue]
         return sum(sent) + sum(queued)
 
     def where(self) -> str:
@@ -125,10 +127,10 @@ def _() -> str:
     it.works()
     it.passes(BUCKET_MS)
     it.state.demand.observe(it.process.clock.monotonic(), 200)
-    way = it.process.work()  # the bucket has ended, so what was left goes back
+    run = it.process.work()  # the bucket has ended, so what was left goes back
     assert it.state.permits_left == 0
-    assert isinstance(way.effect, Pipeline)
-    assert any(isinstance(c, Lease) and c.prefetch for c in way.effect.commands)
+    assert isinstance(run.step, Pipeline)
+    assert any(isinstance(c, Lease) and c.prefetch for c in run.step.commands)
     return it.where()
 
 
@@ -177,7 +179,7 @@ def _() -> str:
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
-    other = Process(it.world, LIMIT, lambda book, clock: Leased(book, clock, 10, 0.25))
+    other = Process(it.world, LIMIT, lambda commands, clock: Leased(commands, clock, 10, 0.25))
     while other.at_once("k"):
         pass
     it.ends(operation, it.world.execute(step.command))
@@ -219,7 +221,7 @@ def _() -> str:
     it = held()
     it.passes(100)
     before, bucket = it.state.permits_until, it.state.lease_ends_ms
-    it.near._prefetches.request(it.state, it.process.clock.monotonic())
+    it.strategy._prefetches.request(it.state, it.process.clock.monotonic())
     it.state.demand.observe(it.process.clock.monotonic(), 100)
     it.works()
     assert it.state.lease_ends_ms == bucket
@@ -278,7 +280,7 @@ def _() -> str:
 @PLAYS.row("held", "the limiter is closed")
 def _() -> str:
     it = held()
-    it.near.close()
+    it.strategy.close()
     it.works(last=True)
     return it.where()
 
@@ -287,10 +289,10 @@ def _() -> str:
 def _() -> str:
     it = held()
     cost = it.state.permits_left + 1
-    way = it.process.call("k", cost)
-    assert isinstance(way, Way)
-    assert isinstance(way.effect, Pipeline)
-    assert [type(command) for command in way.effect.commands] == [Refund]
+    run = it.process.call("k", cost)
+    assert isinstance(run, OperationRun)
+    assert isinstance(run.step, Pipeline)
+    assert [type(command) for command in run.step.commands] == [Refund]
     assert it.refunded() == 0  # it is in no queue any more, and not in the store yet
     assert not it.state.permits_left
     return "refunded, before the store decides"
@@ -299,7 +301,7 @@ def _() -> str:
 @PLAYS.row("held", "its key is reset")
 def _() -> str:
     it = held()
-    it.near.reset("k")
+    it.strategy.reset("k")
     return it.where()
 
 
