@@ -161,7 +161,7 @@ def check_permits(crowd: Crowd) -> None:
 
 
 def check_charges(crowd: Crowd) -> None:
-    """Once everything is told and nothing was lost on the way, the store holds what was spent."""
+    """Once all counts are sent and no reply was lost, the store holds what was spent."""
     for limit in crowd.limits:
         for key in KEYS:
             held = crowd.held(key, limit)
@@ -192,7 +192,7 @@ quiet_scenes = st.builds(
 @settings(LENIENT, max_examples=100)
 @given(scene=quiet_scenes)
 def test_what_is_left_is_given_back(scene: Scene) -> None:
-    """As its bucket ends, or once nobody has called for two rounds of the worker."""
+    """As its bucket ends, or after two flush intervals without calls."""
     crowd = scene.open()
     crowd.play(scene.script)
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_what_is_left_is_given_back(scene: Scene) -> None:
 
 @settings(LENIENT, max_examples=50)
 @given(scene=quiet_scenes)
-def test_who_closes_gives_everything_back_at_once(scene: Scene) -> None:
+def test_closing_gives_everything_back_at_once(scene: Scene) -> None:
     crowd = scene.open()
     crowd.play(scene.script)
     crowd.close()
@@ -230,7 +230,7 @@ def test_a_store_whose_clock_was_set_back_is_followed() -> None:
     assert after.total() <= before.total() * 1.5
 
 
-# -- the laws above can fail ----------------------------------------------------------------------
+# -- the tests above can fail ----------------------------------------------------------------------
 
 
 ONE_BUCKET: Any = Limit(40, per=3.0, buckets=1)
@@ -337,7 +337,7 @@ def direct(commands: CommandCache, clock: Local) -> Strategy:
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("processes", [1, 4, 16])
-def test_a_small_limit_is_asked_about_call_by_call(processes: int, load: float) -> None:
+def test_each_call_under_a_small_limit_is_decided_by_the_store(processes: int, load: float) -> None:
     """A lease of one would be two commands in the place of one."""
     for seed in range(5):
         how = Limit("5/second"), [load / processes] * processes, 10, seed
@@ -370,7 +370,7 @@ def test_near_the_limit_hardly_anything_is_stranded(
     assert mine.asked < other.asked
 
 
-# -- leases whose fate is unknown -----------------------------------------------------------------
+# -- leases whose outcome is unknown -----------------------------------------------------------------
 
 
 @given(lost=st.lists(st.booleans(), min_size=2, max_size=12))

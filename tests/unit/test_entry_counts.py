@@ -31,12 +31,12 @@ MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
 def process(request: pytest.FixtureRequest) -> Process:
     made = Process(World(START), LIMIT, MODES[request.param], origin=1000.0, skew_ms=-40)
     made.at_once("first")
-    settle(made)  # the store's clock is known; before that its buckets are guessed by our own
+    settle(made)  # a reply has the store's time; before that, buckets come from the wall clock here
     return made
 
 
 def settle(process: Process) -> None:
-    for _ in range(2):  # what time it is there comes before what is to be told
+    for _ in range(2):  # the clock probe comes before the counts
         run = process.work()
         while not run.done:
             run.answer()
@@ -70,7 +70,7 @@ def test_a_call_that_took_longer_than_the_window_is_counted_when_it_ended(
         assert ended(process) == [(0, 1, 0, taken, taken)]
 
 
-def test_ends_of_several_buckets_travel_together_and_stay_apart(process: Process) -> None:
+def test_ends_of_several_buckets_are_sent_together_and_counted_apart(process: Process) -> None:
     decision = process.at_once("k")
     for taken, failed in ((100, False), (200, True), (300, False), (300, False)):
         process.world.ms = START + taken
@@ -90,7 +90,7 @@ def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_is_about_to_count_as_the_limiter_closes_is_told(
+def test_a_call_that_is_about_to_count_as_the_limiter_closes_raises(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread has found the key before, and counts after the last flush."""

@@ -1,4 +1,4 @@
-"""The local cache: at most so many keys, and the one used longest ago goes first."""
+"""The cache of key states: at most `max_keys`, and the least recently used is evicted first."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
     assert gone == left
 
 
-def test_a_cell_with_something_to_tell_is_kept_until_it_has_told() -> None:
+def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
     states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
-    talker = use(states, "a")
-    talker.blocked = 3
+    counted = use(states, "a")
+    counted.blocked = 3
     use(states, "b")
     assert states.count_evicted_unsent() == 1
     assert states.get("a") is None
-    talker.blocked = 0
-    states.on_all_sent(talker)
+    counted.blocked = 0
+    states.on_all_sent(counted)
     assert states.count_evicted_unsent() == 0
 
 
-def test_a_key_that_comes_back_in_time_gets_its_old_cell() -> None:
-    """What it tells has to stay in order, and a second cell would tell beside the first."""
+def test_an_evicted_key_that_is_called_again_gets_its_old_state() -> None:
+    """A second key state would send its counts beside the first, and their order would be lost."""
     states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
-    talker = use(states, "a")
-    talker.blocked = 3
+    counted = use(states, "a")
+    counted.blocked = 3
     use(states, "b")
-    assert use(states, "a") is talker
+    assert use(states, "a") is counted
     assert states.count_evicted_unsent() == 0
 
 
@@ -80,13 +80,13 @@ def test_counts_move_to_wider_buckets_without_loss() -> None:
 
 
 def taken(one: KeyState, states: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
-    """What is sent when a cell is flushed."""
+    """What is sent when a key is flushed."""
     one.close_bucket(states.counter_lock)
     sent, one.pending = one.pending, ()
     return sent
 
 
-def test_a_bucket_that_turns_keeps_what_was_counted_in_it() -> None:
+def test_what_was_counted_in_a_bucket_that_has_ended_is_kept() -> None:
     states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
     one = use(states, "a")
     one.open_bucket(states.counter_lock, 10.0)
@@ -117,7 +117,7 @@ def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed() -> None:
     assert one.bucket_ends_at < 10.3
 
 
-def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_away() -> None:
+def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_unreachable() -> None:
     states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
     one = use(states, "a")
     for turn in range(500):
@@ -126,9 +126,9 @@ def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_away() -> None
     assert len(taken(one, states)) <= 11
 
 
-def test_the_best_that_is_known_of_the_stores_clock_stays_while_it_can_be_true() -> None:
+def test_the_best_clock_offset_is_kept_while_it_is_possible() -> None:
     one = state("a")
-    one.update_clock_offset(1_000, 0.0, 0.010)  # said between 0 and 10 ms: 990 to 1001 ahead
+    one.update_clock_offset(1_000, 0.0, 0.010)  # sent between 0 and 10 ms: 990 to 1001 ahead
     assert one.offset_ms == 990
     one.update_clock_offset(1_100, 0.099, 0.1)  # quick, so exact
     assert one.offset_ms == 1000
