@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ..core.charge import Charge
 from ..core.clock import Clock
@@ -27,7 +27,7 @@ from ..core.key import AnyKey, Key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import PendingCommand
-from ..protocol.commands import Command
+from ..protocol.commands import Flush
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER, KeyState, StateName
 from .key_state_cache import KeyStateCache
@@ -82,7 +82,7 @@ class LocalStrategy(Generic[S]):
     def _bind_hot_path(self) -> None:
         """Look up once what every call uses, which saves some 2 % of a call."""
         self._get, self._touch = self._key_states.get, self._key_states.touch
-        self._lock: Lock | _ClosedLock = self._key_states.counter_lock
+        self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
         """Held while a call is counted. `counter_lock` itself is for what is counted already."""
         if self._key_states.closed:
             self._lock = _ClosedLock(self._key_states)
@@ -116,7 +116,7 @@ class LocalStrategy(Generic[S]):
 
     # -- statistics -------------------------------------------------------------------------------
 
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None:
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call, to be sent later."""
         now = self._monotonic()
         # `now_ms` is the store's time when the call began, so this is its offset now, or less.
@@ -258,10 +258,10 @@ class LocalStrategy(Generic[S]):
         return self._key_states.add(name, lambda: self._new_state(name, plain, offset_ms))
 
 
-class _ClosedLock:
+class _ClosedLock(Generic[S]):
     """Takes the place of a closed limiter's lock and raises, so that an open one checks nothing."""
 
-    def __init__(self, states: KeyStateCache[Any]) -> None:
+    def __init__(self, states: KeyStateCache[S]) -> None:
         self._states = states
 
     def __enter__(self) -> None:

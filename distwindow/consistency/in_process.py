@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ..core.charge import Charge
 from ..core.decision import Decision
@@ -12,7 +11,7 @@ from ..core.stats import Bucket
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import PendingCommand
-from ..protocol.commands import CURRENT_BUCKET, Acquire, Command, Flush
+from ..protocol.commands import CURRENT_BUCKET, Acquire, Flush
 from .key_state import NEVER
 
 
@@ -36,7 +35,7 @@ class InProcess:
         decision: Decision = yield self._command(key, cost)
         return decision
 
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None:
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Return the command that counts the end of an admitted call."""
         ended = Bucket(
             CURRENT_BUCKET,

@@ -5,7 +5,6 @@ keys of a limiter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from .steps import Operation, Pipeline
@@ -44,7 +43,7 @@ def send_all(
     if not pending:
         return None
     sent_at = monotonic()
-    replies: Sequence[Any] = [_NOT_SENT] * len(pending)
+    replies: Sequence[object] = [_NOT_SENT] * len(pending)
     try:
         pipeline = Pipeline(tuple([each.command for each in pending]))
         replies = [_OUTCOME_UNKNOWN] * len(pending)

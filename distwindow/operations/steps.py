@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..protocol.commands import Command
+from ..protocol.replies import LeaseReply
 from .completion import Completion
 
 T = TypeVar("T")
@@ -36,12 +37,12 @@ class Pipeline(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Send a command whose reply must not be lost, such as a lease. If the reply comes after its
-    caller was cancelled or has given up, `on_late_reply` is called with it.
+    """Send a lease, whose permits must not be lost. If the reply comes after its caller was
+    cancelled or has given up, `on_late_reply` is called with it.
     """
 
-    command: Command[Any]
-    on_late_reply: Callable[[Any], object]
+    command: Command[LeaseReply]
+    on_late_reply: Callable[[LeaseReply], object]
 
 
 class WaitFor(NamedTuple):

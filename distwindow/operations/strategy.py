@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.decision import Decision
 from ..core.key import AnyKey
-from ..protocol.commands import Command
+from ..protocol.commands import Command, Flush
 from .steps import Operation, WaitFor
 
 
@@ -57,7 +57,7 @@ class Strategy(Protocol):
 
     # -- counts --
 
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None:
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call; return a command if the store has to count it now."""
 
     def flush_command(self, key: AnyKey) -> PendingCommand | None:

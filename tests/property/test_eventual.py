@@ -218,7 +218,7 @@ def test_nothing_is_lost_that_is_sent_before_the_first_sync(skew_ms: int, end: s
 
 
 class Fleet(NamedTuple):
-    """A simulated fleet. `sync` and `delay_ms` (of one way) are the time counts take to reach all."""
+    """A simulated fleet. `sync` and `delay_ms` (of one way) are how long counts take."""
 
     processes: int
     sync: float

@@ -370,7 +370,7 @@ def test_near_the_limit_hardly_anything_is_stranded(
     assert mine.asked < other.asked
 
 
-# -- leases whose outcome is unknown -----------------------------------------------------------------
+# -- leases whose outcome is unknown ---------------------------------------------------------------
 
 
 @given(lost=st.lists(st.booleans(), min_size=2, max_size=12))

@@ -106,7 +106,7 @@ def test_an_interruption_is_not_raised_in_the_operation(drive: Any) -> None:
 def test_an_operation_is_closed_before_its_exception_arrives(
     drive: Any, exception: type[BaseException]
 ) -> None:
-    """Whoever keeps the exception keeps its frames, and with them an operation that is not closed."""
+    """Whoever keeps the exception keeps its frames, and in them an operation that is not closed."""
     ended, kept = [], []
 
     def inner() -> Operation[Any]:
