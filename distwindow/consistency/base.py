@@ -158,6 +158,11 @@ class LocalStrategy(Generic[S]):
         return self._schedule.next_due_at
 
     @property
+    def dropped(self) -> int:
+        """How many counts were dropped, because the store did not take them for so long."""
+        return self._counts.dropped
+
+    @property
     def wake(self) -> Callable[[], object]:
         """Wakes the worker, as `next_due_at` is earlier than it was."""
         return self._schedule.wake
@@ -245,7 +250,7 @@ class LocalStrategy(Generic[S]):
         is that of its key, unless the call was over several keys or under other limits.
         """
         self._key_states.check_open()
-        charges: tuple[Charge, ...] = decision.charged
+        charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
         if state is not None and state.charges[-1].ring == charges[-1].ring:

@@ -65,6 +65,9 @@ class ExactStrategy(LocalStrategy[S]):
             return None
         if cost.__class__ is not int or cost < 1:
             return None
+        # A memoryview is equal to the bytes in it, but is not a key.
+        if key.__class__ is memoryview:  # type: ignore[comparison-overlap]
+            return None
         now = self._monotonic()
         if now < state.permits_until:
             with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..core.charge import Charge
 from ..core.decision import Decision
 from ..core.key import AnyKey
 from ..core.stats import Bucket
@@ -20,6 +19,7 @@ class InProcess:
 
     next_due_at = NEVER
     leases = False
+    dropped = 0
 
     def __init__(self, commands: CommandCache, attempt: Callable[[Acquire], Decision]) -> None:
         self.wake: Callable[[], object] = lambda: None
@@ -44,7 +44,7 @@ class InProcess:
             rt_sum_ms=rt_ms,
             rt_min_ms=rt_ms,
         )
-        charges: tuple[Charge, ...] = decision.charged
+        charges = decision.charged or ()  # an admitted decision has charges
         return Flush(charges, counts=((ended,),) * len(charges))
 
     # The other methods of a strategy have nothing to do, as there is no local state.

@@ -11,9 +11,9 @@ would send their counts side by side, and the store takes the batches of a sende
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock, RLock
 from typing import Generic, TypeVar, cast
 
 from ..core.errors import ConfigurationError
@@ -36,10 +36,11 @@ class KeyStateCache(Generic[S]):
 
     def after_fork(self) -> None:
         """Start empty, with new locks: a thread of the parent may have held the old ones."""
-        self.counter_lock = Lock()
+        # Looked up now: gevent may have patched `threading` after this module was imported.
+        self.counter_lock = threading.Lock()
         """Held while a call is counted."""
         # Re-entrant, as a signal handler may call the limiter that it has interrupted.
-        self.state_lock = RLock()
+        self.state_lock = threading.RLock()
         """Held while key states are added, evicted and flushed."""
         self._states: OrderedDict[StateName, S] = OrderedDict()
         self._evicted_unsent.clear()

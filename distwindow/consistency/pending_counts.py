@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import zlib
 from collections import deque
-from collections.abc import Callable
-from threading import RLock
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import StoreError
 from ..core.interrupts import is_interruption
+from ..core.stats import Bucket
 from ..operations.strategy import PendingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
@@ -93,7 +94,9 @@ class PendingCounts(Generic[S]):
         self._seq = itertools.count(1)
         self._dirty: deque[S] = deque()
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
-        self._collect_lock = RLock()
+        self._collect_lock = threading.RLock()
+        self.dropped = 0
+        """How many counts were dropped, because the store did not take them for so long."""
 
     def mark_dirty(self, state: S) -> None:
         """Put `state` into the queue, and have the worker flush it after the flush interval."""
@@ -182,11 +185,10 @@ class PendingCounts(Generic[S]):
     def unsent(self) -> int:
         """Return how many counts the store has not been sent, or has not acknowledged."""
         total = 0
-        for state in self._states.all():
+        for state in {id(state): state for state in self._states.all_and_closed()}.values():
             total += state.passed + state.blocked + state.success + state.error
             sent = () if state.in_flight is None else state.in_flight.buckets
-            for counted in (*state.pending, *sent):
-                total += counted.passed + counted.blocked + counted.success + counted.error
+            total += _number_of(state.pending) + _number_of(sent)
         return total
 
     def _collect_one(self, state: S, done: dict[int, S], found: list[PendingCommand]) -> None:
@@ -211,6 +213,8 @@ class PendingCounts(Generic[S]):
                 state.update_clock_offset(reply.now_ms, sent_at, now)
                 if self.observer is not None:
                     self.observer.on_fleet_counts(state, reply)
+            else:
+                self.dropped += _number_of(batch.buckets)
             # After `on_fleet_counts`: where a signal handler raises in between, this process takes
             # its own counts for more than they are until the batch is sent again, and never for
             # less.
@@ -236,3 +240,8 @@ class PendingCounts(Generic[S]):
             return False
         newest = max(counted.start for counted in batch.buckets)
         return now * 1000 + state.offset_ms - newest < state.longest_ms
+
+
+def _number_of(buckets: Iterable[Bucket]) -> int:
+    """Return how many counts are in `buckets`."""
+    return sum(b.passed + b.blocked + b.success + b.error for b in buckets)

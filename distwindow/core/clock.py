@@ -1,32 +1,36 @@
-"""The only room that reads a clock. Everything else is told the time."""
+"""The only module that reads a clock. All other modules get the time as an argument."""
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
+
+from .errors import ConfigurationError, short_repr
 
 
 class Clock(Protocol):
-    """Time as a limiter needs it; tests hand in one they move by hand."""
+    """The clocks of a limiter. Tests pass one that they set themselves."""
 
     def now_ms(self) -> int:
-        """Wall-clock ms since the epoch."""
+        """Return the wall-clock time, ms since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds, never going back, of arbitrary origin."""
+        """Return seconds since an arbitrary moment; never less than before."""
         ...
 
     def sleep(self, seconds: float, /) -> None:
-        """Let `seconds` pass."""
+        """Return after `seconds` have passed."""
         ...
 
 
 def _monotonic() -> Callable[[], float]:
-    """Linux's clock that goes on while the machine is suspended: a lease or a deadline must not
-    outlive that. Elsewhere `time.monotonic`, which may stand still.
+    """Return a monotonic clock that includes the time for which the machine was suspended, because
+    a lease or a deadline must not last longer by it. Only Linux has one (CLOCK_BOOTTIME); elsewhere
+    return `time.monotonic`, which may stop during a suspension.
     """
     try:
         clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -37,11 +41,35 @@ def _monotonic() -> Callable[[], float]:
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     now_ms = staticmethod(lambda: time.time_ns() // 1_000_000)
     monotonic = staticmethod(_monotonic())
-    sleep = staticmethod(time.sleep)
+    # Looked up each time, as gevent may patch it later.
+    sleep = staticmethod(lambda seconds: time.sleep(seconds))
 
 
 SYSTEM: Clock = SystemClock()
+
+
+def check_clock(clock: Any) -> Clock:
+    """`clock` itself; `ConfigurationError` for what cannot tell the time as a `Clock` does."""
+    if inspect.isclass(clock):
+        raise ConfigurationError(f"time={clock.__qualname__} is a class; make an object of it")
+    methods = ("now_ms", "monotonic", "sleep")
+    missing = [name for name in methods if not callable(getattr(clock, name, None))]
+    if missing:
+        raise ConfigurationError(
+            f"time={short_repr(clock)} is no clock, as it has no "
+            f"{', '.join(f'{m}()' for m in missing)}; give an object with now_ms(), "
+            "monotonic() and sleep(seconds), or leave time out"
+        )
+    for name in methods:
+        method = getattr(clock, name)
+        forms = (method, inspect.getattr_static(type(method), "__call__", None))
+        if any(inspect.iscoroutinefunction(form) for form in forms):
+            raise ConfigurationError(
+                f"time={short_repr(clock)}: its {name} is a coroutine function, which neither "
+                f"Limiter nor AsyncLimiter awaits; write it as a plain function: def {name}"
+            )
+    return clock  # type: ignore[no-any-return]

@@ -27,6 +27,10 @@ class Strategy(Protocol):
     def next_due_at(self) -> float:
         """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
 
+    @property
+    def dropped(self) -> int:
+        """How many counts were dropped, because the store did not take them for so long."""
+
     wake: Callable[[], object]
     """Called when `next_due_at` is earlier than it was. Set by the worker."""
     leases: bool

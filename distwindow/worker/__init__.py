@@ -9,10 +9,12 @@ loop shuts down, and at SIGTERM where nobody else handles that: see `ending.py`.
 from __future__ import annotations
 
 from .._fork import register_after_fork
+from .patching import PATCHING
 from .shutdown import SHUTDOWN
 from .tasks import WorkerTasks
 from .thread import WorkerThread
 
 register_after_fork(SHUTDOWN)
+register_after_fork(PATCHING)
 THREAD = register_after_fork(WorkerThread())
 TASKS = register_after_fork(WorkerTasks())

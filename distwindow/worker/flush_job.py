@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 from weakref import ref
 
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM
+from ..core.errors import DistwindowError
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
 
@@ -33,6 +34,7 @@ class FlushJob:
         "closing",
         "closing_lock",
         "detached",
+        "dropped",
         "failure",
         "flush",
         "given_up",
@@ -56,7 +58,7 @@ class FlushJob:
         """The same flush, where it runs in an event loop."""
         self.closing: OneShotEvent | None = None
         """Set when the close that is under way is complete."""
-        self.closing_lock = Lock()
+        self.closing_lock = threading.Lock()
         """Held by the thread that closes a blocking limiter; others that close it wait."""
         self.detached = False
         """The limiter is closed: the worker leaves it alone until it is called again."""
@@ -64,6 +66,8 @@ class FlushJob:
         """An end has waited for the store in vain; another end of the same process does not."""
         self.loss_reported = False
         """Lost counts have been reported."""
+        self.dropped = 0
+        """How many of the counts that `near` has given up have been reported."""
 
     @property
     def is_left(self) -> bool:
@@ -79,9 +83,61 @@ class FlushJob:
         if failure is None:
             self.given_up = self.loss_reported = False
             if failed_before:
-                LOG.warning("the counts of %s can be flushed again", self.name)
+                LOG.warning(
+                    "the counts of %s can be flushed again%s", self.name, self._newly_dropped()
+                )
         elif not failed_before:
-            LOG.warning("flushing the counts of %s failed: %s", self.name, failure)
+            LOG.warning(
+                "flushing the counts of %s failed: %s; %s%s",
+                self.name, failure, self._kept(), self._newly_dropped(),
+            )  # fmt: skip
+
+    def failed(self, exc: Exception) -> None:
+        """Note that a flush has ended by an error that nobody expects. Log when that begins."""
+        before, self.failure = self.failure, exc
+        self.strategy.reschedule(monotonic())
+        if type(before) is not type(exc):
+            LOG.error(
+                "flushing the counts of %s failed with an unexpected error; %s%s",
+                self.name, self._kept(), self._newly_dropped(), exc_info=exc,
+            )  # fmt: skip
+
+    def closed(self, failure: DistwindowError | None) -> None:
+        """Note how the last flush of a limiter that is being closed has ended; log what it could
+        not send.
+        """
+        self.failure = failure
+        if failure is not None and not self.loss_reported:
+            self.loss_reported = True
+            self.log_lost("the limiter was closed before", failure)
+
+    def log_lost(self, when: str, why: object) -> None:
+        """Log what will not be sent any more, if there is anything."""
+        counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
+        if counts:
+            LOG.warning(
+                "%d counts of %s were lost: %s they could be sent (%s)%s",
+                counts, self.name, when, why, self._newly_dropped(),
+            )  # fmt: skip
+        if permits:
+            LOG.warning(
+                "%d unspent permits of %s were not given back: %s they could be sent (%s); "
+                "they count as used until their window ends",
+                permits, self.name, when, why,
+            )  # fmt: skip
+
+    def _kept(self) -> str:
+        counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
+        leased = f" and {permits} leased permits" if permits else ""
+        return f"{counts} counts{leased} are kept here, and the next flush tries again"
+
+    def _newly_dropped(self) -> str:
+        """What a line says of counts that were given up since the last line."""
+        number = self.strategy.dropped - self.dropped
+        self.dropped = self.strategy.dropped
+        if number <= 0:  # a forked child begins anew
+            return ""
+        return f"; {number} counts were dropped, as the store took none for so long"
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
@@ -132,22 +188,18 @@ class FlushJobs:
                 job.closing.wait(deadline - monotonic())
 
 
-def report_lost(jobs: Iterable[FlushJob]) -> None:
+def names_of(jobs: Iterable[FlushJob]) -> str:
+    """These limiters and their stores, for log lines about several."""
+    return ", ".join(job.name for job in jobs)
+
+
+def report_lost(
+    jobs: Iterable[FlushJob],
+    when: str = "the process was ended before",
+    why: object = "there was not enough time",
+) -> None:
     """Log what a process that ends has not sent, once."""
     for job in jobs:
-        if not job.is_left or job.loss_reported:
-            continue
-        job.given_up = job.loss_reported = True
-        reason = job.failure or "there was not enough time"
-        counts = job.strategy.unsent_counts()
-        if counts:
-            LOG.warning(
-                "%d counts of %s were lost: the process was ended before they could be sent (%s)",
-                counts, job.name, reason,
-            )  # fmt: skip
-        else:
-            LOG.warning(
-                "unspent permits of %s were not given back before the process ended (%s); "
-                "they count as used until their window ends",
-                job.name, reason,
-            )  # fmt: skip
+        if job.is_left and not job.loss_reported:
+            job.given_up = job.loss_reported = True
+            job.log_lost(when, job.failure or why)

@@ -35,6 +35,7 @@ restored. From then on it is as above, and SIGTERM ends the process once everyth
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import os
@@ -42,17 +43,16 @@ import signal
 import sys
 import threading
 import time
-from _thread import interrupt_main, start_new_thread
+from _thread import interrupt_main
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJobs, monotonic, report_lost
+from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, monotonic, names_of, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds that the main thread has to run the handler that ends the process."""
@@ -91,6 +91,8 @@ class Shutdown:
         """`flush_at_exit` is registered with `atexit`, which a forked child inherits."""
         self._masked = False
         """SIGTERM is blocked in the main thread."""
+        self._rehooked: set[str] = set()
+        """Modules that call `_hook_exit_again` as a child begins."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -123,12 +125,18 @@ class Shutdown:
 
     def hook_exit(self) -> None:
         """Have `flush_at_exit` called in processes that end without `atexit`, by what is imported.
-        In each process anew: multiprocessing forgets the finalizers of a child's parent.
+        In each process anew: as a child begins, multiprocessing forgets all finalizers, also those
+        of the child itself ("forkserver" and "spawn" import the main module before that). Then it
+        runs what is registered for after a fork.
         """
         for name in ("multiprocessing.util", "billiard.util"):
             if name in sys.modules and name not in self._hooked:
-                sys.modules[name].Finalize(None, self.flush_at_exit, exitpriority=100)
+                util = sys.modules[name]
+                util.Finalize(None, self.flush_at_exit, exitpriority=100)
                 self._hooked.add(name)
+                if name not in self._rehooked:  # this, a child inherits
+                    self._rehooked.add(name)
+                    util.register_after_fork(self, Shutdown._hook_exit_again)
         name = "celery.signals"
         if name in sys.modules and name not in self._hooked:
             sys.modules[name].worker_process_shutdown.connect(
@@ -136,14 +144,23 @@ class Shutdown:
             )
             self._hooked.add(name)
 
+    def _hook_exit_again(self) -> None:
+        self._hooked.clear()
+        self.hook_exit()
+
     def pause(self) -> None:
         """Slow a call down during the first flush; after that have it wait until the process has
         ended, or has survived.
         """
-        if self.phase != RUNNING and get_ident() not in self.flushing_threads:
+        if self.phase != RUNNING and _thread.get_ident() not in self.flushing_threads:
             time.sleep(YIELD_S)
             while self.phase >= FROZEN:
                 time.sleep(POLL_S)
+
+    def flush(self) -> None:
+        """Send everything there is, while the process goes on."""
+        for worker in self._workers:
+            worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
 
     def flush_at_exit(self) -> None:
         """Send everything there is, as the process ends in order. Where SIGTERM has come before,
@@ -187,7 +204,7 @@ class Shutdown:
             self._watching = True
             with suppress(RuntimeError):  # no thread can be started: it ends as without us
                 # Before SIGTERM is blocked here, as threads inherit that.
-                start_new_thread(self._watch, (number, signal.getsignal(number)))
+                _thread.start_new_thread(self._watch, (number, signal.getsignal(number)))
                 self._masked = True
                 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
@@ -195,10 +212,12 @@ class Shutdown:
         self.phase = FLUSHING
         self._freeze()
         try:
-            start_new_thread(self._end, (number,))
+            _thread.start_new_thread(self._end, (number,))
         except RuntimeError as exc:
             if not self._exiting:
-                LOG.warning("what was counted here is lost at SIGTERM: no thread starts (%s)", exc)
+                why = f"no thread could be started for that: {exc}"
+                with suppress(Exception):  # whatever it is, the process has to end
+                    report_lost(self._open(), "SIGTERM has ended the process before", why)
                 self.phase = ENDING
                 self.on_sigterm(number, None)
             # Else Python is exiting, and flushes already. The next SIGTERM ends it at once.
@@ -220,8 +239,9 @@ class Shutdown:
         """Send everything, and end the process."""
         try:
             self._send_all(monotonic())
-        except Exception:
-            LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
+        except Exception as exc:
+            _log_unexpected(self._open())
+            report_lost(self._open(), why=exc)
         finally:
             self.phase = ENDING
             os.kill(os.getpid(), number)
@@ -248,15 +268,17 @@ class Shutdown:
         while True:
             time.sleep(PAUSE_S)
             self._flush(deadline, final=True)
-            jobs = [job for worker in self._workers for job in worker.jobs.active()]
+            jobs = self._open()
             if monotonic() >= deadline or not any(job.is_left for job in jobs):
                 break
         report_lost(jobs)
 
     def _freeze(self) -> None:
-        for worker in self._workers:
-            for job in worker.jobs.active():
-                job.strategy.pause_calls(self.pause)
+        for job in self._open():
+            job.strategy.pause_calls(self.pause)
+
+    def _open(self) -> list[FlushJob]:
+        return [job for worker in self._workers for job in worker.jobs.active()]
 
     def _flush(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
         """Have all workers flush at the same time, each in a thread: a store that does not answer
@@ -268,7 +290,7 @@ class Shutdown:
                 done = OneShotEvent()
                 flush = partial(self._flush_one, worker, deadline, final, done)
                 try:
-                    start_new_thread(flush, ())
+                    _thread.start_new_thread(flush, ())
                 except RuntimeError:  # the main thread is exiting, and no thread starts any more
                     flush()
                 flushes.append(done)
@@ -279,12 +301,12 @@ class Shutdown:
     def _flush_one(
         self, worker: FlushWorker, deadline: float, final: bool, done: OneShotEvent
     ) -> None:
-        ident = get_ident()
+        ident = _thread.get_ident()
         self.flushing_threads.add(ident)
         try:
             worker.flush_all(deadline, final=final)
         except Exception:
-            LOG.exception("sending what was counted failed at SIGTERM with an unexpected error")
+            _log_unexpected(worker.jobs.active())
         finally:
             self.flushing_threads.discard(ident)
             done.set()
@@ -310,6 +332,14 @@ def install_sigterm_handler() -> None:
 
 def _is_uvicorns(handler: Handler) -> bool:
     return str(getattr(handler, "__module__", "")).startswith("uvicorn.")
+
+
+def _log_unexpected(jobs: list[FlushJob]) -> None:
+    LOG.exception(
+        "sending the counts of %s at SIGTERM failed with an unexpected error; %d counts are left, "
+        "which another line reports where they are lost",
+        names_of(jobs), sum(job.strategy.unsent_counts() for job in jobs),
+    )  # fmt: skip
 
 
 def _end_without_main_thread(number: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import socket
 import threading
-from _thread import start_new_thread
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +17,7 @@ from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic, names_of
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
 
 _STORES = Path(__file__).parents[1] / "store"
@@ -87,7 +87,7 @@ class WorkerTasks:
             finally:
                 done.set()
 
-        start_new_thread(flush, ())
+        _thread.start_new_thread(flush, ())
         done.wait(deadline - monotonic())
 
     def _wake(self, job: FlushJob) -> None:
@@ -225,9 +225,7 @@ async def _flush_job(job: FlushJob, last: bool) -> None:
         flush: Awaitable[Exception | None] = job.flush(last)
         job.log_transition(await flush)
     except Exception as exc:
-        job.strategy.reschedule(monotonic())
-        job.failure = exc
-        LOG.exception("flushing the counts of %s failed with an unexpected error", job.name)
+        job.failed(exc)
 
 
 class _ExitLoop(asyncio.SelectorEventLoop):
@@ -247,8 +245,14 @@ def _flush(jobs: list[FlushJob], deadline: float, final: bool) -> None:
         with suppress(asyncio.TimeoutError):
             loop.run_until_complete(_flush_in_loop(jobs, deadline, final))
         loop.run_until_complete(_end_stores_tasks())
+        # Ends the stores' connections, as `asyncio.run` does; else closing the loop warns of them.
+        loop.run_until_complete(loop.shutdown_asyncgens())
     except Exception as exc:
-        LOG.warning("flushing the counts of asyncio limiters failed at exit: %r", exc)
+        LOG.warning(
+            "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
+            "%d counts are left",
+            names_of(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
+        )  # fmt: skip
     finally:
         loop.close()
 

@@ -12,20 +12,22 @@ single steps in C (see `core/interrupts.py`), in an order that leaves nothing to
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from threading import Lock, get_ident
 from typing import Any
 
 from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
-from ..core.interrupts import OneShotEvent, WakeUp, start_thread
+from ..core.interrupts import PATCHES, OneShotEvent, WakeUp, start_thread
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .flush_job import EXIT_TIMEOUT_S, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .patching import PATCHING
 from .shutdown import SHUTDOWN
+from .uwsgi import UWSGI
 
 
 class WorkerThread:
@@ -40,9 +42,9 @@ class WorkerThread:
         """Threads stay in the parent, and what they had to do does, too."""
         for job in self.jobs.all():
             job.running = job.closing = None  # nobody will ever have done with it here
-            job.closing_lock = Lock()
+            job.closing_lock = threading.Lock()
         self._wake_up = WakeUp()
-        self._running = Lock()
+        self._running = threading.Lock()
         """Held by the thread for as long as it lives."""
         self._ident: int | None = None
         self._unsent: set[FlushJob] = set()
@@ -62,6 +64,8 @@ class WorkerThread:
         if clock is SYSTEM and not isinstance(strategy, InProcess):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
+            PATCHING.watch()
+            UWSGI.hook_fork()
             SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
         return job
 
@@ -73,7 +77,7 @@ class WorkerThread:
 
     def wait_for(self, job: FlushJob) -> None:
         """Until what is under way has been done."""
-        if get_ident() != self._ident:
+        if _thread.get_ident() != self._ident:
             job.wait(EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
@@ -103,6 +107,7 @@ class WorkerThread:
         self._wake_up.wake()
 
     def _start(self) -> None:
+        PATCHES.check()
         SHUTDOWN.hook_exit()
         start_thread(self._run)  # where Python is exiting, `flush_all` does without
 
@@ -110,14 +115,17 @@ class WorkerThread:
         running, wake_up = self._running, self._wake_up
         if not running.acquire(False):  # another caller has started one just before
             return
-        self._ident = get_ident()
+        self._ident = _thread.get_ident()
         try:
             threading.current_thread().name = "distwindow"
             while True:
                 soonest = self._flush_due()
                 wake_up.sleep(None if soonest == NEVER else max(0.0, soonest - monotonic()))
+                if self._wake_up is not wake_up:  # gevent has patched: another thread is to come
+                    return
         finally:
-            self._ident = None
+            if self._running is running:
+                self._ident = None
             running.release()
 
     def _flush_due(self) -> float:
@@ -152,6 +160,4 @@ def _flush_job(job: FlushJob, *, last: bool) -> None:
     try:
         job.log_transition(job.flush(last))
     except Exception as exc:
-        job.strategy.reschedule(monotonic())
-        job.failure = exc
-        LOG.exception("flushing the counts of %s failed with an unexpected error", job.name)
+        job.failed(exc)

@@ -105,6 +105,7 @@ def test_syncs_that_begin_to_fail_are_logged_once_and_their_mending_too(
     began, mended = caplog.messages
     name = f"limiter '{prefix}' at {proxy.url}"
     assert began.startswith(f"flushing the counts of {name} failed: ")
+    assert began.endswith("; 1 counts are kept here, and the next flush tries again")
     assert mended == f"the counts of {name} can be flushed again"
 
 

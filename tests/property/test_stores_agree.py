@@ -1,8 +1,8 @@
-"""MemoryStore is the specification: told the same commands at the same times, every store gives
-the same replies, field for field, and holds the same ring.
+"""MemoryStore is the specification: to the same commands at the same times every store gives the
+same replies, field for field, and holds the same rings.
 
 All times are in the commands, and no bucket is shorter than a minute, so that nothing expires by
-the server's own clock while a story is told.
+the server's own clock during a test.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SHAPES = (
     Limit(12, per=720, buckets=12),
     Limit(13, per=780, buckets=13, bound="strict"),
     Limit(11, per=780, buckets=13),
-    # The largest amounts there are: sums must stay exact, and be written in plain digits.
+    # The largest amounts: sums must stay exact, and be written in plain digits.
     Limit(10**12, per=14_400, buckets=4),
 )
 LARGE = len(SHAPES) - 1
@@ -70,25 +70,25 @@ steps = st.tuples(
     elapsed,
     rings,
     st.integers(1, 6),  # cost
-    st.integers(1, 4),  # times, or how many calls ended
+    st.integers(1, 4),  # calls, or how many calls have finished
     st.integers(0, 5),  # response time, or how far back a refund reaches
-    st.booleans(),  # tell
-    st.sampled_from([0, 0, 0, 0, -2, -1, 1, 4]),  # the limit raised or lowered by
+    st.booleans(),  # store_limit, prefetch or pull
+    st.sampled_from([0, 0, 0, 0, -2, -1, 1, 4]),  # how much the limit is raised
 )
 stories = st.lists(steps, min_size=1, max_size=25)
 Step = tuple[str, int, list[int], int, int, int, bool, int]
 
 
 def charged(key: AnyKey, limits: list[Limit], cost: int) -> tuple[Charge, ...]:
-    """As `limits_of` demands, no ring twice: one bucket, strict, has the ring of two, leap."""
+    """No ring twice, as `limits_of` requires: one bucket, strict, has the ring of two, leap."""
     charges = charges_of(key, key_prefix("agree", key), limits, cost)
     return tuple({charge.ring: charge for charge in charges}.values())
 
 
-def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
-    """The commands of a story."""
+def commands_of(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
+    """Yield the commands of a story, each followed by a `Read`."""
     now, past = START, [START]
-    for verb, later, which, cost, times, size, tell, raised in story:
+    for verb, later, which, cost, calls, size, flag, raised in story:
         now = max(0, now + later)
         if which == [LARGE]:
             cost *= 10**11
@@ -98,13 +98,13 @@ def told(story: list[Step], key: str | Key) -> Iterator[Command[Any]]:
         ]
         charges = charged(key, limits, cost)
         if verb == "acquire":
-            yield Acquire(charges, now, calls=times, store_limit=tell)
+            yield Acquire(charges, now, calls=calls, store_limit=flag)
         elif verb == "peek":
             yield Peek(charges, now)
         elif verb == "lease":
-            yield Lease(charges, now, extra=size * times, prefetch=tell)
+            yield Lease(charges, now, extra=size * calls, prefetch=flag)
         elif verb == "flush":
-            yield flush(charges, now, past, cost, times, size, pull=tell, seq=len(past) + raised)
+            yield flush(charges, now, past, cost, calls, size, pull=flag, seq=len(past) + raised)
         elif verb == "refund":
             yield Refund(charges, now, past[-1 - size % len(past)])
         elif verb == "read":
@@ -120,17 +120,17 @@ def flush(
     now: int,
     past: list[int],
     cost: int,
-    times: int,
+    calls: int,
     size: int,
     *,
     pull: bool,
     seq: int,
 ) -> Flush:
-    """Counts of now and of moments past, by one of three senders or by nobody."""
-    moments = [now, past[-1 - size % len(past)], past[-1 - times % len(past)], CURRENT_BUCKET][
-        :times
+    """Return counts of now and of earlier times, of one of three senders or of none."""
+    moments = [now, past[-1 - size % len(past)], past[-1 - calls % len(past)], CURRENT_BUCKET][
+        :calls
     ]
-    seen = [Bucket(t, cost - 1, size, times - 1, size % 2, size * 3, size) for t in moments]
+    seen = [Bucket(t, cost - 1, size, calls - 1, size % 2, size * 3, size) for t in moments]
     counts = tuple(tuple(seen[i % 2 :]) for i in range(len(charges)))
     sender = ["", "a", "0b", "c0ffee"][cost % 4]
     return Flush(charges, now, counts=counts, sender=sender, seq=max(0, seq), pull=pull)
@@ -138,7 +138,7 @@ def flush(
 
 @pytest.fixture(scope="module")
 def everywhere(redis_url: str, cluster_url: str, fake_url: str) -> Iterator[dict[str, Execute]]:
-    """Every store there is, by name."""
+    """Yield every store, by name."""
     fake = fakeredis.FakeServer()
     with ExitStack() as stack:
         stores = {
@@ -155,13 +155,13 @@ def everywhere(redis_url: str, cluster_url: str, fake_url: str) -> Iterator[dict
 
 def agree(stores: dict[str, Execute], story: list[Step], key: str | Key) -> None:
     specification = MemoryStore().execute
-    # One name for each store, as two of them may be faces of one server.
+    # One key for each store, because two of them may use the same server.
     keys = {name: Key(fresh(), "t") if isinstance(key, Key) else fresh() for name in stores}
-    tales = {name: told(story, keys[name]) for name in stores}
-    for command in told(story, key):
+    commands = {name: commands_of(story, keys[name]) for name in stores}
+    for command in commands_of(story, key):
         expected = specification(command)
         for name, execute in stores.items():
-            same = next(tales[name])
+            same = next(commands[name])
             assert execute(same) == expected, f"{name} differs on {same}"
 
 
@@ -180,7 +180,7 @@ def test_every_store_answers_as_the_specification(
 @pytest.mark.event_loops
 @settings(LENIENT, max_examples=20)
 @given(story=st.lists(steps, min_size=25, max_size=60))
-def test_long_stories_end_alike(everywhere: dict[str, Execute], story: list[Step]) -> None:
+def test_long_stories_agree(everywhere: dict[str, Execute], story: list[Step]) -> None:
     agree({"redis": everywhere["redis"]}, story, Key(fresh(), "t"))
 
 
@@ -206,7 +206,7 @@ def test_redis_answers_as_the_specification_at_length(
     agree({"redis": everywhere["redis"]}, story, fresh())
 
 
-# -- one ring under a changing limit: where a refusal's answer may be remembered ----------------
+# -- one ring under a changing limit, where acquire may repeat a stored refusal ------------------
 
 one_ring = st.tuples(
     st.sampled_from(["acquire"] * 8 + ["peek", "flush", "lease", "refund"]),
@@ -248,13 +248,13 @@ def test_refusals_in_a_full_bucket_at_length(
     which=rings,
     used=st.integers(0, 12),
     cost=st.integers(1, 5),
-    times=st.integers(1, 9),
+    calls=st.integers(1, 9),
     set_back_ms=st.sampled_from([0, 0, 1, W - 1, W, 3 * W]),
 )
-@example(which=[4], used=0, cost=1, times=9, set_back_ms=0)
-@example(which=[4], used=3, cost=1, times=9, set_back_ms=W)
-def test_one_call_for_many_says_what_each_would_have_been_told(
-    which: list[int], used: int, cost: int, times: int, set_back_ms: int
+@example(which=[4], used=0, cost=1, calls=9, set_back_ms=0)
+@example(which=[4], used=3, cost=1, calls=9, set_back_ms=W)
+def test_one_call_for_many_has_the_reply_that_each_would_have_got(
+    which: list[int], used: int, cost: int, calls: int, set_back_ms: int
 ) -> None:
     limits = [SHAPES[i] for i in which]
     charges = charged("k", limits, cost)
@@ -262,13 +262,13 @@ def test_one_call_for_many_says_what_each_would_have_been_told(
     alone, shared = MemoryStore().execute, MemoryStore().execute
     for command in before:
         assert alone(command) == shared(command)
-    one_by_one = [alone(Acquire(charges, START)) for _ in range(times)]
-    verdict = shared(Acquire(charges, START, calls=times))
+    one_by_one = [alone(Acquire(charges, START)) for _ in range(calls)]
+    reply = shared(Acquire(charges, START, calls=calls))
     costs = [charge.cost for charge in charges]
-    assert split_reply(verdict, times, costs) == one_by_one
+    assert split_reply(reply, calls, costs) == one_by_one
     assert alone(Read(charges, START)) == shared(Read(charges, START))
 
 
 def test_stories_use_every_command() -> None:
-    """A command that is added has to be added to the stories."""
+    """A new command has to be added to the stories, too."""
     assert set(COMMANDS) == {"acquire", "lease", "peek", "flush", "refund", "read", "reset"}
