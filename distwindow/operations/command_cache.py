@@ -54,7 +54,7 @@ class CommandCache:
                 if is_interruption(exc):
                     raise
                 command = None
-            # A memoryview is equal to the bytes in it, but is not a key: `key_prefix` raises for it.
+            # A memoryview is equal to the bytes in it, and no key: `key_prefix` raises for it.
             is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
             if command is not None and is_key:
                 return command
