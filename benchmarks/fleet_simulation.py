@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.measure import say
 from benchmarks.report import Section, Target
-from distwindow.consistency.base import Direct
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.limit import Limit

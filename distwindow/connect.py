@@ -14,8 +14,9 @@ import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
-from .consistency.base import Direct, InProcess
+from .consistency.direct import Direct
 from .consistency.eventual import Eventual
+from .consistency.in_process import InProcess
 from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision

@@ -1,4 +1,4 @@
-"""Fleets at work: by a script of single steps, where anything may happen in between, or by a
+"""Simulated fleets: by a script of single steps, where anything may happen in between, or by a
 timetable, where everything takes its time.
 """
 
@@ -27,7 +27,7 @@ from distwindow.operations.key_operations import refund, stats
 from distwindow.operations.steps import Pipeline
 from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Command, Read
-from tests.fleet import Local, Process, Way, World
+from tests.fleet import Local, OperationRun, Process, World
 
 FAR = float("inf")
 Mode = Callable[[CommandCache, Local], Strategy]
@@ -47,7 +47,7 @@ class Admission(NamedTuple):
 
 
 class Recorded(World):
-    """Remembers what the store has executed."""
+    """Keeps what the store has executed."""
 
     def __init__(self, start_ms: float) -> None:
         super().__init__(start_ms)
@@ -59,18 +59,18 @@ class Recorded(World):
         return reply
 
 
-class Trip(NamedTuple):
-    """A dialogue under way, and whose."""
+class ProcessRun(NamedTuple):
+    """An operation that has begun, and the process that runs it."""
 
     who: int
-    way: Way
+    run: OperationRun
     key: str | None
-    """What is called; None for the worker and for whoever asks for statistics."""
+    """The key that is called; None for the worker and for a caller of `stats`."""
     cost: int
 
 
 class Crowd:
-    """Processes that do what a script says. Steps name a process or a trip by any whole number."""
+    """Processes that follow a script. Steps name a process or a run by any whole number."""
 
     def __init__(
         self,
@@ -80,22 +80,22 @@ class Crowd:
         *,
         start_ms: float,
         rates: Sequence[float] = (1.0,),
-        at_fork: Callable[[Strategy], None] = lambda near: near.after_fork(),
+        at_fork: Callable[[Strategy], None] = lambda strategy: strategy.after_fork(),
     ) -> None:
         """`starts`: for each process what its monotonic clock shows, and how wrong its wall is;
         `rates`: how fast these clocks run, for each process by turns.
         """
         self.world = Recorded(start_ms)
         self.limits: tuple[Limit, ...] = CommandCache("fleet", limits).limits
-        self.trips: list[Trip] = []
+        self.runs: list[ProcessRun] = []
         self.admitted: list[Admission] = []
         self.refused: list[tuple[int, str, Decision]] = []
-        self.nearby: Callable[[int, str, Decision], None] = lambda who, key, decision: None
-        """Told of each decision made without the store, when it is made."""
+        self.on_local_decision: Callable[[int, str, Decision], None] | None = None
+        """Called with each decision that is made without the store, when it is made."""
         self.sent: list[tuple[int, Command[Any]]] = []
-        """What each process has asked of the store, whether it came there or not."""
+        """What each process has sent, whether it reached the store or not."""
         self.delivered: list[tuple[int, Command[Any], Any]] = []
-        """The replies that came back."""
+        """The replies that have arrived."""
         self._decisions: list[tuple[int, Decision]] = []
         self._limits, self._mode, self._at_fork = limits, mode, at_fork
         self.alive: dict[int, Process] = {}
@@ -125,10 +125,10 @@ class Crowd:
     # -- steps ------------------------------------------------------------------------------------
 
     def _calls(self, who: int, key: str, cost: int, times: int) -> None:
-        """Calls one after the other, whose trips take no time."""
+        """Calls one after the other, with a store that takes no time."""
         for _ in range(times):
-            way = self._sets_out(who, key, cost)
-            if way is not None:
+            run = self._sets_out(who, key, cost)
+            if run is not None:
                 self._answer(-1)
 
     def _rushes(self, who: int, key: str) -> None:
@@ -139,39 +139,40 @@ class Crowd:
             if len(self.refused) > refused:
                 return
 
-    def _sets_out(self, who: int, key: str, cost: int) -> Way | None:
-        """A call, whose trip is moved by later steps."""
+    def _sets_out(self, who: int, key: str, cost: int) -> OperationRun | None:
+        """A call, whose command is moved by later steps."""
         name = self._name(who)
         found = self.alive[name].call(key, cost)
-        if isinstance(found, Way):
-            self._under_way(Trip(name, found, key, cost))
+        if isinstance(found, OperationRun):
+            self._under_way(ProcessRun(name, found, key, cost))
             return found
-        self.nearby(name, key, found)
-        self._told(name, key, found, int(self.world.ms))
+        if self.on_local_decision is not None:
+            self.on_local_decision(name, key, found)
+        self._on_decision(name, key, found, int(self.world.ms))
         return None
 
     def _works(self, who: int) -> None:
-        """The worker comes; whoever comes while it is away waits for it."""
+        """The worker flushes, unless a flush of it has not ended yet."""
         name = self._name(who)
-        if all(trip.who != name or trip.key is not None for trip in self.trips):
-            self._under_way(Trip(name, self.alive[name].work(), None, 0))
+        if all(each.who != name or each.key is not None for each in self.runs):
+            self._under_way(ProcessRun(name, self.alive[name].work(), None, 0))
 
     def _rests(self, ms: float) -> None:
-        """Time passes, and then the workers come and go at once."""
+        """Time passes, and then all workers flush in no time."""
         self.world.ms += ms
         for who in range(len(self.alive)):
-            before = len(self.trips)
+            before = len(self.runs)
             self._works(who)
-            while len(self.trips) > before:
+            while len(self.runs) > before:
                 self._answer(-1)
 
     def _asks(self, who: int, key: str) -> None:
-        """Somebody wants statistics, which tells first what is not told."""
+        """A call of `stats`, which flushes the key first."""
         name = self._name(who)
         process = self.alive[name]
         charges = CommandCache("fleet", self._limits).acquire(key).charges
-        dialogue = stats(process.near, charges, process.clock)
-        self._under_way(Trip(name, Way(self.world, dialogue), None, 0))
+        operation = stats(process.strategy, charges, process.clock)
+        self._under_way(ProcessRun(name, OperationRun(self.world, operation), None, 0))
 
     def _refunds(self, which: int) -> None:
         """A caller gives back what it got, at once."""
@@ -179,27 +180,27 @@ class Crowd:
             name, decision = self._decisions.pop(which % len(self._decisions))
             if name in self.alive:
                 process = self.alive[name]
-                way = Way(self.world, refund(process.near, decision, process.clock))
-                while not way.done:
-                    way.answer()
+                run = OperationRun(self.world, refund(process.strategy, decision, process.clock))
+                while not run.done:
+                    run.answer()
 
     def _reach(self, which: int) -> None:
-        if self.trips:
-            self.trips[which % len(self.trips)].way.reach()
+        if self.runs:
+            self.runs[which % len(self.runs)].run.reach()
 
     def _answer(self, which: int) -> None:
-        if self.trips:
-            trip = self.trips.pop(which % len(self.trips))
-            trip.way.reach()
-            self.delivered += [(trip.who, *exchange) for exchange in replies_of(trip.way)]
-            trip.way.answer()
-            self._under_way(trip)
+        if self.runs:
+            each = self.runs.pop(which % len(self.runs))
+            each.run.reach()
+            self.delivered += [(each.who, *exchange) for exchange in replies_of(each.run)]
+            each.run.answer()
+            self._under_way(each)
 
     def _lose(self, which: int) -> None:
-        if self.trips:
-            trip = self.trips.pop(which % len(self.trips))
-            trip.way.lose()
-            self._under_way(trip)
+        if self.runs:
+            each = self.runs.pop(which % len(self.runs))
+            each.run.lose()
+            self._under_way(each)
 
     def _passes(self, ms: float) -> None:
         self.world.ms += ms
@@ -210,34 +211,34 @@ class Crowd:
         self.world.ms = max(self.world.ms, (self.world.ms // width + 1) * width + edge)
 
     def _dies(self, who: int) -> None:
-        """Killed; another takes its place."""
+        """It is killed, and another one takes its place."""
         name = self._name(who)
-        self.trips = [trip for trip in self.trips if trip.who != name]
+        self.runs = [each for each in self.runs if each.who != name]
         del self.alive[name]
         self._join(self._starts[name % len(self._starts)])
 
     def _forks(self, who: int) -> None:
-        """A copy of everything but the trips, whose threads stay with the parent."""
+        """A copy of everything but the runs, whose threads exist in the parent only."""
         if len(self.alive) < 6:
             child = forked(self.alive[self._name(who)], self.world)
-            self._at_fork(child.near)
+            self._at_fork(child.strategy)
             self.alive[next(self._names)] = child
 
     def settle(self, rounds: int = 6) -> None:
-        """All trips come home, and the workers carry what there is, at once."""
-        self._bring_home()
+        """All runs end, and then the workers flush what there is, in no time."""
+        self._end_all()
         for _ in range(rounds):
             for who in range(len(self.alive)):
                 self._works(who)
-                self._bring_home()
+                self._end_all()
 
     def close(self) -> None:
-        """Every process ends in peace."""
-        self._bring_home()
+        """Every process closes its limiter."""
+        self._end_all()
         for process in self.alive.values():
-            way = process.work(last=True)
-            while not way.done:
-                way.answer()
+            run = process.work(last=True)
+            while not run.done:
+                run.answer()
 
     def held(self, key: str, limit: Limit, *, blocked: bool = False) -> dict[int, int]:
         """What the store has in the window, by the number of the bucket; empty buckets too."""
@@ -249,27 +250,27 @@ class Crowd:
         newest = now // limit.bucket_ms
         return {n: counts.get(n, 0) for n in range(newest - limit.span + 1, newest + 1)}
 
-    def _bring_home(self) -> None:
+    def _end_all(self) -> None:
         for _ in range(1000):
-            if not self.trips:
+            if not self.runs:
                 return
             self._answer(0)
-        raise AssertionError(f"these trips never end: {self.trips}")
+        raise AssertionError(f"these runs never end: {self.runs}")
 
-    # -- what comes of them -----------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def _name(self, who: int) -> int:
         names = list(self.alive)
         return names[who % len(names)]
 
-    def _under_way(self, trip: Trip) -> None:
-        if not trip.way.done:
-            self.trips.append(trip)
-            self.sent += [(trip.who, command) for command in commands_of(trip.way)]
-        elif trip.key is not None and isinstance(trip.way.result, Decision):
-            self._told(trip.who, trip.key, trip.way.result, trip.way.result.now_ms)
+    def _under_way(self, each: ProcessRun) -> None:
+        if not each.run.done:
+            self.runs.append(each)
+            self.sent += [(each.who, command) for command in commands_of(each.run)]
+        elif each.key is not None and isinstance(each.run.result, Decision):
+            self._on_decision(each.who, each.key, each.run.result, each.run.result.now_ms)
 
-    def _told(self, name: int, key: str, decision: Decision, at: int) -> None:
+    def _on_decision(self, name: int, key: str, decision: Decision, at: int) -> None:
         if decision.allowed:
             where = counted_in(self.alive[name], key)
             one = Admission(name, key, at, decision.cost, decision.source, where)
@@ -280,55 +281,55 @@ class Crowd:
 
 
 def counted_in(process: Process, key: str) -> int:
-    """The start of the bucket that this process takes for the present one."""
-    near: Any = process.near
-    cell = near._get(key)
-    return 0 if cell is None else int(cell.bucket_start)
+    """The start of the bucket in which this process counts, ms."""
+    strategy: Any = process.strategy
+    state = strategy._get(key)
+    return 0 if state is None else int(state.bucket_start)
 
 
-def commands_of(way: Way) -> tuple[Command[Any], ...]:
-    """What a trip asks now."""
-    return way.effect.commands if isinstance(way.effect, Pipeline) else (way.effect,)
+def commands_of(run: OperationRun) -> tuple[Command[Any], ...]:
+    """The commands that a run has sent last."""
+    return run.step.commands if isinstance(run.step, Pipeline) else (run.step,)
 
 
-def replies_of(way: Way) -> list[tuple[Command[Any], Any]]:
-    """What the store has executed for a trip whose reply is still on its way."""
-    replies = way._reply if isinstance(way.effect, Pipeline) else (way._reply,)
-    return list(zip(commands_of(way), replies, strict=True))
+def replies_of(run: OperationRun) -> list[tuple[Command[Any], Any]]:
+    """The commands of a run that the store has executed, with replies that have not arrived."""
+    replies = run._reply if isinstance(run.step, Pipeline) else (run._reply,)
+    return list(zip(commands_of(run), replies, strict=True))
 
 
 def forked(process: Process, world: World) -> Process:
-    """What `os.fork` leaves in the child, before anybody tells it what it is."""
-    near: Any = process.near
-    cells = near._key_states
+    """What `os.fork` leaves in the child, before its `after_fork` is called."""
+    strategy: Any = process.strategy
+    states = strategy._key_states
     memo: dict[int, Any] = {
         id(world): world,
-        id(near._command_cache): near._command_cache,
-        id(cells.counter_lock): threading.Lock(),
-        id(cells.state_lock): threading.RLock(),
-        id(near._collect_lock): threading.RLock(),
-        id(near._seq): itertools.count(1000),
+        id(strategy._command_cache): strategy._command_cache,
+        id(states.counter_lock): threading.Lock(),
+        id(states.state_lock): threading.RLock(),
+        id(strategy._counts._collect_lock): threading.RLock(),
+        id(strategy._counts._seq): itertools.count(1000),
     }
     child = copy.copy(process)
     child.clock = copy.copy(process.clock)
     memo[id(process.clock)] = child.clock
-    known = [*cells.all(), *near._dirty]
-    if isinstance(near, Leased):
-        memo.update((id(gate), Completion()) for gate in near._lease_fetches)
+    known = [*states.all(), *strategy._counts._dirty]
+    if isinstance(strategy, Leased):
+        memo.update((id(gate), Completion()) for gate in strategy._leases.fetches)
         known += [
-            *near._prefetch_queue,
-            *near._review_queue,
-            *(look[2] for look in near._review_heap),
+            *strategy._prefetches._queue,
+            *strategy._leases.to_review,
+            *(review[2] for review in strategy._reviews._heap),
         ]
-        memo[id(near._heap_order)] = itertools.count(1_000_000)
-    for cell in known:
-        memo[id(cell.charges)] = cell.charges
-        if getattr(cell, "lease_fetch", None) is not None:
-            memo[id(cell.lease_fetch)] = Completion()
-    twin: Any = copy.deepcopy(near, memo)
+        memo[id(strategy._reviews._heap_order)] = itertools.count(1_000_000)
+    for state in known:
+        memo[id(state.charges)] = state.charges
+        if getattr(state, "lease_fetch", None) is not None:
+            memo[id(state.lease_fetch)] = Completion()
+    twin: Any = copy.deepcopy(strategy, memo)
     twin._key_states.get = twin._get = twin._key_states._states.get
     twin._key_states.touch = twin._touch = twin._key_states._states.move_to_end
-    child.near = twin
+    child.strategy = twin
     return child
 
 
@@ -412,7 +413,7 @@ def poisson(rates: Iterable[float], seconds: float, chance: random.Random) -> li
 
 
 class Timetable:
-    """Processes whose trips take `delay_ms` each way and whose workers come when they are due."""
+    """Processes whose commands and replies take `delay_ms`, and whose workers flush when due."""
 
     def __init__(
         self, world: World, processes: list[Process], delay_ms: Callable[[], float]
@@ -430,10 +431,10 @@ class Timetable:
         for at, who in arrivals:
             self.pass_until(at)
             found = self.processes[who].call(key)
-            if isinstance(found, Way):
+            if isinstance(found, OperationRun):
                 self._travel(found, partial(self._back, who))
             else:
-                self._told(who, found)
+                self._on_decision(who, found)
             self._expect(who)
 
     def pass_until(self, at: float) -> None:
@@ -444,10 +445,10 @@ class Timetable:
             do()
         self.world.ms = until
 
-    def _back(self, who: int, way: Way) -> None:
-        self._told(who, way.result)
+    def _back(self, who: int, run: OperationRun) -> None:
+        self._on_decision(who, run.result)
 
-    def _told(self, who: int, decision: Any) -> None:
+    def _on_decision(self, who: int, decision: Any) -> None:
         if isinstance(decision, Decision):
             if decision.allowed:
                 key = str(decision.key)
@@ -461,26 +462,26 @@ class Timetable:
     def _at(self, at: float, do: Callable[[], None]) -> None:
         heappush(self._events, (at, next(self._order), do))
 
-    def _travel(self, way: Way, done: Callable[[Way], None]) -> None:
-        if way.done:
-            done(way)
+    def _travel(self, run: OperationRun, done: Callable[[OperationRun], None]) -> None:
+        if run.done:
+            done(run)
             return
 
         def answered() -> None:
-            way.answer()
-            self._travel(way, done)
+            run.answer()
+            self._travel(run, done)
 
         def reached() -> None:
-            way.reach()
+            run.reach()
             self._at(self.world.ms + self._delay(), answered)
 
         self._at(self.world.ms + self._delay(), reached)
 
     def _expect(self, who: int) -> None:
-        """The worker of this process is to come when it is due."""
+        """Have the worker of this process flush when it is due."""
         if self._away[who]:
             return
-        # A little later, as floats are: early by nothing at all, it would find nothing to do.
+        # A little later: by the error of a float too early, it would find nothing to do.
         at = max(self.processes[who].due(), self.world.ms) + 0.01
         if at < self._expected[who]:
             self._expected[who] = at
@@ -494,7 +495,7 @@ class Timetable:
             self._expect(who)
             return
 
-        def back(way: Way) -> None:
+        def back(run: OperationRun) -> None:
             self._away[who] = False
             self._expect(who)
 
@@ -503,7 +504,7 @@ class Timetable:
 
 
 class Simulated(NamedTuple):
-    """A fleet that has had its time."""
+    """What has come of a simulated fleet."""
 
     world: Recorded
     arrivals: list[Arrival]
@@ -521,7 +522,7 @@ def simulated(
     warm: float = 0.0,
 ) -> Simulated:
     """Poisson arrivals at these rates per second, one for each process. In the `warm` seconds
-    before each calls once on another key, so that it has heard from the store.
+    before each calls once on another key, so that it has had a reply of the store.
     """
     world, chance = Recorded(1_700_000_040_000.3), random.Random(seed)
     origin = world.monotonic() - 50.0

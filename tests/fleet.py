@@ -1,8 +1,8 @@
-"""A fleet without processes: several limiters' insides over one store, with a clock that is moved.
+"""A fleet without processes: several strategies over one store, with a clock that is moved.
 
-What a process does is a dialogue, and here each of its steps is taken by hand: its command reaches
-the store when the test says so, and the reply comes back later, or never. So any interleaving of
-processes, workers, losses and deaths can be told, in no time.
+What a process does is an operation, and tests take each of its steps by hand: its command reaches
+the store at one moment, and the reply arrives later, or never. So any interleaving of processes,
+workers, losses and deaths can be played, in no time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distwindow.store.memory import MemoryStore
 
 
 class World:
-    """The clock of everybody, and the store."""
+    """The store, and the clock that all others derive from."""
 
     def __init__(self, start_ms: float) -> None:
         self.ms = start_ms
@@ -74,56 +74,58 @@ class Local:
         self._origin += ms / 1000 * self.rate
 
 
-class Way:
-    """A dialogue under way: `reach` takes what it asks to the store, `answer` brings the reply."""
+class OperationRun:
+    """An operation that has begun: `reach` has the store execute its command, and `answer` delivers
+    the reply.
+    """
 
-    def __init__(self, world: World, dialogue: Generator[Any, Any, Any]) -> None:
+    def __init__(self, world: World, operation: Generator[Any, Any, Any]) -> None:
         self._world = world
-        self._dialogue = dialogue
+        self._operation = operation
         self.done = False
         self.result: Any = None
-        self.effect: Any = None
+        self.step: Any = None
         self._reply: Any = None
         self.reached = False
-        self._on(lambda: next(dialogue))
+        self._on(lambda: next(operation))
 
     def reach(self) -> None:
-        """The store executes what was asked, now."""
+        """Have the store execute the command now."""
         if self.done or self.reached:
             return
         self.reached = True
-        if isinstance(self.effect, Pipeline):
-            self._reply = [self._world.store.execute(command) for command in self.effect.commands]
+        if isinstance(self.step, Pipeline):
+            self._reply = [self._world.store.execute(command) for command in self.step.commands]
             self._world.asked += len(self._reply)
         else:
-            self._reply = self._world.execute(self.effect)
+            self._reply = self._world.execute(self.step)
 
     def answer(self) -> None:
-        """The reply arrives; first what was asked has to reach the store."""
+        """Deliver the reply; have the store execute the command first where it has not."""
         self.reach()
         if not self.done:
             reply = self._reply
-            self._on(lambda: self._dialogue.send(reply))
+            self._on(lambda: self._operation.send(reply))
 
     def lose(self) -> None:
-        """No reply comes, whether the store has executed it or not."""
+        """Lose the reply, whether the store has executed the command or not."""
         if self.done:
             return
         lost = StoreTimeout("lost", charged=None)
-        if isinstance(self.effect, Pipeline):
-            replies = [lost] * len(self.effect.commands)
-            self._on(lambda: self._dialogue.send(replies))
+        if isinstance(self.step, Pipeline):
+            replies = [lost] * len(self.step.commands)
+            self._on(lambda: self._operation.send(replies))
         else:
-            self._on(lambda: self._dialogue.throw(lost))
+            self._on(lambda: self._operation.throw(lost))
 
     def _on(self, step: Callable[[], Any]) -> None:
         try:
-            self.effect, self.reached = step(), False
-            while isinstance(self.effect, (Sleep, WaitFor)):
-                # Here nobody waits: it goes on too early.
-                self.effect = self._dialogue.send(None)
-            if isinstance(self.effect, Fetch):
-                self.effect = self.effect.command
+            self.step, self.reached = step(), False
+            while isinstance(self.step, (Sleep, WaitFor)):
+                # Nobody waits here, so it goes on too early.
+                self.step = self._operation.send(None)
+            if isinstance(self.step, Fetch):
+                self.step = self.step.command
         except StopIteration as end:
             self.done, self.result = True, end.value
         except StoreTimeout as lost:
@@ -145,30 +147,30 @@ class Process:
     ) -> None:
         self.world = world
         self.clock = Local(world, origin, skew_ms, rate)
-        self.near = mode(CommandCache("fleet", limits), self.clock)
+        self.strategy = mode(CommandCache("fleet", limits), self.clock)
 
-    def call(self, key: str, cost: int = 1) -> Decision | Way:
-        """`try_acquire`: the decision, or the way to it."""
-        decision = self.near.decide_locally(key, cost)
-        return (
-            Way(self.world, self.near.acquire_remote(key, cost)) if decision is None else decision
-        )
+    def call(self, key: str, cost: int = 1) -> Decision | OperationRun:
+        """`try_acquire`: the decision, or the operation that comes to it."""
+        decision = self.strategy.decide_locally(key, cost)
+        if decision is not None:
+            return decision
+        return OperationRun(self.world, self.strategy.acquire_remote(key, cost))
 
     def at_once(self, key: str, cost: int = 1) -> Decision:
         """`try_acquire` with a store that takes no time."""
         found = self.call(key, cost)
-        if isinstance(found, Way):
+        if isinstance(found, OperationRun):
             while not found.done:
                 found.answer()
             found = found.result
         assert isinstance(found, Decision)
         return found
 
-    def work(self, *, last: bool = False) -> Way:
-        """The worker's round."""
-        return Way(self.world, flush_due(self.near, self.clock.monotonic, last=last))
+    def work(self, *, last: bool = False) -> OperationRun:
+        """The worker's flush."""
+        return OperationRun(self.world, flush_due(self.strategy, self.clock.monotonic, last=last))
 
     def due(self) -> float:
-        """When the worker is to come, on the world's clock, ms."""
-        seconds = (self.near.next_due_at - self.clock.monotonic()) / self.clock.rate
+        """When the worker has to flush, on the world's clock, ms."""
+        seconds = (self.strategy.next_due_at - self.clock.monotonic()) / self.clock.rate
         return seconds * 1000 + self.world.ms

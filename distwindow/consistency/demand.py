@@ -1,8 +1,9 @@
-"""How many permits a process will need of a key: what sizes its leases.
+"""How many permits a process will need of a key, which sizes its leases.
 
-Counts of calls and the time they took, both fading with `_FADE`, give a rate; from the rate follows
-what will be needed until a moment. A little too much is no harm: what a lease has left when its
-bucket ends is given back, and found by the others as long as the bucket counts.
+The permits that were asked for and the time in which they were both fade with `_FADE_S`. Their
+quotient is a rate, and the rate gives what will be needed until a moment. An estimate that is a
+little too high costs little: what a lease has left when its bucket ends is given back, and other
+processes can use it as long as the bucket counts.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 from math import exp, sqrt
 
 _FADE_S = 0.25
-"""Seconds after which what was seen weighs a third."""
+"""Seconds after which an observation weighs 1/e."""
 _UNKNOWN_S = 0.01
-"""Seconds without a call that are taken to have been before the first: two calls at once are no
-sign of many.
+"""Seconds without a call that are assumed before the first one, as two calls at once do not mean
+that many more follow.
 """
 _MIN_LEASE = 2
-"""Permits that are worth a lease: getting it and giving the rest back are two commands."""
+"""The least permits that are worth a lease: getting it and giving the rest back are two commands.
+"""
 
 
 class Demand:
@@ -26,11 +28,14 @@ class Demand:
 
     def __init__(self, now: float) -> None:
         self.calls = 0.0
+        """Permits that were asked for, faded."""
         self.observed_s = _UNKNOWN_S
+        """Seconds in which they were, faded."""
         self.observed_at = now
+        """Monotonic seconds."""
 
     def observe(self, now: float, permits: int) -> None:
-        """So many permits were asked for since the last time."""
+        """Take in that `permits` were asked for since the last observation."""
         passed = now - self.observed_at
         if passed > 0:
             fade = exp(-passed / _FADE_S)
@@ -40,13 +45,13 @@ class Demand:
         self.calls += permits
 
     def rate(self, now: float) -> float:
-        """Permits per second, now."""
+        """Return the permits per second that are asked for at `now`."""
         fade = exp(-max(0.0, now - self.observed_at) / _FADE_S)
         return self.calls * fade / (self.observed_s * fade + _FADE_S * (1 - fade))
 
     def permits_needed(self, now: float, seconds: float) -> int:
-        """Permits that will be needed within `seconds`, less what the rate may be wrong by; 0 where
-        a lease of them would save nothing.
+        """Return the permits that will be needed within `seconds`, less the standard error of the
+        rate; 0 if a lease of them would save no command.
         """
         if self.calls <= 1:
             return 0

@@ -1,8 +1,10 @@
-"""A window of the whole fleet as one process sees it: what all had passed when it last asked, and
-what it has passed itself since.
+"""One limit as all processes have counted it, by what this process has received.
 
-      buckets        | 10 | 20 |  5 |  0 |      told by the store, by bucket, so that they age
-      own, untold              |  2 |  4 |      of this process
+      buckets             | 10 | 20 |  5 |  0 |      all processes, by the store's last reply
+      not yet sent                  |  2 |  4 |      counted here since, and so not in that reply
+      own                 |  4 |  9 |  3 |  4 |      all that was counted here, if a share caps it
+
+Counts are kept by bucket, so that they leave the window in time.
 """
 
 from __future__ import annotations
@@ -14,76 +16,82 @@ from ..core.stats import Bucket
 
 
 class FleetWindow:
-    """One limit of one key. Not locked: its owner is. Starts are the store's ms."""
+    """One limit of one key. Its owner holds a lock. Bucket starts are ms of the store's clock."""
 
-    __slots__ = ("_fleet", "_own", "_sum", "cap", "limit")
+    __slots__ = ("_fleet", "_own", "_sums", "cap", "limit")
 
     def __init__(self, limit: Limit, share: float) -> None:
         self.limit = limit
         self.cap = max(1, int(limit.amount * share))
-        """The most that this process admits in a window."""
+        """The most permits that this process admits in a window."""
         self._fleet: dict[int, int] = {}
         self._own: dict[int, int] = {}
-        self._sum: dict[int, int] = {}
+        self._sums: dict[int, int] = {}
 
     def count_own(self, start: int, permits: int) -> None:
-        """This process has passed so many in the bucket of `start`."""
+        """Add permits that this process has admitted in the bucket of `start`."""
         if self.cap < self.limit.amount:
             start -= start % self.limit.bucket_ms
             self._own[start] = self._own.get(start, 0) + permits
 
     def shift(self, ms: int) -> None:
-        """The store's clock is so much ahead of what was thought when `passed` was told."""
+        """Move what `count_own` has counted by `ms`, as the clock offset was wrong by that. Each
+        goes into the later of the two buckets that it may belong to, and so counts long enough.
+        """
         own, self._own = self._own, {}
         for start, permits in own.items():
-            self.count_own(start + ms + self.limit.bucket_ms - 1, permits)  # rather late than early
+            self.count_own(start + ms + self.limit.bucket_ms - 1, permits)
 
     def set_fleet_counts(self, fleet: dict[int, int]) -> None:
-        """What all have passed, by bucket."""
+        """Replace what all processes have admitted, by bucket start."""
         self._fleet = fleet
 
-    def permits_left(self, now_ms: int, untold: Iterable[Bucket]) -> int:
-        """Permits left at `now_ms`; `untold` is what this process has counted beyond what it was
-        told of.
+    def permits_left(self, now_ms: int, unsent: Iterable[Bucket]) -> int:
+        """Return the permits left at `now_ms`. `unsent` is what this process has counted beside the
+        fleet's counts.
         """
-        width, span = self.limit.bucket_ms, self.limit.span
-        newest = now_ms - now_ms % width
-        oldest = newest - (span - 1) * width
+        bucket_ms, span = self.limit.bucket_ms, self.limit.span
+        newest = now_ms - now_ms % bucket_ms
+        oldest = newest - (span - 1) * bucket_ms
         self._fleet = {start: n for start, n in self._fleet.items() if start >= oldest}
         self._own = {start: n for start, n in self._own.items() if start >= oldest}
         sums = dict(self._fleet)
-        for seen in untold:
-            start = seen.start - seen.start % width
-            if seen.passed and start >= oldest:
-                sums[start] = sums.get(start, 0) + seen.passed
-        self._sum = sums
+        for counted in unsent:
+            start = counted.start - counted.start % bucket_ms
+            if counted.passed and start >= oldest:
+                sums[start] = sums.get(start, 0) + counted.passed
+        self._sums = sums
         return min(self.limit.amount - sum(sums.values()), self.cap - sum(self._own.values()))
 
     def retry_ms(self, now_ms: int, cost: int, spent: int) -> int:
-        """Until there would be room for `cost`, if nobody else called. `spent` were passed here
-        since `room` was asked, in the present bucket.
+        """Return the ms until `cost` would be admitted if nobody else called. `spent` permits have
+        been admitted here since `permits_left` was called, in the present bucket.
         """
         return max(
-            self._room_in_ms(now_ms, self._sum, cost + spent - self.limit.amount),
+            self._room_in_ms(now_ms, self._sums, cost + spent - self.limit.amount),
             self._room_in_ms(now_ms, self._own, cost + spent - self.cap),
         )
 
     def reset_ms(self, now_ms: int, spent: int) -> int:
-        """Until the window is empty, if nobody calls."""
-        width, span = self.limit.bucket_ms, self.limit.span
-        newest = max((start for start, n in self._sum.items() if n), default=None)
+        """Return the ms until the window is empty if nobody calls; `spent` as in `retry_ms`."""
+        newest = max((start for start, n in self._sums.items() if n), default=None)
         if spent:
-            newest = now_ms - now_ms % width
-        return 0 if newest is None else max(0, newest + span * width - now_ms)
+            newest = now_ms - now_ms % self.limit.bucket_ms
+        return 0 if newest is None else max(0, self._leaves_at_ms(newest) - now_ms)
 
-    def _room_in_ms(self, now_ms: int, counts: dict[int, int], beyond: int) -> int:
-        """Until `beyond` of the sum of `counts` and more have left the window; 0 for none."""
-        width, span = self.limit.bucket_ms, self.limit.span
-        need = sum(counts.values()) + beyond
+    def _room_in_ms(self, now_ms: int, counts: dict[int, int], excess: int) -> int:
+        """Return the ms until so many of `counts` have left the window that `excess` plus the rest
+        is at most 0.
+        """
+        need = sum(counts.values()) + excess
         if need <= 0:
             return 0
         for start in sorted(counts):
             need -= counts[start]
             if need <= 0:
-                return max(1, start + span * width - now_ms)
-        return max(1, now_ms - now_ms % width + span * width - now_ms)
+                return max(1, self._leaves_at_ms(start) - now_ms)
+        return max(1, self._leaves_at_ms(now_ms - now_ms % self.limit.bucket_ms) - now_ms)
+
+    def _leaves_at_ms(self, start: int) -> int:
+        """Return when the bucket of `start` leaves the window."""
+        return start + self.limit.span * self.limit.bucket_ms

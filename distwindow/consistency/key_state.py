@@ -1,18 +1,19 @@
-"""What this process knows of one key: permits it may spend, a refusal it remembers, and what it has
-counted and not yet told the store.
+"""The state of one key in this process.
 
-    left, until       permits that may be spent here, and until when
-    denied, ...       the least cost that is refused here, and until when
-    start .. rt_min   what has been counted in the present bucket
-    pending           what was counted in buckets before, oldest first
-    flight            what has been sent, and whether it arrived is not known yet
+    permits_left, permits_until   permits that may be spent here, and until when
+    refused_cost, refused_until   the least cost that is refused here, and until when
+    bucket_start .. rt_min        what has been counted in the present bucket
+    pending                       what was counted in earlier buckets and not sent yet, oldest first
+    in_flight                     what has been sent without its outcome being known yet
 
-Moments are monotonic seconds of this process; bucket starts are the store's ms. `offset_ms` turns
-one into the other, as well as the last reply told: never ahead of the store's clock.
+Names in `_at` and `_until` are monotonic seconds of this process; bucket starts are ms of the
+store's clock. `offset_ms` converts one into the other. It comes from the store's replies and is
+never ahead of the store's clock.
 
-Two locks guard a cell. `lock` is a plain one, taken on every call, and no code that holds it calls
-anything: only there can a signal handler run, and one that calls the limiter would wait for itself.
-`Cells.slow` is re-entrant, and guards what happens once a bucket.
+Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain lock
+that every call takes. Code that holds it makes no call: a signal handler can then not run there,
+and a handler that calls the limiter can not wait for a lock that its own thread holds.
+`state_lock` is re-entrant, and guards what happens once in a bucket.
 """
 
 from __future__ import annotations
@@ -21,16 +22,42 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from ..core.charge import Charge
+from ..core.decision import Decision, Source
+from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.stats import Bucket
 
 NEVER = float("inf")
 
+StateName: TypeAlias = "AnyKey | tuple[bytes, ...]"
+"""What a key state is found by: its key, or the rings of a call over several keys."""
+
+
+class InFlightBatch(NamedTuple):
+    """Counts that have been sent. They are sent again under the same number until a reply comes."""
+
+    seq: int
+    buckets: tuple[Bucket, ...]
+    created_at: float
+    """Monotonic seconds."""
+
+
+class CachedRefusal(NamedTuple):
+    """A refusal, as it will be repeated."""
+
+    limit: Limit
+    remaining: int
+    retry_at: float
+    """Monotonic seconds."""
+    reset_at: float
+    """Monotonic seconds; never before `retry_at`."""
+
 
 class KeyState:
-    """One key's state. Its owner locks it."""
+    """The state of one key in this process. Callers hold the locks that the methods name."""
 
     __slots__ = (
         "blocked",
@@ -60,99 +87,115 @@ class KeyState:
         "success",
     )  # fmt: skip
 
-    def __init__(self, key: Any, charges: Any, limits: Sequence[Limit], offset_ms: float) -> None:
+    def __init__(
+        self,
+        key: StateName,
+        charges: tuple[Charge, ...],
+        limits: Sequence[Limit],
+        offset_ms: float,
+    ) -> None:
         self.key = key
         self.charges = charges
-        """What one permit counts where: for the owner, who speaks to the store."""
+        """What a call of cost 1 is charged."""
         self.count_bucket_ms = math.gcd(*(limit.bucket_ms for limit in limits))
-        """Width of the buckets that counts are kept by, ms: no bucket of a limit cuts one."""
+        """Width of the buckets that are counted in here: each lies in one bucket of every limit."""
         self.longest_ms = max(limit.span * limit.bucket_ms for limit in limits)
-        """After so long nothing counts any more."""
+        """After this time a count has left the windows of all limits."""
         self.offset_ms = offset_ms
         self.permits_left = 0
         self.permits_until = 0.0
         self.refill_below = -1
-        """At so many left, there should soon be more."""
+        """When so many permits are left, more are fetched."""
         self.limit = limits[0]
-        """What binds, as the last reply said; `beyond` permits are left there besides ours."""
+        """The limit that binds, by the last reply."""
         self.left_in_store = 0
+        """Permits that `limit` has left in the store beside the ones that are held here."""
         self.reset_at = 0.0
-        """When its window is empty if nobody calls."""
+        """When the window of `limit` is empty if nobody calls."""
         self.refused_cost = 0
         self.refused_until = 0.0
         self.refusal: CachedRefusal | None = None
         self.bucket_start = 0
         self.bucket_ends_at = 0.0
-        """When the present bucket ends."""
         self.passed = self.blocked = self.success = self.error = self.rt_sum = self.rt_min = 0
         self.pending: tuple[Bucket, ...] = ()
-        self.in_flight: Any = None
+        self.in_flight: InFlightBatch | None = None
         self.dirty = False
-        """Its owner knows that there is something to tell."""
+        """It is in the queue of key states to flush."""
 
     def has_counts(self) -> bool:
-        """Is there anything that the store has not been told?"""
+        """True if anything has been counted that the store has not acknowledged."""
         return bool(
             self.passed or self.blocked or self.success or self.error
             or self.pending or self.in_flight is not None
         )  # fmt: skip
 
+    def now_ms(self, now: float) -> int:
+        """Return the store's time at `now`, monotonic seconds."""
+        return int(now * 1000 + self.offset_ms)
+
     def update_clock_offset(self, now_ms: int, sent_at: float, now: float) -> None:
-        """The store's clock said `now_ms` at some moment between `sent_at` and `now`. The best that
-        was known stays, unless that can be true no more: replies are late at times.
+        """Take in that the store's clock showed `now_ms` at some moment between `sent_at` and
+        `now`. The previous offset is kept while it lies within these bounds, as it may come from a
+        faster reply; otherwise the lower bound is taken.
         """
         least, most = now_ms - now * 1000, now_ms + 1 - sent_at * 1000
         if not least <= self.offset_ms <= most:
             self.offset_ms = least
 
-    def open_bucket(self, lock: Lock, now: float) -> bool:
-        """Make the present bucket that of `now`, and put what was counted before to `pending`; has
-        it changed? Under `slow`.
+    def open_bucket(self, counter_lock: Lock, now: float) -> bool:
+        """Make the bucket of `now` the present one, and add what was counted before to `pending`.
+        Return True if the present bucket has changed. The caller holds `state_lock`.
         """
-        now_ms = int(now * 1000 + self.offset_ms)
+        now_ms = self.now_ms(now)
         start = now_ms - now_ms % self.count_bucket_ms
         if start <= self.bucket_start and now < self.bucket_ends_at:
             return False
-        # Time never goes back, unless by a whole window: then the store's clock was set.
+        # A bucket before the present one is never opened, unless time has gone back by more than
+        # the longest window: then the store's clock was set.
         if self.bucket_start - start <= self.longest_ms:
             start = max(start, self.bucket_start)
-        turns = max(now + 0.0005, (start + self.count_bucket_ms - self.offset_ms) / 1000)
-        self._move_to_pending(lock, start, turns)
+        ends_at = max(now + 0.0005, (start + self.count_bucket_ms - self.offset_ms) / 1000)
+        self._move_to_pending(counter_lock, start, ends_at)
         return True
 
-    def close_bucket(self, lock: Lock) -> None:
-        """Put what was counted in the present bucket to `pending`, too. Under `slow`."""
-        self._move_to_pending(lock, self.bucket_start, self.bucket_ends_at)
+    def close_bucket(self, counter_lock: Lock) -> None:
+        """Add what was counted in the present bucket to `pending`. Under `state_lock`."""
+        self._move_to_pending(counter_lock, self.bucket_start, self.bucket_ends_at)
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
-        """So many were passed in the bucket of `start`: for who keeps account of that. Told twice
-        where a signal handler raises right after.
+        """Take in that `passed` permits were counted in the bucket of `start`. Does nothing here;
+        for a subclass that keeps these sums. Called twice for the same permits where a signal
+        handler raises right after the first call.
         """
 
-    def correct_clock(self, lock: Lock, offset_ms: float, now: float) -> None:
-        """The store's clock is another than was thought: move what was counted, and make the
-        present bucket that of `now`. Under `slow`.
+    def correct_clock(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
+        """Replace the offset by `offset_ms`: shift the starts of what is pending, and make the
+        bucket of `now` the present one. The caller holds `state_lock`.
         """
-        self.close_bucket(lock)
+        self.close_bucket(counter_lock)
         shift = round(offset_ms - self.offset_ms)
-        # Rather late than early: what is ahead of the store's newest bucket counts in that.
-        starts = [seen.start + shift + self.count_bucket_ms - 1 for seen in self.pending]
+        # Round up: what is ahead of the store's newest bucket is counted in that one, but what is
+        # behind it may be counted in a bucket that leaves the window too early.
+        starts = [counted.start + shift + self.count_bucket_ms - 1 for counted in self.pending]
         pending = tuple(
-            replace(seen, start=start - start % self.count_bucket_ms)
-            for seen, start in zip(self.pending, starts, strict=True)
+            replace(counted, start=start - start % self.count_bucket_ms)
+            for counted, start in zip(self.pending, starts, strict=True)
         )
         now_ms = int(now * 1000 + offset_ms)
         start = now_ms - now_ms % self.count_bucket_ms
-        turns = max(now + 0.0005, (start + self.count_bucket_ms - offset_ms) / 1000)
-        with lock:  # other threads go on counting: they must find a bucket at any moment
+        ends_at = max(now + 0.0005, (start + self.count_bucket_ms - offset_ms) / 1000)
+        # All four together, as other threads go on counting and need a consistent bucket.
+        with counter_lock:
             self.offset_ms, self.pending = offset_ms, pending
-            self.bucket_start, self.bucket_ends_at = start, turns
+            self.bucket_start, self.bucket_ends_at = start, ends_at
 
-    def _move_to_pending(self, lock: Lock, start: int, turns: float) -> None:
-        """What was counted goes from the counters to `pending` in one step, without a call in it:
-        a signal handler that raises comes before it or after it (`core/interrupts.py`).
+    def _move_to_pending(self, counter_lock: Lock, start: int, ends_at: float) -> None:
+        """Move the counters to `pending`, and make the bucket of `start` the present one. The last
+        block does both without a call in it, so that an exception out of a signal handler comes
+        before or after all of it (`core/interrupts.py`).
         """
-        with lock:
+        with counter_lock:
             before = self.bucket_start
             passed, blocked, success = self.passed, self.blocked, self.success
             error, rt_sum, rt_min = self.error, self.rt_sum, self.rt_min
@@ -161,43 +204,55 @@ class KeyState:
             if passed:
                 self.on_bucket_closed(before, passed)
             least = rt_min if success or error else None
-            seen = Bucket(before, passed, blocked, success, error, rt_sum, least)
-            # While the store is away, what is out of the window is not kept for it.
+            counted = Bucket(before, passed, blocked, success, error, rt_sum, least)
+            # While the store can not be reached, drop what has left the window meanwhile.
             oldest = before - self.longest_ms
-            pending = (*[b for b in pending if b.start > oldest], seen)
-        with lock:
-            # Less what was seen, as other threads have gone on counting.
+            pending = (*[b for b in pending if b.start > oldest], counted)
+        with counter_lock:
+            # Subtract what was read above, as other threads have gone on counting.
             self.passed -= passed
             self.blocked -= blocked
             self.success -= success
             self.error -= error
             self.rt_sum -= rt_sum
-            self.bucket_start, self.bucket_ends_at = start, turns
+            self.bucket_start, self.bucket_ends_at = start, ends_at
             self.pending = pending
 
 
-class CachedRefusal(NamedTuple):
-    """A refusal, as it will be repeated; moments are monotonic seconds."""
+def admission_of(
+    state: KeyState, key: AnyKey, limit: Limit, remaining: int, now: float, source: Source
+) -> Decision:
+    """Return an admission of cost 1 that is not charged, as `peek` does."""
+    return Decision(
+        True, key, 1, limit, remaining, 0.0, state.reset_at - now, 0.0, "ok", source,
+        state.now_ms(now),
+    )  # fmt: skip
 
-    limit: Limit
-    remaining: int
-    retry_at: float
-    reset_at: float
-    """Never before `retry_at`."""
+
+def refusal_of(
+    state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
+) -> Decision:
+    """Return `refusal` as the decision of a call at `now`."""
+    limit, remaining, retry_at, reset_at = refusal
+    return Decision(
+        False, key, cost, limit, remaining, retry_at - now, reset_at - now, 0.0, "over_limit",
+        source, state.now_ms(now),
+    )  # fmt: skip
 
 
-def merge_buckets(buckets: tuple[Bucket, ...], width: int) -> tuple[Bucket, ...]:
-    """The same counts in buckets of `width`, a multiple of the present one; oldest first."""
+def merge_buckets(buckets: tuple[Bucket, ...], bucket_ms: int) -> tuple[Bucket, ...]:
+    """Return the same counts in buckets of `bucket_ms`, oldest first. That width is a multiple of
+    the width of `buckets`.
+    """
     sums: dict[int, Bucket] = {}
-    for seen in buckets:
-        start = seen.start - seen.start % width
+    for counted in buckets:
+        start = counted.start - counted.start % bucket_ms
         known = sums.get(start)
-        sums[start] = Bucket(start, *_counters_of(seen)) if known is None else _sum_of(known, seen)
+        if known is not None:
+            sums[start] = _sum_of(known, counted)
+        else:
+            sums[start] = counted if counted.start == start else replace(counted, start=start)
     return tuple(sums[start] for start in sorted(sums))
-
-
-def _counters_of(b: Bucket) -> tuple[int, int, int, int, int, int | None]:
-    return b.passed, b.blocked, b.success, b.error, b.rt_sum_ms, b.rt_min_ms
 
 
 def _sum_of(one: Bucket, two: Bucket) -> Bucket:

@@ -1,83 +1,139 @@
-"""The cells of one limiter: at most so many, and the one that was used longest ago goes first."""
+"""The key states of one limiter: at most `max_keys`, and the least recently used is evicted first.
+
+A key state that is evicted with counts that the store has not acknowledged is kept beside the
+cache until they are. A key that is called again meanwhile gets the same key state back: two of them
+would send their counts side by side, and the store takes the batches of a sender in order only.
+
+    cached  -- evicted, all acknowledged ----------------------------> dropped
+    cached  -- evicted with counts --> evicted_unsent -- on_all_sent -> dropped
+                                       evicted_unsent -- add(key) ----> cached
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
-from .key_state import KeyState
+from ..core.errors import ConfigurationError
+from ..core.key import AnyKey
+from .key_state import KeyState, StateName
 
-C = TypeVar("C", bound=KeyState)
+S = TypeVar("S", bound=KeyState)
 
 
-class KeyStateCache(Generic[C]):
-    """KeyStateCache by key, in order of use. `evicted` is told of each that has to go."""
+class KeyStateCache(Generic[S]):
+    """Key states by name, in order of use. `on_evicted` is called with each that is evicted."""
 
-    def __init__(self, max_keys: int, evicted: Callable[[C], object]) -> None:
+    def __init__(self, max_keys: int, on_evicted: Callable[[S], object] | None = None) -> None:
         self.max_keys = max_keys
-        self._on_evicted = evicted
-        self._evicted_unsent: dict[Any, C] = {}
-        """Gone from the cache, but with something still to tell. A key that comes back gets this
-        cell again: what it tells must stay in order.
-        """
-        self.clear()
+        self.closed = False
+        """Nothing is counted any more."""
+        self.on_evicted = on_evicted
+        self._evicted_unsent: dict[StateName, S] = {}
+        self.after_fork()
 
-    def empty(self) -> None:
-        """Forget everything."""
-        with self.state_lock:
-            self._states.clear()
-            self._evicted_unsent.clear()
-
-    def clear(self) -> None:
-        """Begin anew, with locks that nobody holds: after a fork, another thread held them."""
+    def after_fork(self) -> None:
+        """Start empty, with new locks: a thread of the parent may have held the old ones."""
+        # Looked up now: gevent may have patched `threading` after this module was imported.
         self.counter_lock = threading.Lock()
+        """Held while a call is counted."""
+        # Re-entrant, as a signal handler may call the limiter that it has interrupted.
         self.state_lock = threading.RLock()
-        self._states: OrderedDict[Any, C] = OrderedDict()
+        """Held while key states are added, evicted and flushed."""
+        self._states: OrderedDict[StateName, S] = OrderedDict()
         self._evicted_unsent.clear()
-        self.get = self._states.get
-        self.touch = self._states.move_to_end
+        self._states_at_close: list[S] = []
+        # Bound once, as the hot path calls both.
+        self.get: Callable[[StateName], S | None] = self._states.get
+        """Return the key state of a name, or None."""
+        self.touch: Callable[[StateName], None] = self._states.move_to_end
+        """Make it the most recently used one. Raises `KeyError` if it is not there."""
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def all(self) -> list[C]:
-        """Every cell there is, those that are leaving too."""
+    def all(self) -> list[S]:
+        """Return all key states, evicted ones with counts included."""
         with self.state_lock:
             return [*self._states.values(), *self._evicted_unsent.values()]
 
-    def add(self, key: Any, new: Callable[[], C]) -> C:
-        """The cell of `key`, made if it is not there; the least used one may have to go for it."""
+    def all_and_closed(self) -> list[S]:
+        """Return all key states, and those that there were when this was closed."""
+        return [*self.all(), *self._states_at_close]
+
+    def add(self, name: StateName, new: Callable[[], S]) -> S:
+        """Return the key state of `name`. If there is none, it is made by `new`, and the least
+        recently used one is evicted where there are too many.
+        """
         with self.state_lock:
-            state = self._states.get(key)
+            state = self._states.get(name)
             if state is not None:
                 return state
-            state = self._evicted_unsent.get(key) or new()
+            state = self._evicted_unsent.get(name) or new()
             while len(self._states) >= self.max_keys:
-                # No call: `next(iter(...))` fails where another thread uses a key in between.
-                for oldest_key in self._states:  # noqa: B007
+                # A loop rather than `next(iter(...))`, which is two calls: another thread may use
+                # a key between them, and the iterator raises then.
+                for oldest_name in self._states:  # noqa: B007
                     break
-                # In both for a moment, so that a signal handler that raises loses nothing.
-                oldest = self._evicted_unsent[oldest_key] = self._states[oldest_key]
-                del self._states[oldest_key]
-                self._on_evicted(oldest)
+                # In both dicts for a moment: a signal handler that raises in between loses nothing.
+                oldest = self._evicted_unsent[oldest_name] = self._states[oldest_name]
+                del self._states[oldest_name]
+                if self.on_evicted is not None:
+                    self.on_evicted(oldest)
                 if not oldest.has_counts():
-                    self._evicted_unsent.pop(oldest_key, None)
-            self._states[key] = state
-            self._evicted_unsent.pop(key, None)
+                    self._evicted_unsent.pop(oldest_name, None)
+            self._states[name] = state
+            self._evicted_unsent.pop(name, None)
             return state
 
-    def on_all_sent(self, state: C) -> None:
-        """It has nothing more to tell; one that was leaving may go."""
+    def on_all_sent(self, state: S) -> None:
+        """Drop `state` if it was evicted, now that all of its counts are acknowledged."""
         if self._evicted_unsent and self._evicted_unsent.get(state.key) is state:
             self._evicted_unsent.pop(state.key, None)
 
     def count_evicted_unsent(self) -> int:
-        """How many are kept only because they have something to tell."""
+        """Return how many evicted key states are kept for their counts."""
         return len(self._evicted_unsent)
 
-    def drop(self, key: Any) -> C | None:
-        """Take the cell of `key` out."""
+    def drop(self, name: StateName) -> S | None:
+        """Remove the key state of `name` and return it; None if there is none."""
         with self.state_lock:
-            return self._states.pop(key, None) or self._evicted_unsent.pop(key, None)
+            return self._states.pop(name, None) or self._evicted_unsent.pop(name, None)
+
+    def check_open(self) -> None:
+        """Raise `ConfigurationError` if this is closed."""
+        if self.closed:
+            raise ConfigurationError("this limiter is closed; make a new one")
+
+    def is_current(self, state: S) -> bool:
+        """True if `state` is the one that calls of its key find: not evicted, reset or closed."""
+        return not self.closed and self.get(state.key) is state
+
+    def pause(self, hold: Callable[[], object]) -> None:
+        """Have `get` call `hold` first, which blocks calls while the process ends. A thread that
+        holds `state_lock` is not blocked, as the last flush needs that lock.
+        """
+        states = self._states
+        owned: Callable[[], bool] = getattr(self.state_lock, "_is_owned")  # noqa: B009
+
+        def get(name: StateName) -> S | None:
+            if not owned():
+                hold()
+            return states.get(cast(AnyKey, name))
+
+        self.get = get
+
+    def resume(self) -> None:
+        """End `pause`."""
+        self.get = self._states.get
+
+    def empty(self) -> None:
+        """Remove all key states. `all_and_closed` still returns them. May be called again where a
+        signal handler has raised in it.
+        """
+        self._states_at_close += self.all()
+        with self.state_lock:
+            self._states.clear()
+            self._evicted_unsent.clear()

@@ -1,4 +1,4 @@
-"""What a verdict means to the caller, and the dialogue of waiting for one's exact time."""
+"""Waiting for permits until the exact moment at which they are there."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .wait_queue import QueueSlot
 
 
 def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision]:
-    """Ask, and where refused sleep until the moment the refusal named; again until admitted.
+    """Send `command` again and again until it is admitted, and sleep for `retry_after` in between.
 
-    Time is counted on the store's clock. Raises `RateLimitExceeded` as soon as it is certain that
-    the caller's patience ends first, without sleeping it off.
+    Time is taken from the decisions, and so from the store's clock. Raises `RateLimitExceeded` as
+    soon as it is certain that the caller's timeout ends before the permits are there.
     """
-    began: int | None = None
-    patience = slot.remaining_s
+    began_ms: int | None = None
+    timeout = slot.remaining_s
     while True:
         decision: Decision = yield command
         if decision.allowed:
             return decision
-        if began is None:
-            began = decision.now_ms
-        waited = (decision.now_ms - began) / 1000
-        if patience is not None and waited + decision.retry_after > patience:
+        if began_ms is None:
+            began_ms = decision.now_ms
+        waited = (decision.now_ms - began_ms) / 1000
+        if timeout is not None and waited + decision.retry_after > timeout:
             raise RateLimitExceeded(decision)
-        slot.refused(decision)
+        slot.on_refused(decision)
         yield Sleep(decision.retry_after)

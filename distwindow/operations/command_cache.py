@@ -1,14 +1,14 @@
-"""From what a caller says (a key, a cost) to the command that is sent, checked and remembered.
+"""Makes the command for a key and a cost, once: checks both, and caches the command.
 
-Building a command costs some 10 us (escaping, hashing, packing); a key that comes again costs a
-dictionary look-up. Callers of one key and cost get the *same* command object, which is how stores
-see that their calls can share one script call.
+Building a command takes some 10 us (escaping, hashing, packing), and a cached one a dictionary
+look-up. Callers of one key and cost get the *same* command object, and by that stores recognize
+calls that can share one script call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..core.charge import Charge
 from ..core.errors import short_repr
@@ -21,77 +21,82 @@ from ..protocol.keys import check_prefix, key_prefix
 _MAX_COMMANDS = 16_384
 _MAX_KEY_LENGTH = 256
 _WITH_COST = object()
-"""Marks what is remembered for a cost other than 1: no caller's key can be equal to that."""
+"""Part of the cache key of commands whose cost is not 1, as no caller's key can be equal to it."""
+_CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
 _MAX_SHARED_COST = 10**9
-"""The scripts count exactly up to 10**13: ten thousand callers of this cost may share a call."""
+"""The scripts count exactly up to 10**13, so ten thousand calls of this cost may share one script
+call. Commands of higher cost are not cached, and so not shared.
+"""
 
 
 class CommandCache:
-    """The commands of one prefix and one set of limits. Safe to share between threads."""
+    """Commands for one prefix and one set of limits. Safe to share between threads."""
 
     def __init__(self, prefix: str, limits: LimitSpec) -> None:
         self.prefix = check_prefix(prefix)
         self.limits = limits_of(limits)
-        self._largest_cost = min(limit.amount for limit in self.limits)
-        self._commands: dict[Any, Acquire] = {}
-        self._older: dict[Any, Acquire] = {}
+        self._highest_cost = min(limit.amount for limit in self.limits)
+        self._commands: dict[_CacheKey, Acquire] = {}
+        self._older: dict[_CacheKey, Acquire] = {}
 
     def acquire(self, key: AnyKey, cost: int = 1) -> Acquire:
-        """The command for one call of `cost` on `key`.
+        """Return the command for one call of `cost` on `key`.
 
         Raises `ValueError` for an empty key and for a cost that no window could ever admit,
-        `TypeError` for a key that is none.
+        `TypeError` for an object that is not a key.
         """
         if cost.__class__ is int:
             try:
                 command = self._commands.get(key if cost == 1 else (_WITH_COST, key, cost))
                 if command is None and self._older:
-                    command = self._recall(_cache_key(key, cost))
-            except TypeError as exc:  # an unhashable key: `stem` says what a key is
+                    command = self._take_older(_cache_key(key, cost))
+            except TypeError as exc:  # an unhashable key: `key_prefix` raises a better error below
                 if is_interruption(exc):
                     raise
                 command = None
-            # A memoryview is equal to the bytes it shows, but is no key: `stem` says so.
+            # A memoryview is equal to the bytes in it, and no key: `key_prefix` raises for it.
             is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
             if command is not None and is_key:
                 return command
-        _check_cost(cost, self._largest_cost)
+        _check_cost(cost, self._highest_cost)
         normalized = normalize_key(key)
         if normalized is not key:
-            # The same command for both forms, so that their calls can be shared.
+            # Both forms of the key get the same command, so that their calls can be shared.
             command = self.acquire(normalized, cost)
             if command is self._commands.get(_cache_key(normalized, cost)):
-                self._remember(_cache_key(key, cost), command)
+                self._cache(_cache_key(key, cost), command)
             return command
         charges = charges_of(key, key_prefix(self.prefix, key), self.limits, cost)
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
         command = Acquire(charges)
         if cost > _MAX_SHARED_COST or max(map(len, parts)) > _MAX_KEY_LENGTH:
             return command
-        self._remember(_cache_key(key, cost), command)
+        self._cache(_cache_key(key, cost), command)
         if self._older:
             return command
-        # The first call on a key also tells its ring the limits, so that `stats` shows them at
-        # once after a change of limit. That costs the short way through the script, so it stops
-        # where there are more keys than are remembered.
+        # The first call of a key also stores the limits in its ring, so that `stats` shows a new
+        # limit at once. That makes the script take its longer way, so it stops once there are more
+        # keys than are cached: any call could then seem to be the first of its key.
         return Acquire(charges, store_limit=True)
 
-    def _recall(self, name: Any) -> Acquire | None:
+    def _take_older(self, name: _CacheKey) -> Acquire | None:
         command = self._older.get(name)
         if command is not None:
-            self._remember(name, command)
+            self._cache(name, command)
         return command
 
-    def _remember(self, name: Any, command: Acquire) -> None:
-        """Keep `command`. The half that was not used for longest is forgotten at once: keys in use
-        are not all built anew together.
+    def _cache(self, name: _CacheKey, command: Acquire) -> None:
+        """Cache `command`. When the cache is full, what was not used since it was last full is
+        dropped, and the rest moves over as it is used: commands of keys in use are not all built
+        anew at once.
         """
         if len(self._commands) >= _MAX_COMMANDS:
             self._older, self._commands = self._commands, {}
         self._commands[name] = command
 
     def acquire_all(self, items: Iterable[Sequence[Any]]) -> Acquire:
-        """The command for one call over several keys: `(key, limits, cost)` or `(key, limits)`.
+        """Return the command for one call over several keys: `(key, limits, cost)` or
+        `(key, limits)` each.
 
         Raises as `acquire` does, and `ValueError` where a ring would be charged twice.
         """
@@ -116,12 +121,12 @@ class CommandCache:
         return Acquire(tuple(charges))
 
 
-def _cache_key(key: AnyKey, cost: int) -> Any:
+def _cache_key(key: AnyKey, cost: int) -> _CacheKey:
     return key if cost == 1 else (_WITH_COST, key, cost)
 
 
-def _check_cost(cost: object, most: int) -> None:
+def _check_cost(cost: object, highest: int) -> None:
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
         raise ValueError(f"cost={cost!r} is not a whole number of at least 1")
-    if cost > most:
-        raise ValueError(f"cost={cost} can never be admitted: the smallest limit is {most}")
+    if cost > highest:
+        raise ValueError(f"cost={cost} can never be admitted: the smallest limit is {highest}")

@@ -1,4 +1,4 @@
-"""Something that others wait for, threads and tasks alike: it opens once."""
+"""The end of something that threads and tasks wait for."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from ..core.interrupts import OneShotEvent
 
 
 class Completion:
-    """Closed until `open`. `failure` says why there is nothing behind it."""
+    """Completed once. After that, nobody waits."""
 
     __slots__ = ("_done", "_waiters", "failure")
 
     def __init__(self) -> None:
         self.failure: StoreError | None = None
+        """Why there is no result; None if there is one."""
         self._done = OneShotEvent()
         self._waiters: list[Callable[[], object]] = []
+        """Wake the waiting tasks, one function each."""
 
     @property
     def is_complete(self) -> bool:
-        """Is it open?"""
+        """True after `complete`."""
         return self._done.is_set
 
     def complete(self, failure: StoreError | None = None) -> None:
-        """Let everybody through. Harmless when repeated."""
+        """Wake all that wait. Idempotent."""
         self.failure = failure
         self._done.set()
         while self._waiters:
             self._waiters.pop()()
 
     def wait(self, seconds: float) -> None:
-        """Until it is open, or `seconds` have passed."""
+        """Wait until it is complete, for `seconds` at most."""
         self._done.wait(seconds)
 
     async def wait_async(self, seconds: float) -> None:
-        """`wait` for tasks."""
+        """Do as `wait`, for tasks."""
         loop = asyncio.get_running_loop()
-        passed = asyncio.Event()
+        completed = asyncio.Event()
 
-        def opened() -> None:
+        def wake() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(passed.set)
+                loop.call_soon_threadsafe(completed.set)
 
-        self._waiters.append(opened)
-        if self._done.is_set:  # just now, and may not have seen us
+        self._waiters.append(wake)
+        if self._done.is_set:  # after the append, as `complete` may have emptied the list before it
             return
         try:
-            await asyncio.wait_for(passed.wait(), seconds)
+            await asyncio.wait_for(completed.wait(), seconds)
         except asyncio.TimeoutError:
             return

@@ -1,4 +1,4 @@
-"""The two drivers of dialogues: the only code that knows both worlds, blocking and awaiting."""
+"""The two drivers of operations. No other code works with both threads and tasks."""
 
 from __future__ import annotations
 
@@ -6,41 +6,42 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..core.interrupts import is_interruption
-from .steps import Operation, Sleep, WaitFor
+from .steps import Operation, Sleep, StoreStep, WaitFor
 
 T = TypeVar("T")
 
 
 def run_blocking(
     operation: Operation[T],
-    execute: Callable[[Any], Any],
+    execute: Callable[[StoreStep], Any],
     sleep: Callable[[float], object],
 ) -> T:
-    """Drive `dialogue` to its end, blocking. `execute` takes commands: plain ones, `Fetch`, and
-    `Together`.
+    """Run `operation` and return its result. `execute` returns the reply to a step that goes to the
+    store; what it raises is raised in the operation.
 
-    However it ends, the dialogue is closed before this raises: somebody may keep the exception, and
-    with it the dialogue and whatever that still had to settle.
+    However this ends, the operation is closed before an exception leaves it. Whoever keeps the
+    exception also keeps the frames in its traceback, and an open operation in them would run its
+    `finally` blocks at some later time.
     """
-    answer: Any = None
+    reply: Any = None
     failure: Exception | None = None
     try:
         while True:
             try:
-                step = operation.send(answer) if failure is None else operation.throw(failure)
+                step = operation.send(reply) if failure is None else operation.throw(failure)
             except StopIteration as end:
                 if is_interruption(end):
                     raise
                 value: T = end.value
                 return value
-            answer = failure = None
+            reply = failure = None
             try:
                 if isinstance(step, WaitFor):
                     step.completion.wait(step.seconds)
                 elif isinstance(step, Sleep):
                     sleep(step.seconds)
                 else:
-                    answer = execute(step)
+                    reply = execute(step)
             except Exception as exc:
                 failure = exc
     except BaseException:
@@ -50,29 +51,29 @@ def run_blocking(
 
 async def run_async(
     operation: Operation[T],
-    execute: Callable[[Any], Awaitable[Any]],
+    execute: Callable[[StoreStep], Awaitable[Any]],
     sleep: Callable[[float], Awaitable[object]],
 ) -> T:
-    """Drive `dialogue` to its end, awaiting; else as `run`."""
-    answer: Any = None
+    """Do as `run_blocking`, for tasks."""
+    reply: Any = None
     failure: Exception | None = None
     try:
         while True:
             try:
-                step = operation.send(answer) if failure is None else operation.throw(failure)
+                step = operation.send(reply) if failure is None else operation.throw(failure)
             except StopIteration as end:
                 if is_interruption(end):
                     raise
                 value: T = end.value
                 return value
-            answer = failure = None
+            reply = failure = None
             try:
                 if isinstance(step, WaitFor):
                     await step.completion.wait_async(step.seconds)
                 elif isinstance(step, Sleep):
                     await sleep(step.seconds)
                 else:
-                    answer = await execute(step)
+                    reply = await execute(step)
             except Exception as exc:
                 failure = exc
     except BaseException:

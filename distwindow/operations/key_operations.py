@@ -1,4 +1,4 @@
-"""The dialogues around admission: look, give back, forget, and record finished calls."""
+"""The operations on one key beside `acquire`: peek, stats, refund, reset, record."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..core.stats import Stats, stats_of, window_at
 from ..protocol.commands import Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from .flush import send_all
-from .steps import Operation
+from .steps import Operation, reply_to
 from .strategy import Strategy
 
 
 def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Operation[Decision]:
-    """The decision these charges of one key would get now."""
+    """Return the decision that these charges of one key would get now."""
     decision = strategy.peek(charges[0].key)
     if decision is None:
         command = Peek(charges)
-        verdict = yield command
-        decision = decision_of(command, verdict, source)
+        reply = yield from reply_to(command)
+        decision = decision_of(command, reply, source)
     return decision
 
 
 def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Operation[Stats]:
-    """What is recorded of a key in the windows of its limits, this process's part included."""
+    """Return the statistics of a key. What this process has counted is sent before."""
     key = charges[0].key
     yield from _flush_key(strategy, key, clock)
-    states, now_ms = yield Read(charges)
+    states, now_ms = yield from reply_to(Read(charges))
     windows = tuple(
         window_at(state, charge.limit, now_ms)
         for state, charge in zip(states, charges, strict=True)
@@ -40,22 +40,21 @@ def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Oper
 
 
 def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
-    """Give back what `decision` was charged, out of the bucket it was charged in; how many permits
-    were still there. Raises `ValueError` for a decision that was charged nothing.
+    """Give back what `decision` was charged, to the bucket it was charged in. Return how many
+    permits were still there. Raises `ValueError` for a decision that was charged nothing.
     """
     charges = _charges_of(decision)
     yield from _flush_key(strategy, decision.key, clock)
-    count, _ = yield Refund(charges, charged_ms=decision.now_ms)
+    count, _ = yield from reply_to(Refund(charges, charged_ms=decision.now_ms))
     strategy.invalidate(decision.key)
-    yield from _flush_key(
-        strategy, decision.key, clock
-    )  # and what it knows of the key is what is so now
-    return int(count)
+    # Again, so that what this process knows of the key includes the refund.
+    yield from _flush_key(strategy, decision.key, clock)
+    return count
 
 
 def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
-    """Forget the windows of a key."""
-    yield Reset(charges)
+    """Empty the windows of a key."""
+    yield from reply_to(Reset(charges))
     strategy.reset(charges[0].key)
 
 
@@ -70,8 +69,8 @@ def record(strategy: Strategy, decision: Decision, *, failed: bool, rt_ms: int) 
 def before_multi_key(
     strategy: Strategy, charges: tuple[Charge, ...], clock: Clock
 ) -> Operation[None]:
-    """Before the store is asked about several keys: it knows what this process has passed of them,
-    and has back what it has leased.
+    """Before the store decides a call over several keys, send what this process has counted of
+    them, and give back what it has leased.
     """
     keys = [charge.key for charge in charges]
     yield from strategy.lease_fetches(keys)
@@ -79,7 +78,7 @@ def before_multi_key(
 
 
 def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]:
-    """The store knows what was counted here of `key`."""
+    """Send what this process has counted of `key`."""
     yield from send_all(strategy.clock_probe(), clock.monotonic)
     pending = strategy.flush_command(key)
     if pending is not None:
@@ -99,5 +98,4 @@ def _charges_of(decision: Decision) -> tuple[Charge, ...]:
             f"nothing was charged by this decision, as {why}; there is nothing to give back: "
             f"{decision!r}"
         )
-    charged: tuple[Charge, ...] = decision.charged
-    return charged
+    return decision.charged

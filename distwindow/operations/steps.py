@@ -1,10 +1,14 @@
-"""What a dialogue may ask for: a command's reply, those of many, time to pass, or a gate to open.
-Nothing else.
+"""The steps of an operation: what it may yield, and what it is given for each.
 
-The reply to an `Acquire` is the `Decision` it came to, as stores make that on their shortest way.
+    step       given
+    Command    its reply; for an `Acquire` the `Decision`, as stores build that directly
+    Pipeline   a list of replies, with an error in the place of each reply that there is not
+    Fetch      the reply
+    Sleep      None, after that time
+    WaitFor    None, when the completion is complete or after that time
 
-A dialogue is a generator written once and driven twice (`drive.run`, `drive.arun`). It never reads
-a clock, holds no lock across a yield, and never yields inside `finally`.
+An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
+never reads a clock, holds no lock across a yield, and never yields inside `finally`.
 """
 
 from __future__ import annotations
@@ -13,38 +17,48 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..protocol.commands import Command
+from ..protocol.replies import LeaseReply
 from .completion import Completion
 
 T = TypeVar("T")
+Reply = TypeVar("Reply")
 
 
 class Sleep(NamedTuple):
-    """Let `seconds` pass."""
+    """Sleep for `seconds`."""
 
     seconds: float
 
 
 class Pipeline(NamedTuple):
-    """The replies to many commands; an error stands in the place of the reply it came to."""
+    """Send many commands in one exchange."""
 
     commands: tuple[Command[Any], ...]
 
 
 class Fetch(NamedTuple):
-    """The reply to a command that brings something to keep. Where it comes after its caller was
-    cancelled or has given up, `on_late_reply` is told of it.
+    """Send a lease, whose permits must not be lost. If the reply comes after its caller was
+    cancelled or has given up, `on_late_reply` is called with it.
     """
 
-    command: Command[Any]
-    on_late_reply: Callable[[Any], object]
+    command: Command[LeaseReply]
+    on_late_reply: Callable[[LeaseReply], object]
 
 
 class WaitFor(NamedTuple):
-    """WaitFor for a gate to open, or for `seconds` to pass."""
+    """Wait until `completion` is complete, for `seconds` at most."""
 
     completion: Completion
     seconds: float
 
 
-Step: TypeAlias = "Command[Any] | Fetch | Pipeline | Sleep | WaitFor"
+StoreStep: TypeAlias = "Command[Any] | Fetch | Pipeline"
+"""The steps that a store executes."""
+Step: TypeAlias = "StoreStep | Sleep | WaitFor"
 Operation: TypeAlias = Generator[Step, Any, T]
+
+
+def reply_to(command: Command[Reply]) -> Operation[Reply]:
+    """Send `command`, which is not an `Acquire`, and return its reply."""
+    reply: Reply = yield command
+    return reply

@@ -1,4 +1,4 @@
-"""What the operations need of a consistency strategy (`consistency/`), as interfaces."""
+"""What the operations and the worker need of a consistency strategy (`consistency/`)."""
 
 from __future__ import annotations
 
@@ -7,47 +7,101 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.decision import Decision
 from ..core.key import AnyKey
-from ..protocol.commands import Command
+from ..protocol.commands import Command, Flush
 from .steps import Operation, WaitFor
 
 
 class PendingCommand(NamedTuple):
-    """A command for the worker to carry, and whom to tell what came of it: the reply or the error,
-    and when it was sent (monotonic seconds).
-    """
+    """A command that is to be sent, and the function that takes its outcome."""
 
     command: Command[Any]
     on_reply: Callable[[Any, float], None]
-    """May be called twice with the same; the second time does nothing."""
+    """Called with the reply or the error, and when the command was sent (monotonic seconds). A
+    second call does nothing."""
 
 
 class Strategy(Protocol):
-    """What a limiter needs of its mode; see the head of this file."""
-
-    next_due_at: float
-    wake: Callable[[], object]
-    dropped: int
-    leases: bool
+    """How a limiter decides."""
 
     @property
-    def decide_locally(self) -> Callable[[AnyKey, int], Decision | None]: ...
-    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]: ...
-    def peek(self, key: AnyKey) -> Decision | None: ...
-    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision: ...
-    def invalidate(self, key: AnyKey) -> None: ...
-    def reset(self, key: AnyKey) -> None: ...
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Command[Any] | None: ...
-    def flush_command(self, key: AnyKey) -> PendingCommand | None: ...
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]: ...
-    def clock_probe(self) -> list[PendingCommand]: ...
+    def next_due_at(self) -> float:
+        """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
+
+    @property
+    def dropped(self) -> int:
+        """How many counts were dropped, because the store did not take them for so long."""
+
+    wake: Callable[[], object]
+    """Called when `next_due_at` is earlier than it was. Set by the worker."""
+    leases: bool
+    """True if it leases permits, which have to be given back."""
+
+    # -- decisions --
+
+    @property
+    def decide_locally(self) -> Callable[[AnyKey, int], Decision | None]:
+        """Decide a call of this key and cost in this process; None if the store has to decide."""
+
+    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        """Have the store decide a call, after `decide_locally` has returned None."""
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        """Return the decision of a call of cost 1 without counting it; None as above."""
+
+    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+        """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
+        Return `decision`.
+        """
+
+    def invalidate(self, key: AnyKey) -> None:
+        """Drop what is known of `key`, as its windows have changed in the store."""
+
+    def reset(self, key: AnyKey) -> None:
+        """Drop what is known and counted of `key`, as its windows have been emptied."""
+
+    # -- counts --
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Count the end of an admitted call; return a command if the store has to count it now."""
+
+    def flush_command(self, key: AnyKey) -> PendingCommand | None:
+        """Return the command that sends what is counted of `key`; None if there is nothing."""
+
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
+        """Return what has to be sent before the store decides one call over `keys`."""
+
+    def clock_probe(self) -> list[PendingCommand]:
+        """Return what has to be sent before any counts can be: its reply has the store's time."""
+
     def pending_commands(
         self, now: float, found: list[PendingCommand], *, last: bool = False
-    ) -> None: ...
-    def reschedule(self, now: float) -> None: ...
-    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]: ...
-    def close(self) -> None: ...
-    def pause_calls(self, hold: Callable[[], object]) -> None: ...
-    def resume_calls(self) -> None: ...
-    def unreturned_permits(self) -> int: ...
-    def unsent_counts(self) -> int: ...
-    def after_fork(self) -> None: ...
+    ) -> None:
+        """Add what is to be sent now to `found`; with `last`, everything that is ever to be sent.
+        If this raises, the caller calls each `on_reply` of `found` with "not sent".
+        """
+
+    def reschedule(self, now: float) -> None:
+        """Set `next_due_at` after a flush."""
+
+    # -- ends --
+
+    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
+
+    def close(self) -> None:
+        """Count and decide nothing any more."""
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        """Have every call run `hold` before it is decided."""
+
+    def resume_calls(self) -> None:
+        """End `pause_calls`."""
+
+    def unreturned_permits(self) -> int:
+        """Return how many leased permits are still to be given back."""
+
+    def unsent_counts(self) -> int:
+        """Return how many counts the store has not acknowledged."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child."""

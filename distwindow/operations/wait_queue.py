@@ -1,10 +1,20 @@
-"""Waiting in line: within a process, waiters for one key are served in the order they came.
+"""Queues of waiting calls: in one process, those of one key are served in the order they came.
 
-Only the head of a line asks the store; those behind wait for it to be served. So a line costs the
-store one call per admission and one per refusal of its head, however long it is.
+Only the head of a queue sends commands, and the others wait for it. So a queue costs the store one
+command for each admission and one for each refusal of its head, however long it is.
 
-            head asks            the others wait for the one ahead
-    store <- [waiter] <- [waiter] <- [waiter] <- new arrivals
+             the head sends             the others wait for the one before
+    store <- [waiter] <- [waiter] <- [waiter] <- new callers
+
+    from     event                                                 to
+    -        joins an empty queue                                  head
+    -        joins                                                 waiting
+    waiting  the one before leaves                                 head
+    waiting  the head is refused for longer than its own timeout   left, with RateLimitExceeded
+    waiting  its timeout ends, and the head was refused            left, with RateLimitExceeded
+    waiting  its timeout ends, and nobody was refused              sends out of turn
+    head     is refused                                            head, asleep until its permits
+    head     is admitted, or raises                                left; the next is woken
 """
 
 from __future__ import annotations
@@ -13,7 +23,6 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Any
 
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -23,48 +32,51 @@ from ..protocol.commands import Acquire
 
 
 class QueueSlot:
-    """A waiter's place in the line for a key: `wait` to be its head, and `leave` in any case.
+    """One waiter's place in the queue of a key. `wait` until it is the head, and `leave` in any
+    case.
 
-    `leave` may be called before it has joined, and again: who is interrupted by a signal handler
-    would else stay in the line, and nobody behind would ever be served.
+    `leave` may be called before it has joined, and again: a waiter that is interrupted by a signal
+    handler would otherwise stay in the queue, and nobody behind it would ever be served.
     """
 
     def __init__(self, queues: WaitQueues, command: Acquire, timeout: float | None) -> None:
-        """`patience`: seconds that the waiter has in all; None: endless."""
+        """`timeout`: seconds that the waiter has in all; None: no end."""
         self._queues = queues
         self._clock = queues.clock
         self._charge = command.charges[0]
         self._ends_at = None if timeout is None else self._clock.monotonic() + timeout
         self._queue: _Queue | None = None
-        self._woken = WakeUp()
+        self._wake_up = WakeUp()
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds from now until the waiter gives up; None: never."""
+        """Seconds until the waiter gives up; None: never."""
         return None if self._ends_at is None else max(0.0, self._ends_at - self._clock.monotonic())
 
     def wait(self) -> None:
-        """Until those who came before have been served, or the time is over.
+        """Join the queue, and wait until those before have been served or the timeout is over.
 
-        Raises `RateLimitExceeded` when patience cannot last that long. Its `retry_after` is when
-        the head of the line has its permits: one's own come no earlier.
+        Raises `RateLimitExceeded` when the timeout ends too early for that. Its `retry_after` is
+        when the head of the queue has its permits: the waiter's own are not there before.
         """
         self._join()
         while not self._is_head() and (left := self._check_remaining_s()) != 0.0:
-            self._woken.sleep(left)
+            self._wake_up.sleep(left)
 
     def leave(self) -> None:
-        """Make way for the next."""
+        """Leave the queue, and wake the next waiter."""
         queue = self._queue
         if queue is not None:
             self._queues.leave(self, queue, self._charge.ring)
 
     def wake(self) -> None:
-        """It may be the head now."""
-        self._woken.wake()
+        """Have the waiter look whether it is the head now."""
+        self._wake_up.wake()
 
-    def refused(self, decision: Decision) -> None:
-        """The head has to wait until then, so those behind it have to wait longer."""
+    def on_refused(self, decision: Decision) -> None:
+        """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
+        wait for at least as long.
+        """
         assert self._queue is not None
         self._queue.refusal = (self._clock.monotonic() + decision.retry_after, decision)
 
@@ -76,8 +88,9 @@ class QueueSlot:
         return self._queue.waiting[0] is self
 
     def _check_remaining_s(self) -> float | None:
-        """Seconds a waiter may still stand in line. When they are over and nobody ahead has been
-        refused (so the store is slow), the waiter may ask out of turn rather than go empty-handed.
+        """Return the seconds for which the waiter may wait; None: no end. At 0.0 it may send out of
+        turn: nobody before it was refused, so it is the store that is slow, and its own call may
+        be admitted. Raises `RateLimitExceeded` as `wait` does.
         """
         if self._ends_at is None:
             return None
@@ -102,7 +115,7 @@ class AsyncQueueSlot(QueueSlot):
         self._event = asyncio.Event()
 
     async def wait_async(self) -> None:
-        """See `QueueSlot.wait`."""
+        """Do as `QueueSlot.wait`."""
         self._join()
         while not self._is_head() and (left := self._check_remaining_s()) != 0.0:
             with suppress(asyncio.TimeoutError):
@@ -119,37 +132,39 @@ class _Queue:
 
     def __init__(self) -> None:
         self.waiting: deque[QueueSlot] = deque()
+        """The head comes first."""
         self.refusal: tuple[float, Decision] | None = None
+        """The last refusal of a head, and until when it holds (monotonic seconds)."""
 
 
 class WaitQueues:
-    """The lines of one limiter, one for each thing that is waited for. Safe between threads."""
+    """The queues of one limiter, by ring. Safe to share between threads."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.after_fork()
 
     def after_fork(self) -> None:
-        """The child begins without waiters: their threads exist in the parent only."""
-        # Re-entrant, because a signal handler may wait for the limiter it has interrupted.
+        """Start without waiters: their threads exist in the parent only."""
+        # Re-entrant, as a signal handler may wait for the limiter that it has interrupted.
         self._lock = threading.RLock()
-        self._queues: dict[Any, _Queue] = {}
+        self._queues: dict[bytes, _Queue] = {}
 
-    def join(self, slot: QueueSlot, name: Any) -> None:
-        """Have `place` stand at the end of the line of that name."""
+    def join(self, slot: QueueSlot, ring: bytes) -> None:
+        """Put `slot` at the end of the queue of `ring`."""
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self._queues.get(ring)
             if queue is None:
-                queue = self._queues[name] = _Queue()
-            slot._queue = queue  # first, so that a place that is interrupted here can leave
+                queue = self._queues[ring] = _Queue()
+            slot._queue = queue  # before it is appended, so that it can leave if interrupted here
             queue.waiting.append(slot)
 
-    def leave(self, slot: QueueSlot, queue: _Queue, name: Any) -> None:
-        """Take `place` out of its line. Whoever is the head then is woken."""
+    def leave(self, slot: QueueSlot, queue: _Queue, ring: bytes) -> None:
+        """Take `slot` out of `queue`, and wake the head."""
         with self._lock:
             if slot in queue.waiting:
                 queue.waiting.remove(slot)
             if queue.waiting:
                 queue.waiting[0].wake()
-            elif self._queues.get(name) is queue:
-                del self._queues[name]
+            elif self._queues.get(ring) is queue:
+                del self._queues[ring]

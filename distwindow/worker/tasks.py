@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..consistency.base import InProcess
+from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..consistency.base import InProcess
+from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import PATCHES, OneShotEvent, WakeUp, start_thread

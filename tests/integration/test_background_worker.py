@@ -282,13 +282,13 @@ def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode
     lease = 0
     while mode == "leased" and before < 500 and not (lease := near._get("k").permits_left):
         before += bool(limiter.try_acquire("k"))  # the last was just spent, or given back
-    senders = {near._sender}
+    senders = {near._counts._sender}
 
     def work(child: Child) -> list[Any]:
         child.ready()
         admitted = sum(bool(limiter.try_acquire("k")) for _ in range(1500))
         limiter.close()
-        return [admitted, near._sender]
+        return [admitted, near._counts._sender]
 
     children = [Child(work) for _ in range(3)]
     for child in children:

@@ -139,7 +139,7 @@ async def test_a_cancelled_fetch_leaves_nobody_waiting(proxy: Proxy, prefix: str
             await limiter.try_acquire("k")
         near: Any = limiter._strategy
         cell = near._key_states.get("k")
-        near._take_unspent(cell)
+        near._refunds.take_unspent(cell)
         cell.demand = Eager(time.monotonic())
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
@@ -181,7 +181,7 @@ async def test_a_lease_that_comes_after_its_caller_has_gone_is_kept_or_given_bac
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
         cell = near._key_states.get("k")
-        near._take_unspent(cell)
+        near._refunds.take_unspent(cell)
         await limiter.flush()
         cell.demand = Eager(time.monotonic())
         assert not cell.permits_left
@@ -208,7 +208,7 @@ def test_a_lease_that_comes_as_the_limiter_closes_is_given_back(proxy: Proxy, pr
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
     near: Any = limiter._strategy
     cell = near._key_states.get("k")
-    near._take_unspent(cell)
+    near._refunds.take_unspent(cell)
     limiter.flush()
     cell.demand = Eager(time.monotonic())
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
@@ -258,7 +258,7 @@ def test_an_interrupted_close_gives_everything_back(
 def test_an_interrupted_flush_gives_back_what_it_was_to_give(proxy: Proxy, prefix: str) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
     near: Any = limiter._strategy
-    near._take_unspent(near._key_states.get("k"))
+    near._refunds.take_unspent(near._key_states.get("k"))
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
         expected = subclass(TimeoutError)
         with raised_after(0.1, expected), pytest.raises(TimeoutError) as caught:
@@ -339,7 +339,7 @@ def test_who_waited_for_anothers_lease_has_only_the_rest_of_the_timeout() -> Non
         limiter.try_acquire("k")
     near: Any = limiter._strategy
     cell = near._key_states.get("k")
-    near._take_unspent(cell)
+    near._refunds.take_unspent(cell)
     cell.demand = Eager(time.monotonic())
     store.let.clear()
     store.asked.clear()

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import base as near
-from distwindow.consistency import key_state as cell
+from distwindow.consistency import key_state, pending_counts
 from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.pending_counts import PendingCounts
 from distwindow.core.limit import Limit
 from distwindow.protocol.commands import CURRENT_BUCKET
 from tests.crowd import (
@@ -51,11 +51,11 @@ forks = st.tuples(st.just("forks"), who)
 
 
 def syncing(share: float = 1.0, sync: float = S) -> Mode:
-    return lambda book, clock: Eventual(book, clock, 1000, sync, share)
+    return lambda commands, clock: Eventual(commands, clock, 1000, sync, share)
 
 
 def acquainted(limits: Any, starts: list[tuple[float, int]], mode: Mode, **how: Any) -> Crowd:
-    """All have heard from the store: nobody goes by a wall clock."""
+    """Have every process receive a reply first, so that none uses its wall clock."""
     crowd = Crowd(limits, mode, starts, start_ms=T0 + 0.3, **how)
     for name in range(len(starts)):
         crowd.do(("calls", name, "elsewhere", 1, 1))
@@ -72,8 +72,8 @@ starts = st.lists(st.tuples(shows, skews), min_size=1, max_size=4)
 
 
 def counted(crowd: Crowd, key: str) -> list[Admission]:
-    """What was passed, at the moments at which it was counted: a process knows the store's time as
-    well as its last reply has told, which is never ahead.
+    """What was passed, at the moments at which it was counted: a process has the store's time
+    by its last reply, which is never ahead.
     """
     mine = [one for one in crowd.admitted if one.key == key]
     assert all(one.counted_in <= one.at for one in mine)
@@ -105,11 +105,11 @@ def test_no_process_passes_more_than_its_share(
     check_each(crowd, share)
 
 
-# -- what the store comes to know -----------------------------------------------------------------
+# -- what the store counts ------------------------------------------------------------------------
 
 
 def check_store(crowd: Crowd) -> None:
-    """Bucket by bucket it holds what was passed, if everything is told."""
+    """Each bucket in the store has what was admitted in it, once all counts are sent."""
     for limit in crowd.limits:
         for key in KEYS:
             held = crowd.held(key, limit)
@@ -141,7 +141,7 @@ def test_every_pass_reaches_the_store_once_and_in_its_bucket(
     script=steps(("a",), dearest=1),
     cost=st.integers(1, 2),
 )
-def test_who_is_alone_is_admitted_when_it_was_told(
+def test_one_process_alone_is_admitted_at_retry_after(
     limits: Any, share: float, script: list[Step], cost: int
 ) -> None:
     """Not a bucket earlier, either."""
@@ -162,7 +162,7 @@ def test_who_is_alone_is_admitted_when_it_was_told(
     assert len(crowd.admitted) == known + 1
 
 
-# -- before the store has answered for the first time ---------------------------------------------
+# -- before the first reply of the store ----------------------------------------------------------
 
 LONG: list[Any] = [
     Limit(9, per=2000.0, buckets=10),
@@ -174,7 +174,7 @@ wrong = st.lists(
 )  # fmt: skip
 
 
-def check_all_told(crowd: Crowd, share: float = 1.0) -> None:
+def check_all_sent(crowd: Crowd, share: float = 1.0) -> None:
     """The store has everything, and nobody has passed more than its share, in one long window."""
     for key in KEYS:
         mine = [one for one in crowd.admitted if one.key == key]
@@ -194,16 +194,16 @@ def check_all_told(crowd: Crowd, share: float = 1.0) -> None:
 def test_a_wall_clock_that_is_wrong_costs_nothing(
     limits: Any, starts: list[tuple[float, int]], share: float, script: list[Step]
 ) -> None:
-    """A process that has not heard from the store yet counts by its own wall, for the moment."""
+    """A process that has had no reply of the store yet counts by its own wall clock."""
     crowd = Crowd(limits, syncing(share), starts, start_ms=T0 + 0.3)
     crowd.play(script)
     crowd.settle()
-    check_all_told(crowd, share)
+    check_all_sent(crowd, share)
 
 
 @pytest.mark.parametrize("skew_ms", [0, 40, 190_000, -190_000, 5_000_000, -5_000_000])
 @pytest.mark.parametrize("end", ["closed", "asked for statistics"])
-def test_nor_where_it_is_told_before_the_first_sync(skew_ms: int, end: str) -> None:
+def test_nothing_is_lost_that_is_sent_before_the_first_sync(skew_ms: int, end: str) -> None:
     crowd = Crowd(LONG[0], syncing(), [(5.0, skew_ms)], start_ms=T0 + 0.3)
     crowd.play([("calls", 0, "a", 1, 3), ("calls", 0, "b", 1, 2)])
     if end == "closed":
@@ -211,14 +211,14 @@ def test_nor_where_it_is_told_before_the_first_sync(skew_ms: int, end: str) -> N
     else:
         crowd.play([("asks", 0, "a"), ("answer", 0), ("calls", 0, "b", 1, 2)])
         crowd.settle()
-    check_all_told(crowd)
+    check_all_sent(crowd)
 
 
 # -- what the fleet passes beyond the limit -------------------------------------------------------
 
 
 class Fleet(NamedTuple):
-    """A simulated fleet. `sync` and `delay_ms` (of one way) are what news takes to come round."""
+    """A simulated fleet. `sync` and `delay_ms` (of one way) are how long counts take."""
 
     processes: int
     sync: float
@@ -242,7 +242,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(fleet: Fleet, seconds: float) -> Outcome:
-    """All know the store's time, and then the load comes at once."""
+    """Have all processes receive the store's time, and then start the load at once."""
     limit = fleet.limit
     rate = fleet.load * limit.amount / limit.per / fleet.processes
     found = simulated(
@@ -306,7 +306,9 @@ def check_fleet(fleet: Fleet, found: Outcome) -> None:
 
 @settings(LENIENT, max_examples=40)
 @given(fleet=fleets)
-def test_a_fleet_passes_no_more_beyond_the_limit_than_until_the_news_is_round(fleet: Fleet) -> None:
+def test_a_fleet_passes_no_more_than_until_counts_have_reached_all(
+    fleet: Fleet,
+) -> None:
     check_fleet(fleet, outcome(fleet, 1.0))
 
 
@@ -328,7 +330,7 @@ def test_nor_does_a_busy_one(processes: int, sync: float) -> None:
 
 
 @pytest.mark.slow
-def test_who_calls_now_and_then_knows_of_the_others() -> None:
+def test_a_process_that_calls_now_and_then_has_the_counts_of_the_others() -> None:
     """Each of 64 calls five times in a window, far more rarely than it syncs. A process is a
     stranger to a key until it has called twice within a window: its calls come on top. And what
     the others know is not older than an eighth of the time since their last call.
@@ -357,77 +359,77 @@ def test_who_calls_now_and_then_knows_of_the_others() -> None:
     assert found.over_after(window_ms) <= come + stale
 
 
-# -- the laws above can fail ----------------------------------------------------------------------
+# -- the tests above can fail ----------------------------------------------------------------------
 
 
 def test_counts_that_are_sent_again_unrecognised_would_count_twice() -> None:
     story: list[Step] = [("calls", 0, "a", 1, 3), ("works", 0), ("reach", 0), ("lose", 0)]
 
-    def tell(sender: str) -> None:
+    def play(sender: str) -> None:
         crowd = acquainted(LONG[0], [(5.0, 0)], syncing())
-        process: Any = crowd.alive[0].near
-        process._sender = sender
+        process: Any = crowd.alive[0].strategy
+        process._counts._sender = sender
         crowd.play(story)
         crowd.settle()
         check_store(crowd)
 
-    tell("abc")
+    play("abc")
     with pytest.raises(AssertionError):
-        tell("")
+        play("")
 
 
-def test_hits_told_late_without_their_bucket_would_land_in_a_new_window(
+def test_hits_sent_late_without_their_bucket_would_be_counted_in_a_new_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story: list[Step] = [("calls", 0, "a", 1, 5), ("works", 0), ("lose", 0), ("passes", 900.0)]
 
-    def tell() -> None:
+    def play() -> None:
         crowd = acquainted(LIMITS[1], [(5.0, 0)], syncing())
         crowd.play(story)
         crowd.settle()
         check_store(crowd)
 
-    tell()
-    whole = cell.merge_buckets
+    play()
+    whole = key_state.merge_buckets
     monkeypatch.setattr(
-        near,
+        pending_counts,
         "merge_buckets",
         lambda seen, width: [replace(b, start=CURRENT_BUCKET) for b in whole(seen, width)],
     )
     with pytest.raises(AssertionError):
-        tell()
+        play()
 
 
 def test_a_reply_that_is_overtaken_by_a_newer_one_would_let_more_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Counts that were sent twice, by the worker and by who asks for statistics."""
+    """Counts that were sent twice, by the worker and by a call of `stats`."""
     story: list[Step] = [
         ("calls", 0, "a", 1, 3), ("works", 0), ("asks", 0, "a"), ("reach", 0), ("answer", 1),
         ("answer", -1), ("calls", 0, "a", 1, 5), ("asks", 0, "a"), ("answer", -1), ("answer", 0),
         ("rushes", 0, "a"),
     ]  # fmt: skip
 
-    def tell() -> None:
+    def play() -> None:
         crowd = acquainted(LIMITS[0], [(5.0, 0)], syncing())
         crowd.play(story)
         check_each(crowd, 1.0)
 
-    tell()
-    monkeypatch.setattr(Eventual, "_on_flush_reply", believing(Eventual._on_flush_reply))
+    play()
+    monkeypatch.setattr(PendingCounts, "_on_flush_reply", believing(PendingCounts._on_flush_reply))
     with pytest.raises(AssertionError):
-        tell()
+        play()
 
 
 def believing(flushed: Any) -> Any:
     """Every reply is taken for the newest."""
 
-    def hears(self: Any, cell: Any, flight: Any, reply: Any, sent_at: float) -> None:
-        known = cell.in_flight
-        flushed(self, cell, flight, reply, sent_at)
-        if known is not flight and not isinstance(reply, Exception):
-            self._apply_fleet_counts(cell, reply)
-            self._after_flush(cell, self._monotonic())
+    def hears(self: Any, state: Any, batch: Any, reply: Any, sent_at: float) -> None:
+        known = state.in_flight
+        flushed(self, state, batch, reply, sent_at)
+        if known is not batch and not isinstance(reply, Exception):
+            self.observer.on_fleet_counts(state, reply)
+            self.observer.on_flush_ended(state, self._monotonic())
 
     return hears
 
@@ -436,26 +438,27 @@ def believing(flushed: Any) -> Any:
 
 
 @pytest.mark.parametrize("skew_ms", [0, -7000, 3_600_000])
-def test_hits_in_the_moment_in_which_the_stores_clock_is_learned_are_counted(skew_ms: int) -> None:
+def test_hits_while_the_clock_offset_is_corrected_are_counted(skew_ms: int) -> None:
     """Other threads go on between the moment in which counts are moved to the buckets of the
-    store's clock and that in which what is left is said anew.
+    store's clock and that in which the permits left are recomputed.
     """
     limit = Limit(60, per=3600.0)
     crowd = Crowd(limit, syncing(), [(5.0, skew_ms)], start_ms=T0)
-    near: Any = crowd.alive[0].near
+    strategy: Any = crowd.alive[0].strategy
+    sync = strategy._sync
     crowd.play([("calls", 0, "a", 1, 5)])
-    estimate, hits = near._recompute_left, 0
+    estimate, hits = sync.recompute_left, 0
 
-    def hit_before(cell: Any, now: float) -> None:
+    def hit_before(state: Any, now: float) -> None:
         nonlocal hits
-        near._recompute_left = estimate
+        sync.recompute_left = estimate
         for _ in range(100):
-            hits += bool(near.decide_locally("a", 1))
-        estimate(cell, now)
+            hits += bool(strategy.decide_locally("a", 1))
+        estimate(state, now)
 
-    near._recompute_left = hit_before
+    sync.recompute_left = hit_before
     crowd.settle()
-    near._recompute_left = estimate
+    sync.recompute_left = estimate
     assert hits > 0
     assert sum(crowd.held("a", limit).values()) == hits + 5
     assert hits + 5 == limit.amount
@@ -465,7 +468,7 @@ def test_a_reset_connection_loses_no_counts_of_keys_that_are_not_kept_any_more()
     """Many more keys are in use than `max_local_keys`, and each flush that is lost is repeated."""
     limit = Limit("100/hour")
     crowd = Crowd(
-        limit, lambda book, clock: Eventual(book, clock, 2, S), [(5.0, 0)], start_ms=T0 + 5
+        limit, lambda commands, clock: Eventual(commands, clock, 2, S), [(5.0, 0)], start_ms=T0 + 5
     )
     keys = [f"k{number}" for number in range(40)]
     crowd.play([("calls", 0, "k0", 1, 1)])
@@ -481,12 +484,15 @@ def test_a_reset_connection_loses_no_counts_of_keys_that_are_not_kept_any_more()
 def test_what_waits_for_a_store_that_stays_away_is_bounded() -> None:
     """A flood of keys that are called once, for much longer than an accident takes."""
     crowd = Crowd(
-        Limit("100/day"), lambda book, clock: Eventual(book, clock, 10, S), [(5.0, 0)], start_ms=T0
+        Limit("100/day"),
+        lambda commands, clock: Eventual(commands, clock, 10, S),
+        [(5.0, 0)],
+        start_ms=T0,
     )
-    near: Any = crowd.alive[0].near
+    strategy: Any = crowd.alive[0].strategy
     crowd.play([("calls", 0, "k", 1, 1)])
     crowd.settle()
     for second in range(60):
         crowd.play([("calls", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
         crowd.play([("passes", 1000.0), ("works", 0), ("lose", -1)])
-        assert near._key_states.count_evicted_unsent() <= 20 * 8
+        assert strategy._key_states.count_evicted_unsent() <= 20 * 8

@@ -26,8 +26,8 @@ LIMITS = "20/minute;60/hour"
 
 
 class Remote(MemoryStore):
-    """A store in this process that passes for one elsewhere: every mode is what it is, and nothing
-    interrupts the store.
+    """A store in this process that is used as one elsewhere: strategies work as with Redis, and
+    nothing interrupts the store.
     """
 
     source = "store"
@@ -48,7 +48,7 @@ class Remote(MemoryStore):
 
 
 class Play:
-    """One telling of a story, here with `memory://`."""
+    """One run of a story, here with `memory://`."""
 
     def __init__(self, store: Any = "memory://", clock: ManualClock | None = None, **how: Any):
         self.clock = clock or ManualClock()
@@ -62,22 +62,22 @@ class Play:
 
 
 class RemotePlay(Play):
-    """One where the limiter keeps something of a store elsewhere."""
+    """One whose limiter keeps state of a store elsewhere."""
 
     def __init__(self, mode: Any, **how: Any) -> None:
         clock = ManualClock()
         self.store = Remote(clock)
         super().__init__(self.store, clock, consistency=mode, **how)
-        self.near: Any = self.limiter._strategy
+        self.strategy: Any = self.limiter._strategy
 
     def end(self) -> None:
-        """Everything is told and given back."""
+        """Send all counts, and give all leases back."""
         self.limiter.close()
         assert self.limiter._flush_now(True) is None
 
     def check(self, interrupted: str | None) -> None:
-        for cell in self.near._key_states.all():
-            assert getattr(cell, "lease_fetch", None) is None, interrupted
+        for state in self.strategy._key_states.all():
+            assert getattr(state, "lease_fetch", None) is None, interrupted
         lost = max(1, self.store.lent) if interrupted else 0
         one = int(bool(interrupted))
         doubt = 0
@@ -90,7 +90,7 @@ class RemotePlay(Play):
             assert passed <= held <= passed + lost, interrupted
             assert len(own) - passed <= blocked <= len(own) - passed + one, interrupted
             doubt += held - passed + blocked - (len(own) - passed)
-        # An exchange that was broken off may have been giving back the leases of all keys.
+        # An exchange that was interrupted may have been giving back the leases of all keys.
         assert doubt <= (lost if self.store.lent else one) * 2, interrupted
 
     def charges(self, key: Any) -> tuple[Charge, ...]:

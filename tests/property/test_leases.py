@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import leased
-from distwindow.consistency.base import Direct
+from distwindow.consistency import leased_key_state
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.leased import Leased
 from distwindow.core.errors import StoreTimeout
 from distwindow.core.limit import Limit
@@ -62,7 +62,7 @@ ends = (
 
 
 def leasing(most: int = 1000) -> Mode:
-    return lambda book, clock: Leased(book, clock, most, 0.25)
+    return lambda commands, clock: Leased(commands, clock, most, 0.25)
 
 
 class Scene:
@@ -151,9 +151,9 @@ def check_permits(crowd: Crowd) -> None:
         if one.source == "lease":
             spent[one.who] += one.cost
     for name, process in crowd.alive.items():
-        near: Any = process.near
-        held = sum(cell.permits_left for cell in near._key_states.all())
-        queued = sum(back.permits for back in near._refund_queue)
+        strategy: Any = process.strategy
+        held = sum(state.permits_left for state in strategy._key_states.all())
+        queued = sum(back.permits for back in strategy._refunds._queue)
         assert granted[name] == spent[name] + held + queued + returned[name]
     for command, reply in crowd.world.log:
         if isinstance(command, Refund):
@@ -161,7 +161,7 @@ def check_permits(crowd: Crowd) -> None:
 
 
 def check_charges(crowd: Crowd) -> None:
-    """Once everything is told and nothing was lost on the way, the store holds what was spent."""
+    """Once all counts are sent and no reply was lost, the store holds what was spent."""
     for limit in crowd.limits:
         for key in KEYS:
             held = crowd.held(key, limit)
@@ -192,7 +192,7 @@ quiet_scenes = st.builds(
 @settings(LENIENT, max_examples=100)
 @given(scene=quiet_scenes)
 def test_what_is_left_is_given_back(scene: Scene) -> None:
-    """As its bucket ends, or once nobody has called for two rounds of the worker."""
+    """As its bucket ends, or after two flush intervals without calls."""
     crowd = scene.open()
     crowd.play(scene.script)
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_what_is_left_is_given_back(scene: Scene) -> None:
 
 @settings(LENIENT, max_examples=50)
 @given(scene=quiet_scenes)
-def test_who_closes_gives_everything_back_at_once(scene: Scene) -> None:
+def test_closing_gives_everything_back_at_once(scene: Scene) -> None:
     crowd = scene.open()
     crowd.play(scene.script)
     crowd.close()
@@ -230,7 +230,7 @@ def test_a_store_whose_clock_was_set_back_is_followed() -> None:
     assert after.total() <= before.total() * 1.5
 
 
-# -- the laws above can fail ----------------------------------------------------------------------
+# -- the tests above can fail ----------------------------------------------------------------------
 
 
 ONE_BUCKET: Any = Limit(40, per=3.0, buckets=1)
@@ -252,7 +252,7 @@ def windows_hold(*script: Step, **how: Any) -> bool:
 def test_a_lease_that_outlived_its_bucket_would_break_them(monkeypatch: pytest.MonkeyPatch) -> None:
     story: list[Step] = [("calls", 0, "a", 1, 5), TURN, ("rushes", 1, "a"), ("rushes", 0, "a")]
     assert windows_hold(*story)
-    monkeypatch.setattr(leased, "CLOCK_MARGIN_S", -0.5)
+    monkeypatch.setattr(leased_key_state, "CLOCK_MARGIN_S", -0.5)
     assert not windows_hold(*story)
 
 
@@ -265,7 +265,7 @@ def test_a_lease_without_a_margin_for_slewed_clocks_would_break_them(
         ("rushes", 1, "a"), ("rushes", 0, "a"),
     ]  # fmt: skip
     assert windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
-    monkeypatch.setattr(leased, "MAX_CLOCK_DRIFT", 0.0)
+    monkeypatch.setattr(leased_key_state, "MAX_CLOCK_DRIFT", 0.0)
     assert not windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
 
 
@@ -275,8 +275,8 @@ def test_a_machine_that_stood_still_spends_no_more_than_its_lease(
     """Suspended, its clock shows nothing of it: what it held may come on top, and only that."""
     crowd = Crowd(ONE_BUCKET, leasing(), THREE, start_ms=T0)
     crowd.play([TURN, ("calls", 0, "a", 1, 10)])
-    near: Any = crowd.alive[0].near
-    held = near._key_states.all()[0].permits_left
+    strategy: Any = crowd.alive[0].strategy
+    held = strategy._key_states.all()[0].permits_left
     assert held > 0
     crowd.alive[0].clock.stands_still(3000)
     crowd.play([("rushes", 1, "a"), ("rushes", 0, "a")])
@@ -290,7 +290,7 @@ def test_a_child_that_spent_its_parents_lease_would_break_them() -> None:
         ("rushes", 1, "a"),
     ]  # fmt: skip
     assert windows_hold(*story)
-    assert not windows_hold(*story, at_fork=lambda near: None)
+    assert not windows_hold(*story, at_fork=lambda strategy: None)
 
 
 def test_a_return_that_was_executed_and_is_sent_again_would_break_them(
@@ -331,13 +331,13 @@ def day(mode: Mode, limit: Limit, loads: list[float], seconds: float, seed: int)
     return Day(len(found.admitted), found.world.asked, kinds)
 
 
-def direct(book: CommandCache, clock: Local) -> Strategy:
-    return Direct(book, clock, 1000, 0.25)
+def direct(commands: CommandCache, clock: Local) -> Strategy:
+    return Direct(commands, clock, 1000, 0.25)
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("processes", [1, 4, 16])
-def test_a_small_limit_is_asked_about_call_by_call(processes: int, load: float) -> None:
+def test_each_call_under_a_small_limit_is_decided_by_the_store(processes: int, load: float) -> None:
     """A lease of one would be two commands in the place of one."""
     for seed in range(5):
         how = Limit("5/second"), [load / processes] * processes, 10, seed
@@ -370,7 +370,7 @@ def test_near_the_limit_hardly_anything_is_stranded(
     assert mine.asked < other.asked
 
 
-# -- leases whose fate is unknown -----------------------------------------------------------------
+# -- leases whose outcome is unknown ---------------------------------------------------------------
 
 
 @given(lost=st.lists(st.booleans(), min_size=2, max_size=12))

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.consistency.base import Direct
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
@@ -58,15 +58,15 @@ def in_redis(redis_url: str) -> Iterator[Execute]:
         yield store
 
 
-class Told:
+class SteppedProcess:
     """A store whose clock is stepped by hand, and a process whose own clock only goes on."""
 
     def __init__(self, execute: Execute, mode: Any, limits: tuple[Limit, ...]) -> None:
         self.clock = ManualClock(START)
         self.step_ms = 0
         self.key = fresh()
-        self.near = mode(CommandCache("refunds", limits), self.clock)
-        self.charges = self.near._command_cache.acquire(self.key).charges
+        self.strategy = mode(CommandCache("refunds", limits), self.clock)
+        self.charges = self.strategy._command_cache.acquire(self.key).charges
         self.refunds: list[Refund] = []
         self.counted_in: list[int] = []
         """Where the last admission or lease was counted."""
@@ -99,18 +99,20 @@ class Told:
         return states
 
     def call(self, cost: int = 1) -> Decision:
-        decision: Decision | None = self.near.decide_locally(self.key, cost)
+        decision: Decision | None = self.strategy.decide_locally(self.key, cost)
         if decision is None:
             decision = run_blocking(
-                self.near.acquire_remote(self.key, cost), self.execute, self.clock.sleep
+                self.strategy.acquire_remote(self.key, cost), self.execute, self.clock.sleep
             )
         return decision
 
     def works(self) -> None:
-        run_blocking(flush_due(self.near, self.clock.monotonic), self.execute, self.clock.sleep)
+        run_blocking(flush_due(self.strategy, self.clock.monotonic), self.execute, self.clock.sleep)
 
     def refund(self, decision: Decision) -> int:
-        return run_blocking(refund(self.near, decision, self.clock), self.execute, self.clock.sleep)
+        return run_blocking(
+            refund(self.strategy, decision, self.clock), self.execute, self.clock.sleep
+        )
 
 
 def passes(state: RingState | None) -> dict[int, int]:
@@ -134,31 +136,33 @@ def check_as_before(
         assert held == known
 
 
-def direct(book: CommandCache, clock: ManualClock) -> Direct:
-    return Direct(book, clock, 1000, 0.1)
+def direct(commands: CommandCache, clock: ManualClock) -> Direct:
+    return Direct(commands, clock, 1000, 0.1)
 
 
-def leased(book: CommandCache, clock: ManualClock) -> Leased:
-    return Leased(book, clock, 1000, 0.1)
+def leased(commands: CommandCache, clock: ManualClock) -> Leased:
+    return Leased(commands, clock, 1000, 0.1)
 
 
-def eventual(book: CommandCache, clock: ManualClock) -> Eventual:
-    return Eventual(book, clock, 1000, 0.1)
+def eventual(commands: CommandCache, clock: ManualClock) -> Eventual:
+    return Eventual(commands, clock, 1000, 0.1)
 
 
 def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> None:
-    told = Told(execute, direct, tuple(chosen))
+    process = SteppedProcess(execute, direct, tuple(chosen))
     for before_ms, between_ms, cost in story:
-        told.step_ms = max(told.step_ms + before_ms, -100 * W)
-        told.call()  # stays
-        told.clock.move(1)
-        before = told.states()
-        decision = told.call(cost)
+        process.step_ms = max(process.step_ms + before_ms, -100 * W)
+        process.call()  # stays
+        process.clock.move(1)
+        before = process.states()
+        decision = process.call(cost)
         assert decision.allowed
-        told.step_ms += between_ms
-        told.refund(decision)
-        check_as_before(before, told.states(), told.near._command_cache.limits, told.now_ms)
-        told.call()
+        process.step_ms += between_ms
+        process.refund(decision)
+        check_as_before(
+            before, process.states(), process.strategy._command_cache.limits, process.now_ms
+        )
+        process.call()
 
 
 stories = st.lists(st.tuples(steps, steps, st.integers(1, 3)), min_size=1, max_size=12)
@@ -234,31 +238,31 @@ def test_each_of_a_shared_call_is_refunded_where_it_was_counted(
     ),
 )
 def test_a_refund_names_the_buckets_of_the_lease(chosen: list[Limit], story: list[Any]) -> None:
-    told = Told(MemoryStore().execute, leased, tuple(chosen))
-    latest = told.now_ms
+    process = SteppedProcess(MemoryStore().execute, leased, tuple(chosen))
+    latest = process.now_ms
     for step_ms, calls in story:
         # No ring is lost: where the clock is set back by a window, a lease may belong to none.
-        latest = max(latest, told.now_ms)
-        told.step_ms = max(told.step_ms + step_ms, latest - W - told.clock.now_ms())
+        latest = max(latest, process.now_ms)
+        process.step_ms = max(process.step_ms + step_ms, latest - W - process.clock.now_ms())
         for _ in range(calls):
-            told.clock.move(1)
-            decision = told.call()
-            expected = told.counted_in
+            process.clock.move(1)
+            decision = process.call()
+            expected = process.counted_in
             if decision:
-                told.refunds.clear()
-                told.refund(decision)
-                assert told.refunds[-1].bucket_starts_ms() == expected, decision
-        told.works()
-        told.clock.move(30)
-        told.works()
+                process.refunds.clear()
+                process.refund(decision)
+                assert process.refunds[-1].bucket_starts_ms() == expected, decision
+        process.works()
+        process.clock.move(30)
+        process.works()
 
 
 def test_leases_are_granted_there() -> None:
-    told = Told(MemoryStore().execute, leased, (LIMITS[0], LIMITS[3]))
+    process = SteppedProcess(MemoryStore().execute, leased, (LIMITS[0], LIMITS[3]))
     sources = set()
     for _ in range(100):
-        told.clock.move(1)
-        sources.add(told.call().source)
+        process.clock.move(1)
+        sources.add(process.call().source)
     assert sources == {"store", "lease"}, "or the law above says nothing"
 
 
@@ -280,22 +284,24 @@ def test_several_rings_lend_nothing_while_one_is_ahead_of_the_clock(
 @pytest.mark.parametrize("step_ms", [0, -1, -W, -2 * W, 2 * W])
 def test_a_refund_names_the_buckets_that_were_counted_in_here(step_ms: int) -> None:
     """Under `eventual` a process counts by itself, and its buckets do not go back either."""
-    told = Told(MemoryStore().execute, eventual, (LIMITS[1], LIMITS[3]))
+    process = SteppedProcess(MemoryStore().execute, eventual, (LIMITS[1], LIMITS[3]))
     for _ in range(2):
-        told.call()
-        told.works()
-        told.clock.move(W)
-    told.call()
-    told.works()
-    told.step_ms = step_ms
-    told.clock.move(200)
-    told.call()
-    told.works()  # learns of the step
-    before = told.states()
-    told.clock.move(200)
-    decision = told.call()
-    told.works()
-    assert told.states() != before
-    assert told.refund(decision) == 1
-    told.works()
-    check_as_before(before, told.states(), told.near._command_cache.limits, told.now_ms)
+        process.call()
+        process.works()
+        process.clock.move(W)
+    process.call()
+    process.works()
+    process.step_ms = step_ms
+    process.clock.move(200)
+    process.call()
+    process.works()  # its reply has the new time
+    before = process.states()
+    process.clock.move(200)
+    decision = process.call()
+    process.works()
+    assert process.states() != before
+    assert process.refund(decision) == 1
+    process.works()
+    check_as_before(
+        before, process.states(), process.strategy._command_cache.limits, process.now_ms
+    )

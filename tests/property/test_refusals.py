@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import base as near
-from distwindow.consistency.base import Direct
+from distwindow.consistency import refusals
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
@@ -44,28 +44,28 @@ asks = st.tuples(st.just("asks"), who, st.sampled_from(KEYS))
 
 
 def direct(most: int = 1000) -> Mode:
-    return lambda book, clock: Direct(book, clock, most, 0.25)
+    return lambda commands, clock: Direct(commands, clock, most, 0.25)
 
 
 def leasing(most: int = 1000) -> Mode:
-    return lambda book, clock: Leased(book, clock, most, 0.25)
+    return lambda commands, clock: Leased(commands, clock, most, 0.25)
 
 
 def syncing(most: int = 1000) -> Mode:
-    return lambda book, clock: Eventual(book, clock, most, 0.1)
+    return lambda commands, clock: Eventual(commands, clock, most, 0.1)
 
 
 # -- right, against the store ---------------------------------------------------------------------
 
 
 def would_admit(crowd: Crowd, key: str, cost: int) -> bool:
-    """What the store would say now."""
+    """The decision that the store would make now."""
     command = Peek(CommandCache("fleet", crowd.limits).acquire(key, cost).charges)
     return bool(crowd.world.store.execute(command).admitted)
 
 
 def check_against_the_store(crowd: Crowd) -> None:
-    """From now on each refusal that was not asked for is compared with what would be answered."""
+    """From now on compare each refusal made here with the decision of the store."""
 
     def compare(name: int, key: str, decision: Decision) -> None:
         assert decision.source == "deny_cache"
@@ -74,7 +74,7 @@ def check_against_the_store(crowd: Crowd) -> None:
         assert 0 < decision.retry_after <= decision.reset_after
         assert decision.charged is None
 
-    crowd.nearby = compare
+    crowd.on_local_decision = compare
 
 
 @settings(LENIENT, max_examples=60)
@@ -102,15 +102,15 @@ def test_a_refusal_remembered_beyond_its_moment_would_be_wrong(
         ("calls", 0, "a", 1, 1),
     ]
 
-    def tell() -> None:
+    def play() -> None:
         crowd = Crowd(Limit(12, per=1.0, buckets=1), direct(), [(5.0, 0)], start_ms=T0)
         check_against_the_store(crowd)
         crowd.play(story)
 
-    tell()
-    monkeypatch.setattr(near, "CLOCK_MARGIN_S", -0.5)
+    play()
+    monkeypatch.setattr(refusals, "CLOCK_MARGIN_S", -0.5)
     with pytest.raises(AssertionError):
-        tell()
+        play()
 
 
 # -- for how long ---------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_it_is_remembered_until_the_moment_it_named(
 
 @settings(LENIENT, max_examples=50)
 @given(cost=st.integers(2, 9), less=st.integers(1, 8))
-def test_a_smaller_cost_is_asked_about(cost: int, less: int) -> None:
+def test_a_smaller_cost_is_decided_by_the_store(cost: int, less: int) -> None:
     crowd = Crowd(LIMITS[0], direct(), [(5.0, 0)], start_ms=T0 + 0.3)
     known = len(crowd.refused)
     while len(crowd.refused) == known:
@@ -175,10 +175,10 @@ def test_a_smaller_cost_is_asked_about(cost: int, less: int) -> None:
         KEYS, also=(forks, st.tuples(st.just("refunds"), who), st.tuples(st.just("refunds"), who))
     ),
 )
-def test_what_was_given_back_is_found_within_a_bucket(
+def test_a_refund_takes_effect_within_a_bucket(
     limits: Any, mode: Any, starts: list[tuple[float, int]], most: int, script: list[Step]
 ) -> None:
-    """Whoever refuses has been refused by the store, at that cost or less, within a bucket."""
+    """A process repeats only refusals of the store within the last bucket, of that cost or less."""
     crowd = Crowd(limits, mode(most), starts, start_ms=T0 + 0.3)
 
     def compare(name: int, key: str, decision: Decision) -> None:
@@ -191,12 +191,12 @@ def test_what_was_given_back_is_found_within_a_bucket(
             for who, command, reply in crowd.delivered if who == name
         )  # fmt: skip
 
-    crowd.nearby = compare
+    crowd.on_local_decision = compare
     crowd.play(script)
 
 
 def refused_by(command: Command[Any], reply: Any) -> bool:
-    if isinstance(command, Acquire):  # together with others it is answered plainly
+    if isinstance(command, Acquire):  # in a pipeline its reply is not a `Decision`
         return not (reply.allowed if isinstance(reply, Decision) else reply.admitted)
     return isinstance(command, Lease) and not reply.acquire_reply.admitted
 
@@ -214,7 +214,7 @@ LONG: list[Any] = [
 
 
 def check_blocks(crowd: Crowd) -> None:
-    """Once everything is told, the store has counted each refusal, once."""
+    """Once all counts are sent, the store has counted each refusal once."""
     blocked = Counter[str]()
     for _, key, decision in crowd.refused:
         if decision.source != "store":
@@ -250,14 +250,14 @@ def test_a_flush_that_is_not_recognised_would_count_twice() -> None:
         ("rushes", 0, "a"), ("calls", 0, "a", 1, 3), ("works", 0), ("reach", 0), ("lose", 0),
     ]  # fmt: skip
 
-    def tell(sender: str) -> None:
+    def play(sender: str) -> None:
         crowd = Crowd(LONG[0], direct(), [(5.0, 0)], start_ms=T0)
-        process: Any = crowd.alive[0].near
-        process._sender = sender
+        process: Any = crowd.alive[0].strategy
+        process._counts._sender = sender
         crowd.play(story)
         crowd.settle()
         check_blocks(crowd)
 
-    tell("abc")
+    play("abc")
     with pytest.raises(AssertionError):
-        tell("")
+        play("")

@@ -1,4 +1,4 @@
-"""A gate lets everybody through once it is open, in threads and in tasks."""
+"""Threads and tasks wait for a completion until it is complete."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from distwindow import StoreTimeout
 from distwindow.operations.completion import Completion
 
 
-def test_an_open_gate_is_not_waited_for() -> None:
-    gate = Completion()
-    gate.complete(StoreTimeout("late"))
-    gate.wait(60)
-    asyncio.run(gate.wait_async(60))
-    assert isinstance(gate.failure, StoreTimeout)
+def test_what_is_complete_is_not_waited_for() -> None:
+    completion = Completion()
+    completion.complete(StoreTimeout("late"))
+    completion.wait(60)
+    asyncio.run(completion.wait_async(60))
+    assert isinstance(completion.failure, StoreTimeout)
 
 
-def test_a_gate_that_stays_closed_is_waited_for_no_longer_than_said() -> None:
-    gate = Completion()
-    gate.wait(0.001)
-    asyncio.run(gate.wait_async(0.001))
-    assert gate.failure is None
+def test_what_is_not_completed_is_waited_for_no_longer_than_the_timeout() -> None:
+    completion = Completion()
+    completion.wait(0.001)
+    asyncio.run(completion.wait_async(0.001))
+    assert completion.failure is None
 
 
-def test_a_thread_lets_tasks_and_threads_through() -> None:
-    gate = Completion()
+def test_a_thread_wakes_tasks_and_threads() -> None:
+    completion = Completion()
     passed: list[str] = []
 
     async def tasks() -> None:
         async def one() -> None:
-            await gate.wait_async(60)
+            await completion.wait_async(60)
             passed.append("task")
 
         waiting = asyncio.gather(*(one() for _ in range(3)))
         await asyncio.sleep(0)
-        threading.Thread(target=gate.complete).start()
+        threading.Thread(target=completion.complete).start()
         await waiting
 
     def wait() -> None:
-        gate.wait(60)
+        completion.wait(60)
         passed.append("thread")
 
     thread = threading.Thread(target=wait)

@@ -1,4 +1,4 @@
-"""One dialogue, two drivers: they do the same."""
+"""One operation, two drivers: they do the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMAND = Read(())
 
 
 class World:
-    """Answers each effect from a list; an exception in it is raised."""
+    """Returns the replies of a list, one for each step; an exception in it is raised."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -35,78 +35,78 @@ class World:
 
 @pytest.fixture(params=["run", "arun"])
 def drive(request: pytest.FixtureRequest) -> Any:
-    def both(dialogue: Operation[Any], world: World) -> Any:
+    def both(operation: Operation[Any], world: World) -> Any:
         if request.param == "run":
-            return run_blocking(dialogue, world, world)
-        return asyncio.run(_finish(dialogue, world))
+            return run_blocking(operation, world, world)
+        return asyncio.run(_finish(operation, world))
 
-    async def _finish(dialogue: Operation[Any], world: World) -> Any:
-        return await run_async(dialogue, world.awaited, world.awaited)
+    async def _finish(operation: Operation[Any], world: World) -> Any:
+        return await run_async(operation, world.awaited, world.awaited)
 
     return both
 
 
-def test_answers_come_back_in_order(drive: Any) -> None:
-    def dialogue() -> Operation[Any]:
+def test_replies_are_given_in_order(drive: Any) -> None:
+    def operation() -> Operation[Any]:
         first = yield COMMAND
         slept = yield Sleep(1.5)
         second = yield COMMAND
         return first, slept, second
 
     world = World("a", None, "b")
-    assert drive(dialogue(), world) == ("a", None, "b")
+    assert drive(operation(), world) == ("a", None, "b")
     assert world.asked == [COMMAND, 1.5, COMMAND]
 
 
-def test_a_dialogue_may_ask_nothing(drive: Any) -> None:
-    def dialogue() -> Operation[int]:
+def test_an_operation_may_have_no_steps(drive: Any) -> None:
+    def operation() -> Operation[int]:
         return 7
         yield
 
-    assert drive(dialogue(), World()) == 7
+    assert drive(operation(), World()) == 7
 
 
-def test_a_failure_is_told_to_the_dialogue_which_may_go_on(drive: Any) -> None:
-    def dialogue() -> Operation[Any]:
+def test_an_error_is_raised_in_the_operation_which_may_go_on(drive: Any) -> None:
+    def operation() -> Operation[Any]:
         try:
             yield COMMAND
         except OSError as exc:
             said = yield COMMAND
             return str(exc), said
 
-    assert drive(dialogue(), World(OSError("down"), "up")) == ("down", "up")
+    assert drive(operation(), World(OSError("down"), "up")) == ("down", "up")
 
 
-def test_a_failure_nobody_catches_comes_out(drive: Any) -> None:
+def test_an_error_that_the_operation_does_not_catch_is_raised(drive: Any) -> None:
     ended = []
 
-    def dialogue() -> Operation[Any]:
+    def operation() -> Operation[Any]:
         try:
             yield Sleep(1)
         finally:
             ended.append(True)
 
     with pytest.raises(OSError, match="down"):
-        drive(dialogue(), World(OSError("down")))
+        drive(operation(), World(OSError("down")))
     assert ended == [True]
 
 
-def test_an_interrupt_is_no_answer(drive: Any) -> None:
-    def dialogue() -> Operation[Any]:
+def test_an_interruption_is_not_raised_in_the_operation(drive: Any) -> None:
+    def operation() -> Operation[Any]:
         try:
             yield COMMAND
         except Exception:
             return "swallowed"
 
     with pytest.raises(KeyboardInterrupt):
-        drive(dialogue(), World(KeyboardInterrupt()))
+        drive(operation(), World(KeyboardInterrupt()))
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, asyncio.CancelledError])
-def test_a_dialogue_has_ended_before_its_exception_arrives(
+def test_an_operation_is_closed_before_its_exception_arrives(
     drive: Any, exception: type[BaseException]
 ) -> None:
-    """Whoever keeps the exception keeps the frames, and with them a dialogue that is not closed."""
+    """Whoever keeps the exception keeps its frames, and in them an operation that is not closed."""
     ended, kept = [], []
 
     def inner() -> Operation[Any]:
@@ -115,11 +115,11 @@ def test_a_dialogue_has_ended_before_its_exception_arrives(
         finally:
             ended.append(True)
 
-    def dialogue() -> Operation[Any]:
+    def operation() -> Operation[Any]:
         yield from inner()
 
     try:
-        drive(dialogue(), World(exception()))
+        drive(operation(), World(exception()))
     except BaseException as exc:
         kept.append(exc)
         assert ended == [True]

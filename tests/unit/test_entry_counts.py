@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
-from distwindow.consistency.base import Direct
+from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
@@ -21,9 +21,9 @@ from tests.fleet import Local, Process, World
 START = 1_700_000_000_000
 LIMIT = Limit("100/second")
 MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
-    "direct": lambda book, clock: Direct(book, clock, 10, 0.25),
-    "leased": lambda book, clock: Leased(book, clock, 10, 0.25),
-    "eventual": lambda book, clock: Eventual(book, clock, 10, 0.1),
+    "direct": lambda commands, clock: Direct(commands, clock, 10, 0.25),
+    "leased": lambda commands, clock: Leased(commands, clock, 10, 0.25),
+    "eventual": lambda commands, clock: Eventual(commands, clock, 10, 0.1),
 }
 
 
@@ -31,15 +31,15 @@ MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
 def process(request: pytest.FixtureRequest) -> Process:
     made = Process(World(START), LIMIT, MODES[request.param], origin=1000.0, skew_ms=-40)
     made.at_once("first")
-    settle(made)  # the store's clock is known; before that its buckets are guessed by our own
+    settle(made)  # a reply has the store's time; before that, buckets come from the wall clock here
     return made
 
 
 def settle(process: Process) -> None:
-    for _ in range(2):  # what time it is there comes before what is to be told
-        way = process.work()
-        while not way.done:
-            way.answer()
+    for _ in range(2):  # the clock probe comes before the counts
+        run = process.work()
+        while not run.done:
+            run.answer()
 
 
 def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
@@ -56,7 +56,7 @@ def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
 
 def end(process: Process, decision: Decision, ms: int, *, failed: bool = False) -> None:
     """A call that has taken so long ends."""
-    process.near.record(decision, failed, ms)
+    process.strategy.record(decision, failed, ms)
 
 
 def test_a_call_that_took_longer_than_the_window_is_counted_when_it_ended(
@@ -70,7 +70,7 @@ def test_a_call_that_took_longer_than_the_window_is_counted_when_it_ended(
         assert ended(process) == [(0, 1, 0, taken, taken)]
 
 
-def test_ends_of_several_buckets_travel_together_and_stay_apart(process: Process) -> None:
+def test_ends_of_several_buckets_are_sent_together_and_counted_apart(process: Process) -> None:
     decision = process.at_once("k")
     for taken, failed in ((100, False), (200, True), (300, False), (300, False)):
         process.world.ms = START + taken
@@ -80,31 +80,33 @@ def test_ends_of_several_buckets_travel_together_and_stay_apart(process: Process
 
 
 def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) -> None:
-    book = CommandCache("fleet", LIMIT)
-    decision = process.world.execute(book.acquire_all([("k", "100/second"), ("other", "5/hour")]))
+    commands = CommandCache("fleet", LIMIT)
+    decision = process.world.execute(
+        commands.acquire_all([("k", "100/second"), ("other", "5/hour")])
+    )
     end(process, decision, 3)
     settle(process)
     assert ended(process) == [(0, 1, 0, 3, 3)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_is_about_to_count_as_the_limiter_closes_is_told(
+def test_a_call_that_is_about_to_count_as_the_limiter_closes_raises(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread has found the key before, and counts after the last flush."""
     made = Process(World(START), LIMIT, MODES[mode], origin=1000.0, skew_ms=-40)
     decision = made.at_once("k")
     settle(made)
-    near: Any = made.near
-    mark = near._mark_dirty
+    strategy: Any = made.strategy
+    mark = strategy._counts.mark_dirty
 
-    def closes(cell: Any) -> None:
-        mark(cell)
-        near.close()
+    def closes(state: Any) -> None:
+        mark(state)
+        strategy.close()
 
-    monkeypatch.setattr(near, "_mark_dirty", closes)
+    monkeypatch.setattr(strategy._counts, "mark_dirty", closes)
     with pytest.raises(ConfigurationError, match="closed"):
         end(made, decision, 5)
     if mode == "eventual":
         with pytest.raises(ConfigurationError, match="closed"):
-            near.decide_locally("k", 1)
+            strategy.decide_locally("k", 1)

@@ -1,4 +1,4 @@
-"""The local cache: at most so many keys, and the one used longest ago goes first."""
+"""The cache of key states: at most `max_keys`, and the least recently used is evicted first."""
 
 from __future__ import annotations
 
@@ -8,62 +8,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.consistency.key_state import KeyState, merge_buckets
+from distwindow.consistency.key_state import KeyState, StateName, merge_buckets
 from distwindow.consistency.key_state_cache import KeyStateCache
 from distwindow.core.stats import Bucket
 
 LIMIT = Limit("10/second")
 
 
-def cell(key: str) -> KeyState:
+def state(key: str) -> KeyState:
     return KeyState(key, (), [LIMIT], 0.0)
 
 
-def use(cells: KeyStateCache[KeyState], key: str) -> KeyState:
-    found = cells.get(key)
+def use(states: KeyStateCache[KeyState], key: str) -> KeyState:
+    found = states.get(key)
     if found is None:
-        return cells.add(key, lambda: cell(key))
-    cells.touch(key)
+        return states.add(key, lambda: state(key))
+    states.touch(key)
     return found
 
 
 @given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
 def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
-    gone: list[str] = []
-    cells: KeyStateCache[KeyState] = KeyStateCache(most, lambda cell: gone.append(cell.key))
+    gone: list[StateName] = []
+    states: KeyStateCache[KeyState] = KeyStateCache(most, lambda state: gone.append(state.key))
     model: OrderedDict[str, None] = OrderedDict()
     left = []
     for key in keys:
-        use(cells, key)
+        use(states, key)
         if key not in model and len(model) == most:
             left.append(model.popitem(last=False)[0])
         model[key] = None
         model.move_to_end(key)
-        assert len(cells) == len(model) <= most
-    assert [cell.key for cell in cells.all()] == list(model)
+        assert len(states) == len(model) <= most
+    assert [state.key for state in states.all()] == list(model)
     assert gone == left
 
 
-def test_a_cell_with_something_to_tell_is_kept_until_it_has_told() -> None:
-    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
-    talker = use(cells, "a")
-    talker.blocked = 3
-    use(cells, "b")
-    assert cells.count_evicted_unsent() == 1
-    assert cells.get("a") is None
-    talker.blocked = 0
-    cells.on_all_sent(talker)
-    assert cells.count_evicted_unsent() == 0
+def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
+    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+    counted = use(states, "a")
+    counted.blocked = 3
+    use(states, "b")
+    assert states.count_evicted_unsent() == 1
+    assert states.get("a") is None
+    counted.blocked = 0
+    states.on_all_sent(counted)
+    assert states.count_evicted_unsent() == 0
 
 
-def test_a_key_that_comes_back_in_time_gets_its_old_cell() -> None:
-    """What it tells has to stay in order, and a second cell would tell beside the first."""
-    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
-    talker = use(cells, "a")
-    talker.blocked = 3
-    use(cells, "b")
-    assert use(cells, "a") is talker
-    assert cells.count_evicted_unsent() == 0
+def test_an_evicted_key_that_is_called_again_gets_its_old_state() -> None:
+    """A second key state would send its counts beside the first, and their order would be lost."""
+    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+    counted = use(states, "a")
+    counted.blocked = 3
+    use(states, "b")
+    assert use(states, "a") is counted
+    assert states.count_evicted_unsent() == 0
 
 
 def test_counts_move_to_wider_buckets_without_loss() -> None:
@@ -79,56 +79,56 @@ def test_counts_move_to_wider_buckets_without_loss() -> None:
     assert merge_buckets(seen, 1000) == (Bucket(0, 5, 3, 1, 2, 39, 4),)
 
 
-def taken(one: KeyState, cells: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
-    """What is sent when a cell is flushed."""
-    one.close_bucket(cells.counter_lock)
+def taken(one: KeyState, states: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
+    """What is sent when a key is flushed."""
+    one.close_bucket(states.counter_lock)
     sent, one.pending = one.pending, ()
     return sent
 
 
-def test_a_bucket_that_turns_keeps_what_was_counted_in_it() -> None:
-    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
-    one = use(cells, "a")
-    one.open_bucket(cells.counter_lock, 10.0)
+def test_what_was_counted_in_a_bucket_that_has_ended_is_kept() -> None:
+    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+    one = use(states, "a")
+    one.open_bucket(states.counter_lock, 10.0)
     one.blocked = 2
-    assert not one.open_bucket(cells.counter_lock, 10.05)
-    assert one.open_bucket(cells.counter_lock, 10.1)
+    assert not one.open_bucket(states.counter_lock, 10.05)
+    assert one.open_bucket(states.counter_lock, 10.1)
     one.blocked = 5
-    assert taken(one, cells) == (Bucket(10_000, 0, 2), Bucket(10_100, 0, 5))
+    assert taken(one, states) == (Bucket(10_000, 0, 2), Bucket(10_100, 0, 5))
     assert not one.has_counts()
 
 
 def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:
-    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
-    one = use(cells, "a")
-    one.open_bucket(cells.counter_lock, 10.0)
+    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+    one = use(states, "a")
+    one.open_bucket(states.counter_lock, 10.0)
     one.offset_ms = -700.0  # the store's clock was set back
-    one.open_bucket(cells.counter_lock, 10.15)
+    one.open_bucket(states.counter_lock, 10.15)
     one.blocked = 1
-    assert [seen.start for seen in taken(one, cells)] == [10_000]
+    assert [seen.start for seen in taken(one, states)] == [10_000]
 
 
 def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed() -> None:
-    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
-    one = use(cells, "a")
-    one.open_bucket(cells.counter_lock, 10.0)
+    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+    one = use(states, "a")
+    one.open_bucket(states.counter_lock, 10.0)
     one.offset_ms = -5000.0
-    assert one.open_bucket(cells.counter_lock, 10.15)
+    assert one.open_bucket(states.counter_lock, 10.15)
     assert one.bucket_ends_at < 10.3
 
 
-def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_away() -> None:
-    cells: KeyStateCache[KeyState] = KeyStateCache(1, lambda cell: None)
-    one = use(cells, "a")
+def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_unreachable() -> None:
+    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+    one = use(states, "a")
     for turn in range(500):
-        one.open_bucket(cells.counter_lock, 10 + turn / 10)
+        one.open_bucket(states.counter_lock, 10 + turn / 10)
         one.blocked = 1
-    assert len(taken(one, cells)) <= 11
+    assert len(taken(one, states)) <= 11
 
 
-def test_the_best_that_is_known_of_the_stores_clock_stays_while_it_can_be_true() -> None:
-    one = cell("a")
-    one.update_clock_offset(1_000, 0.0, 0.010)  # said between 0 and 10 ms: 990 to 1001 ahead
+def test_the_best_clock_offset_is_kept_while_it_is_possible() -> None:
+    one = state("a")
+    one.update_clock_offset(1_000, 0.0, 0.010)  # sent between 0 and 10 ms: 990 to 1001 ahead
     assert one.offset_ms == 990
     one.update_clock_offset(1_100, 0.099, 0.1)  # quick, so exact
     assert one.offset_ms == 1000

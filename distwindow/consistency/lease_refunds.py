@@ -1,0 +1,128 @@
+"""Leased permits that nobody spends are given back to the bucket they were charged in.
+
+    from     event                                                        to
+    leased   its bucket has ended, its key is idle or evicted, the        queued
+             limiter is closed, or a call over several keys needs them
+    queued   the worker comes, or a call needs them                       sent
+    sent     a reply                                                      refunded
+    sent     an error, and it was surely not executed                     queued
+    sent     an error, and it was surely not executed, after the window   expired
+    sent     an error, and its outcome is unknown                         expired
+
+A refund whose outcome is unknown is not sent again: a second one would create permits that nobody
+has paid for. Permits that expire count as used until their bucket leaves the window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ..core.charge import Charge, with_cost
+from ..core.errors import StoreError
+from ..operations.strategy import PendingCommand
+from ..protocol.commands import Refund
+from ..protocol.replies import CountReply
+from .flush_schedule import FlushSchedule
+from .key_state import NEVER
+from .key_state_cache import KeyStateCache
+from .leased_key_state import LeasedKeyState
+
+
+class LeaseRefund:
+    """Permits of one lease to give back."""
+
+    __slots__ = ("charged_ms", "charges", "permits", "state")
+
+    def __init__(
+        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    ) -> None:
+        self.state = state
+        self.charges = charges
+        self.permits = permits
+        self.charged_ms = charged_ms
+        """A moment in the bucket that they were charged in, ms of the store's clock."""
+
+
+class LeaseRefunds:
+    """The queue of refunds."""
+
+    def __init__(
+        self,
+        states: KeyStateCache[LeasedKeyState],
+        schedule: FlushSchedule,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._states = states
+        self._schedule = schedule
+        self._monotonic = monotonic
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start empty: the parent gives back what it has leased."""
+        self._queue: deque[LeaseRefund] = deque()
+
+    def take_unspent(self, state: LeasedKeyState) -> int:
+        """Move the permits that `state` has left into the queue, so that no call spends them.
+        Return how many.
+        """
+        refund = LeaseRefund(state, state.charges, 0, state.charged_ms)
+        self._queue.append(refund)
+        # No call between these lines, so that no signal handler runs after the permits are taken
+        # and before they are in the queue.
+        with self._states.counter_lock:
+            refund.charges, refund.charged_ms = state.charges, state.charged_ms
+            refund.permits = state.permits_left
+            state.left_at_sample -= state.permits_left
+            state.permits_left = 0
+            state.refill_below = -1
+        return refund.permits
+
+    def take_unspent_soon(self, state: LeasedKeyState) -> None:
+        """Do `take_unspent`, and have the worker send the refund."""
+        if self.take_unspent(state):
+            self._schedule.due_at(self._monotonic())
+
+    def add(
+        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    ) -> None:
+        """Give back permits of a lease that are not in `state`."""
+        if permits:
+            self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
+            self._schedule.due_at(self._monotonic())
+
+    def collect(self, found: list[PendingCommand]) -> None:
+        """Add the refunds in the queue to `found`."""
+        with self._states.state_lock:
+            refunds, self._queue = self._queue, deque()
+            try:
+                commands = [self._command_of(refund) for refund in refunds if refund.permits]
+            except BaseException:  # raised by a signal handler
+                self._queue.extend(refunds)
+                raise
+            found.extend(commands)  # from here on, the caller calls their `on_reply`
+
+    def next_due_at(self, now: float) -> float:
+        """Return when `collect` has something to add, monotonic seconds."""
+        return now + self._schedule.interval_s if self._queue else NEVER
+
+    def unreturned(self) -> int:
+        """Return how many permits are held here or queued."""
+        held = sum([state.permits_left for state in self._states.all()])
+        return held + sum([refund.permits for refund in list(self._queue)])
+
+    def _command_of(self, refund: LeaseRefund) -> PendingCommand:
+        replied = False
+
+        def on_reply(reply: CountReply | Exception, sent_at: float) -> None:
+            nonlocal replied
+            again, replied = replied, True
+            if not again and isinstance(reply, StoreError) and reply.charged is False:
+                now = self._monotonic()
+                if now * 1000 + refund.state.offset_ms - refund.charged_ms < (
+                    refund.state.longest_ms
+                ):
+                    self._queue.append(refund)
+
+        charges = with_cost(refund.charges, refund.permits)
+        return PendingCommand(Refund(charges, charged_ms=refund.charged_ms), on_reply)

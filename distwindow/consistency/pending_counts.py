@@ -1,0 +1,247 @@
+"""What is counted in this process, until the store has acknowledged it.
+
+    from       event                                           to
+    counted    its bucket ends, or its key is flushed          pending
+    pending    its key is flushed                              in flight, under a new number
+    pending    it has left the longest window                  dropped
+    in flight  a reply                                         acknowledged
+    in flight  its key is flushed again                        in flight, under the same number
+    in flight  a store error                                   in flight, under the same number
+    in flight  a store error, after the longest window         dropped
+    in flight  a store error, when too many keys wait for it   dropped
+    in flight  any other error                                 dropped
+    any        its key is reset                                dropped
+
+One batch of a key is in flight at a time. The store takes each number of a sender once, so a batch
+whose outcome is unknown can be sent again (docs/decisions/0011-flush-by-sequence.md). A batch may
+be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it, and
+the second is ignored.
+
+A key state with something to flush is in a queue, and its `dirty` is set. It is put there before
+and, if a flush has taken it meanwhile, again after it is counted: an exception out of a signal
+handler at any moment then leaves no count that nobody sends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from ..core.errors import StoreError
+from ..core.interrupts import is_interruption
+from ..core.stats import Bucket
+from ..operations.strategy import PendingCommand
+from ..protocol.commands import Flush
+from ..protocol.replies import FleetCounts
+from .flush_schedule import FlushSchedule
+from .key_state import NEVER, InFlightBatch, KeyState, merge_buckets
+from .key_state_cache import KeyStateCache
+
+S = TypeVar("S", bound=KeyState)
+S_contra = TypeVar("S_contra", bound=KeyState, contravariant=True)
+
+_MIN_KEPT_S = 5.0
+"""Seconds for which counts are kept although the store does not take them. After that they are
+dropped when more than `max_local_keys` evicted keys are kept for their counts, as nothing else
+bounds the number of these.
+"""
+
+
+class FleetObserver(Protocol[S_contra]):
+    """Follows what all processes count. Where there is one, every flush returns these counts."""
+
+    def before_flush(self, state: S_contra) -> None:
+        """Called before the counts of `state` are taken."""
+
+    def wants_poll(self, state: S_contra) -> bool:
+        """True if `state` is to be flushed although it has no counts."""
+
+    def on_fleet_counts(self, state: S_contra, reply: FleetCounts) -> None:
+        """Called with the reply to a flush, under `state_lock`."""
+
+    def on_flush_ended(self, state: S_contra, now: float) -> None:
+        """Called when a batch of `state` is in flight no more, under `state_lock`."""
+
+    def schedule_poll(self, state: S_contra, now: float) -> bool:
+        """Schedule the next poll of `state`; False if there will be none. Under `state_lock`."""
+
+
+class PendingCounts(Generic[S]):
+    """The queue of key states to flush, and their batches."""
+
+    def __init__(
+        self,
+        states: KeyStateCache[S],
+        schedule: FlushSchedule,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._states = states
+        self._schedule = schedule
+        self._monotonic = monotonic
+        self.observer: FleetObserver[S] | None = None
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start empty, under a new sender id: the parent sends what it has counted, and the store
+        would take the numbers of one of the two only.
+        """
+        self._sender = secrets.token_hex(5)
+        self._seq = itertools.count(1)
+        self._dirty: deque[S] = deque()
+        # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
+        self._collect_lock = threading.RLock()
+        self.dropped = 0
+        """How many counts were dropped, because the store did not take them for so long."""
+
+    def mark_dirty(self, state: S) -> None:
+        """Put `state` into the queue, and have the worker flush it after the flush interval."""
+        at = self._monotonic() + self._schedule.interval_s
+        self._schedule.due_at(at)  # first: where a signal handler raises below, the worker comes
+        state.dirty = True
+        self._dirty.append(state)
+        self._schedule.due_at(at)  # again: the worker may have set the time back in between
+
+    def any_dirty(self) -> S | None:
+        """Return a key state that is in the queue; None if it is empty."""
+        try:
+            return self._dirty[0]
+        except IndexError as exc:
+            if is_interruption(exc):
+                raise
+            return None
+
+    def collect(self, now: float, found: list[PendingCommand], *, last: bool) -> None:
+        """Add the flushes of all key states in the queue to `found`; with `last`, of all that have
+        counts. If this raises, the caller calls each `on_reply` of `found` with "not sent".
+        """
+        done: dict[int, S] = {}
+        with self._collect_lock:
+            try:
+                for _ in range(len(self._dirty)):
+                    state = self._dirty[0]
+                    state.dirty = False  # before its counts are taken: later ones set it again
+                    self._collect_one(state, done, found)
+                    # Removed only now, so that it stays if a signal handler raises above.
+                    if self._dirty and self._dirty[0] is state:
+                        self._dirty.popleft()
+                if last:
+                    # Some have counts and are not in the queue: a signal handler has raised just
+                    # before they were put there, or after the reply to their flush.
+                    for state in self._states.all_and_closed():
+                        if state.has_counts():
+                            self._collect_one(state, done, found)
+            except BaseException:
+                self._dirty.extend(done.values())  # nothing in `found` will be sent
+                raise
+
+    def next_due_at(self, now: float) -> float:
+        """Return when `collect` has something to add, monotonic seconds."""
+        return now + self._schedule.interval_s if self._dirty else NEVER
+
+    def flush_of(self, state: S) -> PendingCommand | None:
+        """Return the command that sends the counts of `state`: the batch in flight again, or else a
+        new one. None if there is nothing to send.
+        """
+        if self.observer is not None:
+            self.observer.before_flush(state)
+        with self._states.state_lock:
+            batch = state.in_flight
+            if batch is None:
+                state.close_bucket(self._states.counter_lock)
+                buckets = state.pending
+                if not buckets and not self._wants_poll(state):
+                    self._states.on_all_sent(state)
+                    return None
+                batch = InFlightBatch(next(self._seq), buckets, self._monotonic())
+                # One step without a call, so that no signal handler runs in between.
+                state.in_flight, state.pending = batch, ()
+        sender = self._sender
+        if isinstance(state.key, tuple):
+            # Other key states count in the same rings. Each needs a sender id of its own, because
+            # a ring takes the numbers of one sender in rising order only.
+            sender += format(zlib.crc32(b" ".join(state.key)), "x")
+        counts = tuple(merge_buckets(batch.buckets, c.limit.bucket_ms) for c in state.charges)
+        command = Flush(
+            state.charges,
+            counts=counts,
+            sender=sender,
+            seq=batch.seq,
+            pull=self.observer is not None,
+        )
+        return PendingCommand(
+            command, lambda reply, sent_at: self._on_flush_reply(state, batch, reply, sent_at)
+        )
+
+    def discard(self, state: S) -> None:
+        """Drop what `state` has counted: its windows are being emptied. Under `state_lock`."""
+        state.close_bucket(self._states.counter_lock)
+        state.pending, state.in_flight = (), None
+
+    def unsent(self) -> int:
+        """Return how many counts the store has not been sent, or has not acknowledged."""
+        total = 0
+        for state in {id(state): state for state in self._states.all_and_closed()}.values():
+            total += state.passed + state.blocked + state.success + state.error
+            sent = () if state.in_flight is None else state.in_flight.buckets
+            total += _number_of(state.pending) + _number_of(sent)
+        return total
+
+    def _collect_one(self, state: S, done: dict[int, S], found: list[PendingCommand]) -> None:
+        """Add the flush of `state` to `found`, once."""
+        if id(state) not in done:
+            done[id(state)] = state
+            pending = self.flush_of(state)
+            if pending is not None:
+                found.append(pending)
+
+    def _on_flush_reply(
+        self, state: S, batch: InFlightBatch, reply: FleetCounts | Exception, sent_at: float
+    ) -> None:
+        now = self._monotonic()
+        with self._states.state_lock:
+            if state.in_flight is not batch:
+                return  # it was sent twice, and this reply may be older than the one before
+            if isinstance(reply, StoreError) and self._worth_resending(state, batch, now):
+                self.mark_dirty(state)  # even if it was executed: under its number it counts once
+                return
+            if isinstance(reply, FleetCounts):
+                state.update_clock_offset(reply.now_ms, sent_at, now)
+                if self.observer is not None:
+                    self.observer.on_fleet_counts(state, reply)
+            else:
+                self.dropped += _number_of(batch.buckets)
+            # After `on_fleet_counts`: where a signal handler raises in between, this process takes
+            # its own counts for more than they are until the batch is sent again, and never for
+            # less.
+            state.in_flight = None
+            if self.observer is not None:
+                self.observer.on_flush_ended(state, now)
+            if state.has_counts():
+                if not state.dirty:
+                    self.mark_dirty(state)
+            elif self.observer is None or not self.observer.schedule_poll(state, now):
+                self._states.on_all_sent(state)
+
+    def _wants_poll(self, state: S) -> bool:
+        return self.observer is not None and self.observer.wants_poll(state)
+
+    def _worth_resending(self, state: S, batch: InFlightBatch, now: float) -> bool:
+        """True if any count of `batch` is still in a window, and there is room to keep it."""
+        too_many = (
+            self._states.count_evicted_unsent() > self._states.max_keys
+            and now - batch.created_at > _MIN_KEPT_S
+        )
+        if too_many or not batch.buckets:
+            return False
+        newest = max(counted.start for counted in batch.buckets)
+        return now * 1000 + state.offset_ms - newest < state.longest_ms
+
+
+def _number_of(buckets: Iterable[Bucket]) -> int:
+    """Return how many counts are in `buckets`."""
+    return sum(b.passed + b.blocked + b.success + b.error for b in buckets)

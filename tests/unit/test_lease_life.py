@@ -1,0 +1,314 @@
+"""Every row of the table in `consistency/leased.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distwindow import Limit, StoreTimeout, StoreUnavailable
+from distwindow.consistency import leased
+from distwindow.consistency.leased import Leased
+from distwindow.consistency.leased_key_state import LeasedKeyState
+from distwindow.operations.steps import Fetch, Operation, Pipeline
+from distwindow.protocol.commands import Lease, Refund
+from tests.crowd import Recorded
+from tests.fleet import OperationRun, Process
+from tests.state_tables import Plays, Row
+from tests.unit.stage import T0
+
+PLAYS = Plays(leased)
+LIMIT = Limit(1000, per=10.0, buckets=5)
+"""Its buckets are 2 s wide, so that leases can be idle within one."""
+BUCKET_MS = 2000.0
+INTERVAL_MS = 250.0
+
+
+class Leasing:
+    """One process that calls one key often enough to lease."""
+
+    def __init__(self, max_keys: int = 1000) -> None:
+        self.world = Recorded(T0 + 5.0)
+        self.process = Process(
+            self.world,
+            LIMIT,
+            lambda commands, clock: Leased(commands, clock, max_keys, INTERVAL_MS / 1000),
+        )
+        strategy: Any = self.process.strategy
+        self.strategy = strategy
+        self.process.at_once("k")
+        self.state: LeasedKeyState = strategy._key_states.get("k")
+
+    def calls(self, times: int) -> None:
+        for _ in range(times):
+            self.process.at_once("k")
+
+    def holds(self) -> None:
+        """Call until a lease is held."""
+        for _ in range(100):
+            if self.where() == "held":
+                return
+            self.calls(1)
+        raise AssertionError("nothing was leased")
+
+    def fetches(self) -> tuple[Operation[Any], Fetch]:
+        """Set out with a call that leases, and stop before its command is sent."""
+        for _ in range(100):
+            operation = self.strategy.acquire_remote("k", 1)
+            step = next(operation)
+            if isinstance(step, Fetch):
+                assert self.where() == "fetching"
+                return operation, step
+            self.ends(operation, self.world.execute(step))
+        raise AssertionError("nothing is leased")
+
+    def ends(self, operation: Operation[Any], reply: Any) -> None:
+        with pytest.raises(StopIteration):
+            operation.send(reply)
+
+    def fails(self, operation: Operation[Any], error: Exception) -> None:
+        with pytest.raises(type(error)):
+            operation.throw(error)
+
+    def works(self, *, last: bool = False) -> OperationRun:
+        """The worker comes, and all its commands are executed."""
+        run = self.process.work(last=last)
+        while not run.done:
+            run.reach()
+            if isinstance(run.step, Pipeline):  # which `reach` does not log
+                self.world.log += zip(run.step.commands, run._reply, strict=True)
+            run.answer()
+        return run
+
+    def passes(self, ms: float) -> None:
+        self.world.ms += ms
+
+    def refunded(self) -> int:
+        """Permits that the store was given back."""
+        sent = [c.charges[0].cost for c, _ in self.world.log if isinstance(c, Refund)]
+        queued: list[int] = [refund.permits for refund in self.strategy._refunds._queue]
+        return sum(sent) + sum(queued)
+
+    def where(self) -> str:
+        state = self.state
+        if state.lease_fetch is not None:
+            return "fetching"
+        if state.permits_left:
+            now = self.process.clock.monotonic()
+            return "held" if now < state.permits_until else "ended"
+        return "refunded" if self.refunded() else "none"
+
+
+def held() -> Leasing:
+    it = Leasing()
+    it.holds()
+    assert it.refunded() == 0
+    return it
+
+
+def ended() -> Leasing:
+    """Its time is over, and its bucket is not."""
+    it = held()
+    it.passes(0.95 * BUCKET_MS)
+    assert it.where() == "ended"
+    return it
+
+
+@PLAYS.row("none", "a call that the store decides, with demand")
+def _() -> str:
+    it = Leasing()
+    _operation, _ = it.fetches()  # kept, as it would be closed if it was collected
+    return it.where()
+
+
+@PLAYS.row("none", "a prefetch")
+def _() -> str:
+    it = held()
+    it.works()
+    it.passes(BUCKET_MS)
+    it.state.demand.observe(it.process.clock.monotonic(), 200)
+    run = it.process.work()  # the bucket has ended, so what was left goes back
+    assert it.state.permits_left == 0
+    assert isinstance(run.step, Pipeline)
+    assert any(isinstance(c, Lease) and c.prefetch for c in run.step.commands)
+    return it.where()
+
+
+@PLAYS.row("fetching", "a grant")
+def _() -> str:
+    it = Leasing()
+    operation, step = it.fetches()
+    it.ends(operation, it.world.execute(step.command))
+    return it.where()
+
+
+@PLAYS.row("fetching", "a grant for a caller that has given up")
+def _() -> str:
+    it = Leasing()
+    operation, step = it.fetches()
+    operation.close()
+    assert it.where() == "none"
+    step.on_late_reply(it.world.execute(step.command))
+    return it.where()
+
+
+@PLAYS.row("fetching", "a grant, overtaken by a later bucket's")
+def _() -> str:
+    it = Leasing()
+    operation, step = it.fetches()
+    late = it.world.execute(step.command)
+    operation.close()
+    it.passes(BUCKET_MS)
+    it.holds()
+    before, left = it.refunded(), it.state.permits_left
+    step.on_late_reply(late)
+    assert it.state.permits_left == left
+    return "refunded" if it.refunded() == before + late.extra else it.where()
+
+
+@PLAYS.row("fetching", "a grant, and the key was evicted")
+def _() -> str:
+    it = Leasing(max_keys=1)
+    operation, step = it.fetches()
+    it.process.at_once("other")
+    it.ends(operation, it.world.execute(step.command))
+    return it.where()
+
+
+@PLAYS.row("fetching", "a refusal")
+def _() -> str:
+    it = Leasing()
+    operation, step = it.fetches()
+    other = Process(it.world, LIMIT, lambda commands, clock: Leased(commands, clock, 10, 0.25))
+    while other.at_once("k"):
+        pass
+    it.ends(operation, it.world.execute(step.command))
+    assert it.state.refusal is not None
+    return it.where()
+
+
+@PLAYS.row("fetching", "an error, and it was surely not executed")
+def _() -> str:
+    it = Leasing()
+    operation, _ = it.fetches()
+    it.fails(operation, StoreUnavailable("refused", charged=False))
+    assert it.state.no_lease_before == 0.0
+    return it.where()
+
+
+@PLAYS.row("fetching", "an error, and its outcome is unknown")
+def _() -> str:
+    it = Leasing()
+    operation, _ = it.fetches()
+    it.fails(operation, StoreTimeout("lost", charged=None))
+    assert it.where() == "none"
+    now = it.process.clock.monotonic()
+    rest = it.state.no_lease_before - now
+    bucket_ends = abs(rest - it.state.until_bucket_ends(now)) < 1e-6
+    return "none, and no lease in this bucket" if bucket_ends else "none"
+
+
+@PLAYS.row("held", "a call")
+def _() -> str:
+    it = held()
+    before = it.state.permits_left
+    it.calls(1)
+    return f"{it.where()}, with fewer permits" if it.state.permits_left < before else "spent"
+
+
+@PLAYS.row("held", "any reply from the same bucket")
+def _() -> str:
+    it = held()
+    it.passes(100)
+    before, bucket = it.state.permits_until, it.state.lease_ends_ms
+    it.strategy._prefetches.request(it.state, it.process.clock.monotonic())
+    it.state.demand.observe(it.process.clock.monotonic(), 100)
+    it.works()
+    assert it.state.lease_ends_ms == bucket
+    return f"{it.where()}, extended" if it.state.permits_until > before else it.where()
+
+
+@PLAYS.row("held", "its time is over before its bucket's")
+def _() -> str:
+    it = held()
+    it.passes(0.95 * BUCKET_MS)
+    now = it.process.clock.monotonic()
+    assert now * 1000 + it.state.offset_ms < it.state.lease_ends_ms
+    return it.where()
+
+
+@PLAYS.row("ended", "any reply from the same bucket")
+def _() -> str:
+    it = ended()
+    before, bucket = it.state.permits_until, it.state.lease_ends_ms
+    it.calls(1)
+    assert it.state.lease_ends_ms == bucket
+    return f"{it.where()}, extended" if it.state.permits_until > before else it.where()
+
+
+@PLAYS.row("held", "a review after two intervals without calls")
+def _() -> str:
+    it = held()
+    it.works()
+    for _ in range(2):
+        assert it.where() == "held"
+        it.passes(INTERVAL_MS)
+        it.works()
+    assert it.state.permits_until > it.process.clock.monotonic()
+    it.passes(INTERVAL_MS)
+    it.works()
+    return it.where()
+
+
+@PLAYS.row("ended", "a review after the bucket's end")
+def _() -> str:
+    it = ended()
+    it.works()
+    it.passes(0.06 * BUCKET_MS)
+    it.works()
+    return it.where()
+
+
+@PLAYS.row("held", "its key is evicted")
+def _() -> str:
+    it = Leasing(max_keys=1)
+    it.holds()
+    it.process.at_once("other")
+    return it.where()
+
+
+@PLAYS.row("held", "the limiter is closed")
+def _() -> str:
+    it = held()
+    it.strategy.close()
+    it.works(last=True)
+    return it.where()
+
+
+@PLAYS.row("held", "a call that costs more than is left")
+def _() -> str:
+    it = held()
+    cost = it.state.permits_left + 1
+    run = it.process.call("k", cost)
+    assert isinstance(run, OperationRun)
+    assert isinstance(run.step, Pipeline)
+    assert [type(command) for command in run.step.commands] == [Refund]
+    assert it.refunded() == 0  # it is in no queue any more, and not in the store yet
+    assert not it.state.permits_left
+    return "refunded, before the store decides"
+
+
+@PLAYS.row("held", "its key is reset")
+def _() -> str:
+    it = held()
+    it.strategy.reset("k")
+    return it.where()
+
+
+@pytest.mark.parametrize("row", PLAYS.rows, ids=lambda row: f"{row.before}: {row.event}")
+def test_each_row_of_the_table(row: Row) -> None:
+    PLAYS.check(row)
+
+
+def test_the_table_and_the_plays_have_the_same_rows() -> None:
+    PLAYS.check_complete()

@@ -1,0 +1,198 @@
+"""Every row of the table in `consistency/pending_counts.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from distwindow import ConfigurationError, StoreTimeout
+from distwindow.consistency import pending_counts
+from distwindow.consistency.flush_schedule import FlushSchedule
+from distwindow.consistency.key_state import NEVER, KeyState
+from distwindow.consistency.key_state_cache import KeyStateCache
+from distwindow.consistency.pending_counts import PendingCounts
+from distwindow.core.charge import limits_in
+from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.strategy import PendingCommand
+from distwindow.protocol.commands import Flush
+from distwindow.protocol.replies import FleetCounts
+from tests.state_tables import Plays, Row
+from tests.unit.stage import ManualClock
+
+PLAYS = Plays(pending_counts)
+LOST = StoreTimeout("lost", charged=None)
+
+
+class Counting:
+    """One key that is counted in, and its flushes."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.states: KeyStateCache[KeyState] = KeyStateCache(1)
+        self.schedule = FlushSchedule(0.25)
+        self.counts = PendingCounts(self.states, self.schedule, self.clock.monotonic)
+        self.state = self.use("k")
+
+    def use(self, key: str) -> KeyState:
+        charges = CommandCache("unit", "10/second").acquire(key).charges
+        return self.states.add(key, lambda: KeyState(key, charges, limits_in(charges), 0.0))
+
+    def count(self) -> None:
+        self.opens_bucket()
+        self.state.blocked += 1
+        self.counts.mark_dirty(self.state)
+
+    def opens_bucket(self) -> None:
+        self.state.open_bucket(self.states.counter_lock, self.clock.monotonic())
+
+    def flush(self) -> PendingCommand:
+        found: list[PendingCommand] = []
+        self.counts.collect(self.clock.monotonic(), found, last=False)
+        [pending] = found
+        return pending
+
+    def where(self) -> str:
+        """Where the counts are; "gone" if there are none."""
+        state = self.state
+        places = {
+            "counted": state.blocked > 0,
+            "pending": bool(state.pending),
+            "in flight": state.in_flight is not None,
+        }
+        return " and ".join(place for place, holds in places.items() if holds) or "gone"
+
+
+def in_flight() -> tuple[Counting, PendingCommand]:
+    it = Counting()
+    it.count()
+    return it, it.flush()
+
+
+def number_of(pending: PendingCommand) -> int:
+    assert isinstance(pending.command, Flush)
+    return pending.command.seq
+
+
+@PLAYS.row("counted", "its bucket ends, or its key is flushed")
+def _() -> str:
+    it = Counting()
+    it.count()
+    assert it.where() == "counted"
+    it.clock.move(100)
+    it.opens_bucket()
+    return it.where()
+
+
+@PLAYS.row("pending", "its key is flushed")
+def _() -> str:
+    it = Counting()
+    it.count()
+    first = it.flush()
+    first.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
+    it.count()
+    it.clock.move(100)
+    it.opens_bucket()
+    assert it.where() == "pending"
+    assert number_of(it.flush()) > number_of(first)
+    return f"{it.where()}, under a new number"
+
+
+@PLAYS.row("pending", "it has left the longest window")
+def _() -> str:
+    it = Counting()
+    it.count()
+    it.clock.move(100)
+    it.opens_bucket()
+    (old,) = it.state.pending
+    it.clock.move(2000)
+    it.count()
+    it.clock.move(100)
+    it.opens_bucket()
+    return "dropped" if old not in it.state.pending and it.state.pending else it.where()
+
+
+@PLAYS.row("in flight", "a reply")
+def _() -> str:
+    it, sent = in_flight()
+    sent.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
+    return "acknowledged" if it.where() == "gone" else it.where()
+
+
+@PLAYS.row("in flight", "its key is flushed again")
+def _() -> str:
+    it, sent = in_flight()
+    again = it.counts.flush_of(it.state)
+    assert again is not None
+    assert number_of(again) == number_of(sent)
+    return f"{it.where()}, under the same number"
+
+
+@PLAYS.row("in flight", "a store error")
+def _() -> str:
+    it, sent = in_flight()
+    it.schedule.next_due_at = NEVER
+    sent.on_reply(LOST, 0.0)
+    assert it.schedule.next_due_at < NEVER
+    assert number_of(it.flush()) == number_of(sent)
+    return f"{it.where()}, under the same number"
+
+
+@PLAYS.row("in flight", "a store error, after the longest window")
+def _() -> str:
+    it, sent = in_flight()
+    it.clock.move(2000)
+    sent.on_reply(LOST, 0.0)
+    return "dropped" if it.where() == "gone" else it.where()
+
+
+@PLAYS.row("in flight", "a store error, when too many keys wait for it")
+def _() -> str:
+    it = Counting()
+    day = CommandCache("unit", "10/day").acquire("day").charges
+    it.state = it.states.add("day", lambda: KeyState("day", day, limits_in(day), 0.0))
+    it.count()
+    sent = it.flush()
+    for number in range(3):  # each is evicted with a count, as the cache has room for one key
+        it.use(f"k{number}").error = 1
+    it.clock.move(6000)
+    sent.on_reply(LOST, 0.0)
+    return "dropped" if it.where() == "gone" else it.where()
+
+
+@PLAYS.row("in flight", "any other error")
+def _() -> str:
+    it, sent = in_flight()
+    sent.on_reply(ConfigurationError("no such command"), 0.0)
+    return "dropped" if it.where() == "gone" else it.where()
+
+
+@PLAYS.row("any", "its key is reset")
+def _() -> str:
+    it, _ = in_flight()
+    it.clock.move(100)
+    it.count()
+    it.clock.move(100)
+    it.opens_bucket()
+    it.state.blocked = 1
+    assert it.where() == "counted and pending and in flight"
+    it.counts.discard(it.state)
+    return "dropped" if it.where() == "gone" else it.where()
+
+
+@pytest.mark.parametrize("row", PLAYS.rows, ids=lambda row: f"{row.before}: {row.event}")
+def test_each_row_of_the_table(row: Row) -> None:
+    PLAYS.check(row)
+
+
+def test_the_table_and_the_plays_have_the_same_rows() -> None:
+    PLAYS.check_complete()
+
+
+def test_the_second_of_two_replies_to_one_batch_is_ignored() -> None:
+    it, sent = in_flight()
+    sent.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
+    it.count()
+    later = it.flush()
+    sent.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
+    assert it.where() == "in flight"
+    later.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
+    assert it.where() == "gone"

@@ -1,0 +1,142 @@
+"""Every row of the table in `operations/wait_queue.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from distwindow import Decision, Limit, RateLimitExceeded
+from distwindow.operations import wait_queue
+from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.wait_queue import QueueSlot, WaitQueues
+from tests.state_tables import Plays, Row
+from tests.unit.stage import ManualClock
+
+PLAYS = Plays(wait_queue)
+COMMAND = CommandCache("unit", "10/second").acquire("k")
+
+
+class Queue:
+    """The queue of one key, without threads: nobody sleeps in `wait` here."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.queues = WaitQueues(self.clock)
+
+    def slot(self, timeout: float | None = None) -> QueueSlot:
+        return QueueSlot(self.queues, COMMAND, timeout)
+
+    def join(self, timeout: float | None = None) -> QueueSlot:
+        slot = self.slot(timeout)
+        slot._join()
+        return slot
+
+    def refuse(self, head: QueueSlot, retry_after: float) -> None:
+        limit = Limit("10/second")
+        decision = Decision(
+            False, "k", 1, limit, 0, retry_after, 1.0, 0.0, "over_limit", "store", 0
+        )
+        head.on_refused(decision)
+
+    def where(self, slot: QueueSlot) -> str:
+        queue = self.queues._queues.get(COMMAND.charges[0].ring)
+        if queue is None or slot not in queue.waiting:
+            return "left"
+        return "head" if slot._is_head() else "waiting"
+
+
+def waits(queue: Queue, slot: QueueSlot) -> str:
+    """What `wait` comes to if it does not sleep, and the caller leaves as callers do."""
+    try:
+        slot.wait()
+    except RateLimitExceeded:
+        slot.leave()
+        return f"{queue.where(slot)}, with RateLimitExceeded"
+    return "sends out of turn" if queue.where(slot) == "waiting" else queue.where(slot)
+
+
+@PLAYS.row("-", "joins an empty queue")
+def _() -> str:
+    queue = Queue()
+    return queue.where(queue.join())
+
+
+@PLAYS.row("-", "joins")
+def _() -> str:
+    queue = Queue()
+    queue.join()
+    return queue.where(queue.join())
+
+
+@PLAYS.row("waiting", "the one before leaves")
+def _() -> str:
+    queue = Queue()
+    first, second = queue.join(), queue.join()
+    first.leave()
+    assert second._wake_up.sleep(0)  # it was woken
+    return queue.where(second)
+
+
+@PLAYS.row("waiting", "the head is refused for longer than its own timeout")
+def _() -> str:
+    queue = Queue()
+    queue.refuse(queue.join(), 5.0)
+    return waits(queue, queue.slot(timeout=1.0))
+
+
+@PLAYS.row("waiting", "its timeout ends, and the head was refused")
+def _() -> str:
+    queue = Queue()
+    head, slot = queue.join(), queue.join(timeout=1.0)
+    queue.refuse(head, 0.5)
+    queue.clock.move(1000)
+    with pytest.raises(RateLimitExceeded):
+        slot._check_remaining_s()
+    slot.leave()
+    return f"{queue.where(slot)}, with RateLimitExceeded"
+
+
+@PLAYS.row("waiting", "its timeout ends, and nobody was refused")
+def _() -> str:
+    queue = Queue()
+    queue.join()
+    return waits(queue, queue.slot(timeout=0.0))
+
+
+@PLAYS.row("head", "is refused")
+def _() -> str:
+    queue = Queue()
+    head = queue.join()
+    queue.refuse(head, 0.5)
+    return f"{queue.where(head)}, asleep until its permits"
+
+
+@PLAYS.row("head", "is admitted, or raises")
+def _() -> str:
+    queue = Queue()
+    head, second = queue.join(), queue.join()
+    head.leave()
+    head.leave()  # as callers do, who may have been interrupted in the first
+    woken = second._wake_up.sleep(0) and queue.where(second) == "head"
+    return f"{queue.where(head)}; the next is woken" if woken else "nobody is woken"
+
+
+@pytest.mark.parametrize("row", PLAYS.rows, ids=lambda row: f"{row.before}: {row.event}")
+def test_each_row_of_the_table(row: Row) -> None:
+    PLAYS.check(row)
+
+
+def test_the_table_and_the_plays_have_the_same_rows() -> None:
+    PLAYS.check_complete()
+
+
+def test_who_has_never_joined_can_leave() -> None:
+    queue = Queue()
+    head = queue.join()
+    queue.slot().leave()
+    assert queue.where(head) == "head"
+
+
+def test_the_last_that_leaves_takes_the_queue_along() -> None:
+    queue = Queue()
+    queue.join().leave()
+    assert queue.queues._queues == {}
