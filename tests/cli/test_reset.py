@@ -10,14 +10,14 @@ from distwindow import Key, Limiter
 from tests.cli.conftest import Cli, fill
 
 
-def test_all_windows_of_a_key_are_forgotten_whatever_their_shape(
+def test_all_windows_of_a_key_are_deleted_whatever_their_shape(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
     with Limiter(redis_url, ["1/hour", "1/day strict"], prefix=prefix) as limiter:
         limiter.try_acquire("k")
         limiter.try_acquire("kk")
         said = cli("reset", "k")
-        assert (said.code, said.out) == (0, "k: 2 windows forgotten\n")
+        assert (said.code, said.out) == (0, "k: 2 windows deleted\n")
         assert limiter.try_acquire("k").allowed
         assert not limiter.try_acquire("kk").allowed
 
@@ -28,8 +28,8 @@ def test_an_unknown_key_is_said_and_no_error(cli: Cli, redis_url: str, prefix: s
     said = cli("reset", "nobody", "k")
     assert said.code == 0
     assert said.out.splitlines() == [
-        f"nobody: nothing to forget under the prefix {prefix!r}",
-        "k: 1 window forgotten",
+        f"nobody: nothing to delete under the prefix {prefix!r}",
+        "k: 1 window deleted",
     ]
 
 
@@ -38,11 +38,11 @@ def test_wildcards_stand_for_themselves(cli: Cli, redis_url: str, prefix: str) -
     with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
         for key in keys:
             limiter.try_acquire(key)
-        assert cli("reset", "*").out == "*: 1 window forgotten\n"
+        assert cli("reset", "*").out == "*: 1 window deleted\n"
         assert "1 window" in cli("reset", "k[1]").out
         assert limiter.stats("k1").passed == 1
         for key in ["k?", "back\\slash", "new\nline", "x" * 300]:
-            assert cli("reset", key).out.count("1 window forgotten") == 1
+            assert cli("reset", key).out.count("1 window deleted") == 1
         assert limiter.stats("k1").passed == 1
 
 
@@ -51,7 +51,7 @@ def test_keys_are_named_as_stats_names_them(cli: Cli, redis_url: str, prefix: st
         limiter.try_acquire(Key("all", tag="acme"))
         limiter.try_acquire("x" * 300)
     for stats in json.loads(cli("stats", "--json").out):
-        assert "1 window forgotten" in cli("reset", stats["key"]).out
+        assert "1 window deleted" in cli("reset", stats["key"]).out
     assert "no limits on" in cli("stats").out
 
 
@@ -61,7 +61,7 @@ def test_what_was_flushed_before_is_remembered(cli: Cli, redis_url: str, prefix:
         with limiter.entry("k"):
             pass
         limiter.flush()
-        assert cli("reset", "k").out == "k: 1 window forgotten\n"
+        assert cli("reset", "k").out == "k: 1 window deleted\n"
     with redis.Redis.from_url(redis_url) as client:
         (left,) = client.scan_iter(f"{prefix}:*")
         assert left.endswith(b":senders")
@@ -73,7 +73,7 @@ def test_what_is_no_ring_stays(cli: Cli, redis_url: str, prefix: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         for name in names:
             client.set(name, "x")
-        assert "nothing to forget" in cli("reset", "k").out
+        assert "nothing to delete" in cli("reset", "k").out
         assert client.exists(*names) == 3
 
 
@@ -85,7 +85,7 @@ def test_a_pattern_is_only_taken_as_one_with_the_option(
             limiter.try_acquire(key)
         said = cli("reset", "user:*", "user:?", "us[e]r", "nobody")
         assert said.code == 0
-        nothing = f"nothing to forget under the prefix {prefix!r}"
+        nothing = f"nothing to delete under the prefix {prefix!r}"
         hint = "; this names one key: for a pattern add --pattern"
         assert said.out.splitlines() == [
             f"user:*: {nothing}{hint}",
@@ -95,7 +95,7 @@ def test_a_pattern_is_only_taken_as_one_with_the_option(
         ]
         assert limiter.stats("user:1").passed == 1
         said = cli("reset", "--pattern", "user:*")
-        assert (said.code, said.out) == (0, "user:*: 2 keys, 4 windows forgotten\n")
+        assert (said.code, said.out) == (0, "user:*: 2 keys, 4 windows deleted\n")
         assert limiter.stats("user:1").passed == limiter.stats("user:2").passed == 0
         assert limiter.stats("other").passed == 1
         said = cli("reset", "--pattern", "user:*")
@@ -108,7 +108,7 @@ def test_a_key_that_looks_like_a_pattern_is_reset_alone(
     with Limiter(redis_url, "9/hour", prefix=prefix) as limiter:
         for key in ("user:*", "user:1"):
             limiter.try_acquire(key)
-        assert cli("reset", "user:*").out == "user:*: 1 window forgotten\n"
+        assert cli("reset", "user:*").out == "user:*: 1 window deleted\n"
         assert limiter.stats("user:1").passed == 1
 
 
@@ -117,10 +117,10 @@ def test_several_patterns(cli: Cli, redis_url: str, prefix: str) -> None:
         for key in ("a1", "a2", "b1", "c1", Key("all", tag="acme")):
             limiter.try_acquire(key)
         assert cli("reset", "a*", "--pattern", "*1", "b1", "{acme}*").out.splitlines() == [
-            "a*: 2 keys, 2 windows forgotten",
-            "*1: 3 keys, 3 windows forgotten",
-            "b1: 1 key, 1 window forgotten",
-            "{acme}*: 1 key, 1 window forgotten",
+            "a*: 2 keys, 2 windows deleted",
+            "*1: 3 keys, 3 windows deleted",
+            "b1: 1 key, 1 window deleted",
+            "{acme}*: 1 key, 1 window deleted",
         ]
     assert "no limits on" in cli("stats").out
 
@@ -131,13 +131,13 @@ def test_a_dry_run_says_what_a_reset_would_do(cli: Cli, redis_url: str, prefix: 
             limiter.try_acquire(key)
         said = cli("reset", "--dry-run", "--pattern", "user:*")
         assert said.out.splitlines() == [
-            "'user: 1': 2 windows would be forgotten",
-            "user:2: 2 windows would be forgotten",
-            "user:*: 2 keys, 4 windows would be forgotten",
+            "'user: 1': 2 windows would be deleted",
+            "user:2: 2 windows would be deleted",
+            "user:*: 2 keys, 4 windows would be deleted",
         ]
         assert cli("reset", "--dry-run", "other", "user:*").out.splitlines() == [
-            "other: 2 windows would be forgotten",
-            f"user:*: nothing to forget under the prefix {prefix!r}; "
+            "other: 2 windows would be deleted",
+            f"user:*: nothing to delete under the prefix {prefix!r}; "
             "this names one key: for a pattern add --pattern",
         ]
         for key in ("user:2", "user: 1", "other"):
@@ -149,7 +149,7 @@ def test_a_pattern_leaves_what_is_no_ring(cli: Cli, redis_url: str, prefix: str)
     with redis.Redis.from_url(redis_url) as client:
         for name in names:
             client.set(name, "x")
-        assert "nothing to forget" in cli("reset", "--pattern", "*").out
+        assert "nothing to delete" in cli("reset", "--pattern", "*").out
         assert client.exists(*names) == 3
 
 
@@ -159,15 +159,13 @@ def test_a_pattern_reaches_every_node_of_a_cluster(cli: Cli, cluster_url: str, p
             limiter.try_acquire(f"k{i}")
         limiter.try_acquire("other")
     said = cli("reset", "--pattern", "k*", store=cluster_url)
-    assert said.out == "k*: 30 keys, 30 windows forgotten\n"
-    assert cli("reset", "other", store=cluster_url).out == "other: 1 window forgotten\n"
+    assert said.out == "k*: 30 keys, 30 windows deleted\n"
+    assert cli("reset", "other", store=cluster_url).out == "other: 1 window deleted\n"
 
 
 def test_a_pattern_takes_more_keys_than_one_step_of_scan(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
     fill(redis_url, prefix, 2500)
-    assert (
-        cli("reset", "--pattern", "user:*").out == "user:*: 2,500 keys, 2,500 windows forgotten\n"
-    )
+    assert cli("reset", "--pattern", "user:*").out == "user:*: 2,500 keys, 2,500 windows deleted\n"
     assert "no limits on" in cli("stats").out

@@ -303,8 +303,8 @@ def test_a_cluster_is_walked_node_by_node(cli: Cli, cluster_url: str, prefix: st
         said = json.loads(cli("stats", "--json", *more, store=cluster_url).out)
         assert {one["key"] for one in said} == {f"k{i}" for i in range(30)}
         assert all(one["limits"] == ["10/hour", "99/day"] for one in said)
-    forgotten = cli("reset", *[f"k{i}" for i in range(30)], store=cluster_url).out
-    assert forgotten.count("2 windows forgotten") == 30
+    deleted = cli("reset", *[f"k{i}" for i in range(30)], store=cluster_url).out
+    assert deleted.count("2 windows deleted") == 30
     assert "no limits on" in cli("stats", store=cluster_url).out
 
 
@@ -312,7 +312,7 @@ def test_fakeredis_can_be_looked_at(cli: Cli, fake_url: str, prefix: str) -> Non
     with Limiter(fake_url, "10/hour", prefix=prefix, timeout=5) as limiter:
         limiter.try_acquire("k")
     assert json.loads(cli("stats", "--json", store=fake_url).out)[0]["passed"] == 1
-    assert "1 window forgotten" in cli("reset", "k", store=fake_url).out
+    assert "1 window deleted" in cli("reset", "k", store=fake_url).out
 
 
 def test_a_closed_pipe_is_no_error(redis_url: str, prefix: str) -> None:

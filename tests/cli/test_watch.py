@@ -124,20 +124,20 @@ class Ended(Exception):
 
 
 class Recorder:
-    """A view that fails as it is told, and writes down what it is asked to show."""
+    """A view whose refreshes fail as planned, and which records its calls."""
 
-    def __init__(self, *looks: Exception | None) -> None:
-        self._looks = list(looks)
+    def __init__(self, *refreshes: Exception | None) -> None:
+        self._refreshes = list(refreshes)
         self.events: list[str] = []
 
-    def look(self, nodes: Sequence[Server]) -> None:
-        if not self._looks:
+    def refresh(self, servers: Sequence[Server]) -> None:
+        if not self._refreshes:
             raise Ended
-        if (failure := self._looks.pop(0)) is not None:
+        if (failure := self._refreshes.pop(0)) is not None:
             raise failure
-        self.events.append("look")
+        self.events.append("refresh")
 
-    def away(self, reason: str) -> None:
+    def show_outage(self, reason: str) -> None:
         self.events.append(reason)
 
     def sleep(self, seconds: float) -> None:
@@ -150,11 +150,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     urls: list[str] = []
 
     @contextmanager
-    def servers(url: str) -> Iterator[list[Server]]:
+    def open_servers(url: str) -> Iterator[list[Server]]:
         urls.append(url)
         yield []
 
-    monkeypatch.setattr(watch, "servers", servers)
+    monkeypatch.setattr(watch, "open_servers", open_servers)
     return urls
 
 
@@ -184,11 +184,20 @@ def test_outages_are_outlived(failure: Exception, opened: list[str]) -> None:
     view = Recorder(None, failure, failure, None)
     with pytest.raises(Ended):
         watch.watch_store("redis://:secret@host", view, 5.0, view.sleep)
-    told = view.events[2]
-    assert str(failure) in told
-    assert "secret" not in told
-    assert "--url" not in told
-    assert view.events == ["look", "sleep 5", told, "sleep 1", told, "sleep 1", "look", "sleep 5"]
+    outage = view.events[2]
+    assert str(failure) in outage
+    assert "secret" not in outage
+    assert "--url" not in outage
+    assert view.events == [
+        "refresh",
+        "sleep 5",
+        outage,
+        "sleep 1",
+        outage,
+        "sleep 1",
+        "refresh",
+        "sleep 5",
+    ]
     assert len(opened) == 3  # anew after each failure: the topology may have changed
 
 
@@ -197,7 +206,7 @@ def test_what_does_not_heal_ends_it(failure: Exception, opened: list[str]) -> No
     view = Recorder(None, failure, None)
     with pytest.raises(type(failure)):
         watch.watch_store("redis://host", view, 0.1, view.sleep)
-    assert view.events == ["look", "sleep 0.1"]
+    assert view.events == ["refresh", "sleep 0.1"]
 
 
 def test_the_first_failure_ends_what_never_answered(opened: list[str]) -> None:
@@ -217,14 +226,14 @@ def screen() -> Callable[..., Any]:
         console = Console(file=out, force_terminal=True, color_system=None, **size)  # type: ignore[arg-type]
         now = [100.0]
 
-        def make(nodes: Sequence[Server]) -> tuple[list[Text], str]:
+        def make_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
             return [Text(line) for line in lines], "a note"
 
-        with watch.Screen(console, make, clock=lambda: now[0]) as view:
-            view.look([])
+        with watch.TerminalView(console, make_lines, clock=lambda: now[0]) as view:
+            view.refresh([])
             now[0] += age
             out.truncate(0)
-            view.away("redis://host is not reachable")
+            view.show_outage("redis://host is not reachable")
             drawn = out.getvalue()
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\0", "", drawn).splitlines()
         return [line.rstrip() for line in shown]
