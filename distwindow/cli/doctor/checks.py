@@ -103,8 +103,8 @@ def _memory(server: Server) -> list[Finding]:
             Finding(
                 "eviction",
                 "problem",
-                f"{policy}: {when} memory is full, counters are evicted, and a limit whose "
-                "counter was evicted admits its whole amount again",
+                f"{policy}: {when} memory is full, counters are evicted, and their "
+                "limits admit the whole amount again",
                 f"CONFIG SET maxmemory-policy {_SAFE_POLICY}, and in redis.conf; "
                 "or use a separate server for limits",
             )
