@@ -83,7 +83,7 @@ def _version(server: Server) -> list[Finding]:
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if len(numbers) == 2 and tuple(numbers) < MIN_VERSION:
         return [
-            Finding("version", "problem", f"{name} is too old", "Redis 6.2 or newer, or Valkey")
+            Finding("version", "problem", f"{name} is too old", "use Redis 6.2 or newer, or Valkey")
         ]
     return [Finding("version", "ok", name)]
 
