@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run the sections, print one table each, and what was missed."""
+"""`python -m benchmarks`: runs the sections, prints a table for each, and the missed targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import report, server
-from benchmarks.measure import said, say
+from benchmarks.measure import error_text, log
 from benchmarks.report import Section
 
 SECTIONS = {
@@ -19,10 +19,10 @@ SECTIONS = {
     "latency": "latency",
     "threads": "threads",
     "connections": "connections",
-    "asyncio": "aio",
+    "asyncio": "asyncio_tasks",
     "inprocess": "inprocess",
-    "near": "near",
-    "stranded": "fleet_simulation",
+    "consistency": "consistency",
+    "simulation": "fleet_simulation",
 }
 
 
@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks",
         description="What distwindow costs, as ratios measured in one run. Starts its own servers.",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: about a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: about five minutes")
     parser.add_argument(
         "--only", action="append", choices=SECTIONS, metavar="SECTION",
         help=f"one of {', '.join(SECTIONS)}; may be given several times",
@@ -42,38 +42,40 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run(name: str, quick: bool) -> Section:
-    say(f"{name}: started")
+    log(f"{name}: started")
     try:
         run: Callable[[bool], Section] = import_module(f"benchmarks.{SECTIONS[name]}").run
         return run(quick)
     except Exception as error:
-        say(f"{name}: failed: {said(error)}")
+        log(f"{name}: failed: {error_text(error)}")
         section = Section(name, name)
-        section.failed({"the whole section": said(error)})
+        section.add_failures({"the whole section": error_text(error)})
         return section
 
 
 def main() -> int:
     options = _arguments()
-    # Peers warn with every refused call; that is not what is timed.
+    # Peers log a warning with every refused call, which would be timed, too.
     logging.disable(logging.CRITICAL)
     names = [name for name in SECTIONS if not options.only or name in options.only]
     command = " ".join(
         ["python -m benchmarks", *(["--quick"] if options.quick else [])]
         + [f"--only {name}" for name in options.only or []]
     )
-    about = report.environment(server.version())
-    print(f"{command}\n" + "\n".join(f"  {name}: {value}" for name, value in about.items()))
+    environment = report.environment(server.version())
+    print(f"{command}\n" + "\n".join(f"  {name}: {value}" for name, value in environment.items()))
     sections: list[Section] = []
     for name in names:
         sections.append(_run(name, options.quick))
         print(report.text(sections[-1]), flush=True)
-    print("\n" + "\n".join(report.tally(sections)))
+    print("\n" + "\n".join(report.summary(sections)))
     if options.markdown:
-        options.markdown.write_text(report.markdown(command, about, sections), encoding="utf-8")
+        options.markdown.write_text(
+            report.markdown(command, environment, sections), encoding="utf-8"
+        )
     if options.json:
-        options.json.write_text(report.as_json(command, about, sections), encoding="utf-8")
-    say("done")
+        options.json.write_text(report.as_json(command, environment, sections), encoding="utf-8")
+    log("done")
     return 0
 
 

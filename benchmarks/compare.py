@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import server
-from benchmarks.measure import Stat, say
+from benchmarks.measure import Quartiles, log
 
 TRIAL_S = 0.15
 """Seconds that one case takes in one round, about."""
@@ -125,7 +125,7 @@ class Checkout:
         return json.loads(line)
 
 
-def compare(before: Path, after: Path, rounds: int) -> dict[str, Stat]:
+def compare(before: Path, after: Path, rounds: int) -> dict[str, Quartiles]:
     """For each case the cost of `after` over that of `before`."""
     ratios: dict[str, list[float]] = {}
     with server.running() as redis_server:
@@ -135,14 +135,14 @@ def compare(before: Path, after: Path, rounds: int) -> dict[str, Stat]:
         )
         counts = {case: _calls_in_a_trial(old, case) for case in old.cases}
         for number in range(rounds):
-            say(f"round {number + 1} of {rounds}")
+            log(f"round {number + 1} of {rounds}")
             for case in random.sample(old.cases, len(old.cases)):
                 first, second = random.sample([old, new], 2)
                 seconds = {one: one.trial(case, counts[case]) for one in (first, second)}
                 ratios.setdefault(case, []).append(seconds[new] / seconds[old])
         for one in (old, new):
             one.close()
-    return {case: Stat.of(values) for case, values in ratios.items()}
+    return {case: Quartiles.of(values) for case, values in ratios.items()}
 
 
 def _calls_in_a_trial(checkout: Checkout, case: str) -> int:

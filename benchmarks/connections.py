@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 
 from benchmarks import peers
-from benchmarks.measure import Results, Stat, percentile, rounds
+from benchmarks.measure import Quartiles, Results, percentile, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
@@ -62,17 +62,17 @@ def _peers() -> list[peers.Peer]:
     """distwindow, and `limits` with each of its pools, but for its dearest algorithm."""
     limits = [
         peer
-        for peer in peers.sync_peers((peers.SHARED, peers.BLOCKING), ("redis-py",))
+        for peer in peers.blocking_peers((peers.SHARED, peers.BLOCKING), ("redis-py",))
         if peer.library == "limits" and "moving" not in peer.name
     ]
-    return [*peers.ours(), *limits]
+    return [*peers.limiters(), *limits]
 
 
 def _werkzeug(server: Server, peer: peers.Peer, figures: Figures) -> float:
     """Requests over CLIENTS connections at a time, a thread for each; returns connections made."""
     serving = import_module("werkzeug.serving")
     server.flush()
-    with peer.open(server.url, peers.AMPLE) as acquire, _Counted(server) as counted:
+    with peer.open(server.url, peers.HIGH_QUOTA) as acquire, _Counted(server) as counted:
         times: list[float] = []
 
         def app(environ: object, start_response: Callable[..., object]) -> list[bytes]:
@@ -96,7 +96,7 @@ def _werkzeug(server: Server, peer: peers.Peer, figures: Figures) -> float:
 
 def _one_call_threads(server: Server, peer: peers.Peer, figures: Figures) -> float:
     server.flush()
-    with peer.open(server.url, peers.AMPLE) as acquire, _Counted(server) as counted:
+    with peer.open(server.url, peers.HIGH_QUOTA) as acquire, _Counted(server) as counted:
         times = _threads(THREADS, 1, lambda: bool(acquire(KEY)))
     return _noted(figures, counted, times)
 
@@ -145,15 +145,15 @@ def _threads(count: int, calls: int, call: Callable[[], bool]) -> list[float]:
 
 
 def _report(section: Section, label: str, results: Results, figures: dict[str, Figures]) -> None:
-    section.failed(results.errors, f"{label}: ")
-    theirs = [name for name in results.values if name != peers.OURS]
-    if peers.OURS not in results.values or not theirs:
+    section.add_failures(results.errors, f"{label}: ")
+    theirs = [name for name in results.values if name != peers.DISTWINDOW]
+    if peers.DISTWINDOW not in results.values or not theirs:
         return
     for what in (CONNECTIONS, COMMANDS, P50):
         # The best of the other library in this very figure.
         best = min(theirs, key=lambda name: statistics.median(figures[name][what]))
-        ours, peer = figures[peers.OURS][what], figures[best][what]
-        ratio = Stat.of([mine / other for mine, other in zip(ours, peer, strict=True)])
+        ours, peer = figures[peers.DISTWINDOW][what], figures[best][what]
+        ratio = Quartiles.of([mine / other for mine, other in zip(ours, peer, strict=True)])
         detail = f"{_said(what, ours)}; {_said(what, peer)} {best}"
         section.add(f"{label}: {what}, over limits", ratio, target=TARGET, detail=detail)
 
@@ -179,6 +179,6 @@ def run(quick: bool) -> Section:
             contenders = {
                 peer.name: partial(trial, server, peer, figures[peer.name]) for peer in _peers()
             }
-            results = rounds(f"connections, {label}", contenders, count)
+            results = run_rounds(f"connections, {label}", contenders, count)
             _report(section, label, results, figures)
     return section

@@ -1,5 +1,6 @@
-"""Simulated fleets: what leases leave unused near the limit, and what periodic sync lets pass
-beyond it. No server and no clock, so that N may be 64 and every run finds the same.
+"""Simulated fleets near their limit: permits that leases leave unused, and admissions above the
+limit with periodic sync. There is no server and no clock, so a fleet may have 64 processes, and
+every run has the same result.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from benchmarks.measure import say
+from benchmarks.measure import log
 from benchmarks.report import Section, Target
 from distwindow.consistency.direct import Direct
 from distwindow.consistency.eventual import Eventual
@@ -18,40 +19,40 @@ from distwindow.operations.command_cache import CommandCache
 from tests.crowd import Mode, buckets_of, busiest, most_in_run, simulated
 from tests.fleet import Local
 
-EVEN = Target(0.98, at_least=True)
-"""Admitted, of what `direct` admits of the same calls."""
-ONE_SIDED = Target(0.95, at_least=True)
-BOUND = Target(1)
+EVEN_TARGET = Target(0.98, at_least=True)
+"""Admissions, over those of `direct` with the same calls."""
+ONE_SIDED_TARGET = Target(0.95, at_least=True)
+BOUND_TARGET = Target(1)
 ONE_WAY_MS = 0.25
-FLUSH, MOST_KEYS = 0.25, 1000
+FLUSH_INTERVAL_S, MAX_KEYS = 0.25, 1000
 
 
-def direct(book: CommandCache, clock: Local) -> Direct:
-    return Direct(book, clock, MOST_KEYS, FLUSH)
+def direct(cache: CommandCache, clock: Local) -> Direct:
+    return Direct(cache, clock, MAX_KEYS, FLUSH_INTERVAL_S)
 
 
-def leased(book: CommandCache, clock: Local) -> Leased:
-    return Leased(book, clock, MOST_KEYS, FLUSH)
+def leased(cache: CommandCache, clock: Local) -> Leased:
+    return Leased(cache, clock, MAX_KEYS, FLUSH_INTERVAL_S)
 
 
 class Load(NamedTuple):
-    """Demand on one limit, in parts of it, by process."""
+    """The demand of each process, as a share of the limit."""
 
     name: str
     limit: Limit
-    parts: list[float]
+    shares: list[float]
     target: Target | None
 
 
 def _even(processes: int, load: float, limit: str) -> Load:
     name = f"{processes} processes, {limit}, load {load:g}"
-    target = EVEN if processes == 4 else None
+    target = EVEN_TARGET if processes == 4 else None
     return Load(name, Limit(limit), [load / processes] * processes, target)
 
 
 def _one_sided(load: float, limit: str) -> Load:
     name = f"4 processes, {limit}, load {load:g}, all on one"
-    return Load(name, Limit(limit), [load, 0, 0, 0], ONE_SIDED)
+    return Load(name, Limit(limit), [load, 0, 0, 0], ONE_SIDED_TARGET)
 
 
 def _loads(quick: bool) -> Iterable[Load]:
@@ -64,27 +65,27 @@ def _loads(quick: bool) -> Iterable[Load]:
     yield _even(4, 1.0, "5/second")
 
 
-class _Run(NamedTuple):
+class _Result(NamedTuple):
     admitted: int
-    asked: int
+    commands: int
 
 
-def _run(mode: Mode, load: Load, seconds: float, seed: int) -> _Run:
-    rates = [part * load.limit.amount / load.limit.per for part in load.parts]
+def _run(mode: Mode, load: Load, seconds: float, seed: int) -> _Result:
+    rates = [share * load.limit.amount / load.limit.per for share in load.shares]
     found = simulated(mode, load.limit, rates, seconds, seed=seed)
-    return _Run(len(found.admitted), found.world.asked)
+    return _Result(len(found.admitted), found.world.asked)
 
 
-def _stranded(section: Section, quick: bool) -> None:
-    """The same calls to both modes; small limits for longer, as their windows differ more."""
+def _unused_permits(section: Section, quick: bool) -> None:
+    """Make the same calls in both modes; longer for small limits, whose windows differ more."""
     for load in _loads(quick):
         seconds = 3.0 if load.limit.amount > 100 else 30.0
         ratios, cost, base = [], [], []
         for seed in (1,) if quick else (1, 2, 3):
-            mine, other = _run(leased, load, seconds, seed), _run(direct, load, seconds, seed)
-            ratios.append(mine.admitted / other.admitted)
-            cost.append(1000 * mine.asked / mine.admitted)
-            base.append(1000 * other.asked / other.admitted)
+            own, other = _run(leased, load, seconds, seed), _run(direct, load, seconds, seed)
+            ratios.append(own.admitted / other.admitted)
+            cost.append(1000 * own.commands / own.admitted)
+            base.append(1000 * other.commands / other.admitted)
         used = statistics.median(ratios)
         section.add(
             f"leased, of direct: {load.name}",
@@ -93,17 +94,17 @@ def _stranded(section: Section, quick: bool) -> None:
             detail=f"{100 * (1 - used):+.2f} % unused; {statistics.median(cost):,.0f} commands "
             f"per 1,000 admissions, direct {statistics.median(base):,.0f}",
         )
-        say(f"stranded: {section.rows[-1].what}: {used:.4f}")
+        log(f"simulation: {section.rows[-1].what}: {used:.4f}")
 
 
-def _beyond(section: Section, quick: bool) -> None:
-    """The fullest window, over the limit, against what the docs promise."""
+def _above_limit(section: Section, quick: bool) -> None:
+    """Measure how far the fullest window is above the limit, over the documented bound."""
     limit, load = Limit("1000/second"), 3.0
     for processes in (2, 4, 16) if quick else (2, 4, 16, 64):
         for sync in (0.02, 0.1, 0.5):
 
-            def mode(book: CommandCache, clock: Local, sync: float = sync) -> Eventual:
-                return Eventual(book, clock, MOST_KEYS, sync)
+            def mode(cache: CommandCache, clock: Local, sync: float = sync) -> Eventual:
+                return Eventual(cache, clock, MAX_KEYS, sync)
 
             rates = [load * limit.amount / limit.per / processes] * processes
             found = simulated(mode, limit, rates, 3.0, seed=1, warm=4 * sync + 0.1)
@@ -116,16 +117,19 @@ def _beyond(section: Section, quick: bool) -> None:
             section.add(
                 f"eventual, beyond {limit}, of the bound: {processes} processes, sync {sync:g} s",
                 over / bound,
-                target=BOUND,
+                target=BOUND_TARGET,
                 detail=f"{over:,} of {bound:,}; "
                 f"{1000 * found.world.asked / len(found.admitted):,.0f} commands "
                 "per 1,000 admissions",
             )
-            say(f"stranded: {section.rows[-1].what}: {over} of {bound}")
+            log(f"simulation: {section.rows[-1].what}: {over} of {bound}")
 
 
 def run(quick: bool) -> Section:
-    section = Section("stranded", "simulated fleets: left unused by leases, let pass by sync")
-    _stranded(section, quick)
-    _beyond(section, quick)
+    section = Section(
+        "simulation",
+        "simulated fleets: permits that leases leave unused, admissions above the limit",
+    )
+    _unused_permits(section, quick)
+    _above_limit(section, quick)
     return section

@@ -1,18 +1,17 @@
-"""Bytes that one key costs Redis, by `MEMORY USAGE key SAMPLES 0`."""
+"""The bytes of one key in Redis, by `MEMORY USAGE key SAMPLES 0`."""
 
 from __future__ import annotations
 
 import time
 
 from benchmarks import peers
-from benchmarks.measure import said, say
+from benchmarks.measure import error_text, log
 from benchmarks.report import Section, Target
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from benchmarks.server_cost import GUARD
 from distwindow.core.limit import Bound, Limit
-from distwindow.protocol import keys
-from distwindow.protocol import scripts as script
+from distwindow.protocol import keys, scripts
 from distwindow.protocol.commands import Acquire, charges_of
 
 RINGS: tuple[tuple[int, Bound, float | None], ...] = (
@@ -26,7 +25,7 @@ INTERVAL = 60
 
 
 def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
-    """A ring with `each` passes in every bucket that it sums, and nothing else."""
+    """Return the bytes of a ring with `each` passes in every bucket of its window."""
     connection.call("FLUSHALL")
     now = int(time.time() * 1000)
     charges = charges_of("user:42", keys.key_prefix("distwindow", "user:42"), [limit], each)
@@ -39,7 +38,7 @@ def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
 
 
 def _usage(connection: Socket) -> int:
-    """All keys there are."""
+    """Return the bytes of all keys."""
     return sum(
         connection.call("MEMORY", "USAGE", key, "SAMPLES", 0)
         for key in connection.call("KEYS", "*")
@@ -47,7 +46,7 @@ def _usage(connection: Socket) -> int:
 
 
 def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int) -> int:
-    """One key of a peer, filled until it refuses."""
+    """Return the bytes of one key of a peer whose limit is used up."""
     connection.call("FLUSHALL")
     with peer.open(server.url, peers.Quota(limit, INTERVAL)) as acquire:
         for _ in range(limit):
@@ -59,25 +58,25 @@ def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int
 def run(quick: bool) -> Section:
     section = Section("memory", "memory: bytes of one key that carries pass counts alone")
     with running() as server, Socket(server.port) as connection:
-        connection.call("SCRIPT", "LOAD", script.load_script("acquire").text)
-        for buckets, bound, most in RINGS:
+        connection.call("SCRIPT", "LOAD", scripts.load_script("acquire").text)
+        for buckets, bound, target in RINGS:
             for each in EACH:
                 span = buckets + (bound == "strict")
                 limit = Limit(each * span, per=INTERVAL, buckets=buckets, bound=bound)
                 section.add(
                     f"distwindow, {buckets} buckets ({bound}), {each:,} in each",
                     float(_ring_bytes(connection, limit, each)),
-                    target=Target(most) if most else None,
+                    target=Target(target) if target else None,
                     detail=f"limit {limit.amount:,}",
                     unit="B",
                 )
         for limit_of_peers in PEER_LIMITS:
-            for peer in peers.sync_peers(pools=(peers.SHARED,), clients=("redis-py",)):
+            for peer in peers.blocking_peers(pools=(peers.SHARED,), clients=("redis-py",)):
                 name = f"{peer.name}, limit {limit_of_peers}"
-                say(f"memory: {name}")
+                log(f"memory: {name}")
                 try:
                     size = _peer_bytes(server, connection, peer, limit_of_peers)
                     section.add(name, float(size), detail=f"{limit_of_peers} admitted", unit="B")
                 except Exception as error:
-                    section.failed({name: said(error)})
+                    section.add_failures({name: error_text(error)})
     return section

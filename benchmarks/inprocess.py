@@ -1,4 +1,4 @@
-"""memory:// in one thread, in ns per call, against the floor of any such limiter."""
+"""memory:// in one thread: ns per call, over the least that any such limiter has to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from benchmarks import peers
-from benchmarks.measure import rounds, said, say
+from benchmarks.measure import error_text, log, run_rounds
 from benchmarks.report import Section, Target
 
 TARGET = Target(4)
@@ -18,7 +18,7 @@ KEY = "user:42"
 
 
 @contextmanager
-def _floor() -> Iterator[peers.Acquire]:
+def open_floor() -> Iterator[peers.Acquire]:
     lock, counts, monotonic = threading.Lock(), {KEY: 0}, time.monotonic
 
     def acquire(key: str) -> float:
@@ -31,7 +31,7 @@ def _floor() -> Iterator[peers.Acquire]:
 
 
 def _trial(acquire: peers.Acquire, calls: int) -> float:
-    """ns per call."""
+    """Return ns per call."""
     numbers = range(calls)
     start = time.perf_counter_ns()
     for _ in numbers:
@@ -44,20 +44,20 @@ def run(quick: bool) -> Section:
     calls, count = (3_000, 11) if quick else (10_000, 25)
     errors: dict[str, str] = {}
     with ExitStack() as stack:
-        opened = {FLOOR: stack.enter_context(_floor())}
+        opened = {FLOOR: stack.enter_context(open_floor())}
         contenders = [
-            *[p for p in (*peers.ours(), *peers.our_variants()) if "redis" not in p.name],
+            *[p for p in (*peers.limiters(), *peers.more_limiters()) if "redis" not in p.name],
             *peers.memory_peers(),
         ]
         for peer in contenders:
             try:
-                acquire = stack.enter_context(peer.open("memory://", peers.AMPLE))
-                peers.check(acquire(KEY) for _ in range(1_000))
+                acquire = stack.enter_context(peer.open("memory://", peers.HIGH_QUOTA))
+                peers.check_decisions(acquire(KEY) for _ in range(1_000))
                 opened[peer.name] = acquire
             except Exception as error:
-                errors[peer.name] = said(error)
-                say(f"inprocess: {peer.name} failed: {errors[peer.name]}")
-        results = rounds(
+                errors[peer.name] = error_text(error)
+                log(f"inprocess: {peer.name} failed: {errors[peer.name]}")
+        results = run_rounds(
             "inprocess",
             {name: partial(_trial, acquire, calls) for name, acquire in opened.items()},
             count,
@@ -66,8 +66,8 @@ def run(quick: bool) -> Section:
         section.add(
             name,
             1.0 if name == FLOOR else results.ratio(name, FLOOR),
-            target=TARGET if name == peers.OURS else None,
+            target=TARGET if name == peers.DISTWINDOW else None,
             detail=f"{results.median(name):,.0f} ns per call",
         )
-    section.failed({**errors, **results.errors})
+    section.add_failures({**errors, **results.errors})
     return section

@@ -10,7 +10,7 @@ from functools import partial
 import redis
 
 from benchmarks import peers
-from benchmarks.measure import percentile, rounds, said, say
+from benchmarks.measure import error_text, log, percentile, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import Server, last_core, pinned, running
@@ -35,8 +35,8 @@ def _redis_py(server: Server) -> Iterator[Callable[[str], object]]:
         yield lambda key: client.evalsha(NOOP_SHA, 1, key, 1)
 
 
-def _trial(call: Callable[[str], object], calls: int, pooled: list[float]) -> float:
-    """The median of this trial, in ns; every latency goes to `pooled`."""
+def _trial(call: Callable[[str], object], calls: int, latencies_ns: list[float]) -> float:
+    """Return the median latency of this trial in ns, and append all latencies to the list."""
     clock = time.perf_counter_ns
     for _ in range(30):
         call(KEY)
@@ -45,7 +45,7 @@ def _trial(call: Callable[[str], object], calls: int, pooled: list[float]) -> fl
         start = clock()
         call(KEY)
         times.append(clock() - start)
-    pooled += times
+    latencies_ns += times
     return percentile(sorted(times), 0.5)
 
 
@@ -61,33 +61,36 @@ def run(quick: bool) -> Section:
             BARE: stack.enter_context(_redis_py(server)),
         }
         contenders = [
-            *peers.ours(),
-            *peers.our_variants(),
-            *peers.sync_peers(pools=(peers.SHARED,)),
+            *peers.limiters(),
+            *peers.more_limiters(),
+            *peers.blocking_peers(pools=(peers.SHARED,)),
         ]
         errors: dict[str, str] = {}
         for peer in contenders:
             try:
-                call = stack.enter_context(peer.open(server.url, peers.AMPLE))
-                peers.check([call(KEY) for _ in range(200)])
+                call = stack.enter_context(peer.open(server.url, peers.HIGH_QUOTA))
+                peers.check_decisions([call(KEY) for _ in range(200)])
                 opened[peer.name] = call
             except Exception as error:
-                errors[peer.name] = said(error)
-                say(f"latency: {peer.name} failed: {errors[peer.name]}")
-        pooled: dict[str, list[float]] = {name: [] for name in opened}
-        results = rounds(
+                errors[peer.name] = error_text(error)
+                log(f"latency: {peer.name} failed: {errors[peer.name]}")
+        all_latencies_ns: dict[str, list[float]] = {name: [] for name in opened}
+        results = run_rounds(
             "latency",
-            {name: partial(_trial, call, calls, pooled[name]) for name, call in opened.items()},
+            {
+                name: partial(_trial, call, calls, all_latencies_ns[name])
+                for name, call in opened.items()
+            },
             count,
         )
     for name in sorted(results.values, key=results.median):
-        ordered = sorted(pooled[name])
+        ordered = sorted(all_latencies_ns[name])
         p50, p99, p999 = (percentile(ordered, share) / 1000 for share in (0.5, 0.99, 0.999))
         section.add(
             f"p50: {name}",
             1.0 if name == RAW else results.ratio(name, RAW),
-            target=TARGET if name == peers.OURS else None,
+            target=TARGET if name == peers.DISTWINDOW else None,
             detail=f"p50 {p50:.1f}  p99 {p99:.1f}  p99.9 {p999:.1f} µs",
         )
-    section.failed({**errors, **results.errors})
+    section.add_failures({**errors, **results.errors})
     return section

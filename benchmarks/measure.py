@@ -1,7 +1,7 @@
 """Medians over interleaved rounds: every contender once per round, in shuffled order.
 
-Whatever else the machine does then falls on all of them alike, and a ratio is taken between two
-trials of the same round.
+Other load on the machine then affects all contenders alike, and a ratio is taken between two trials
+of the same round.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_began = time.monotonic()
+_started_at = time.monotonic()
 
 
-def say(text: str) -> None:
-    """A progress line, on stderr."""
-    print(f"[{time.monotonic() - _began:6.1f}s] {text}", file=sys.stderr, flush=True)
+def log(text: str) -> None:
+    """Print a line of progress on stderr."""
+    print(f"[{time.monotonic() - _started_at:6.1f}s] {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
-class Stat:
-    """A median with its quartiles."""
+class Quartiles:
+    """A median with the quartiles around it."""
 
     median: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Stat:
+    def of(cls, values: Sequence[float]) -> Quartiles:
         ordered = sorted(values)
         return cls(statistics.median(ordered), percentile(ordered, 0.25), percentile(ordered, 0.75))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie."""
+    """Return the value below which `share` of the sorted values lie."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def said(error: BaseException) -> str:
-    """An error in one line."""
+def error_text(error: BaseException) -> str:
+    """Return an error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300]
 
@@ -52,32 +52,33 @@ Trial = Callable[[], float]
 
 @dataclass
 class Results:
-    """What each contender measured, one value per round; the error of each that failed."""
+    """The values of each contender, one per round, and the error of each that failed."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def stat(self, name: str) -> Stat:
-        return Stat.of(self.values[name])
+    def stat(self, name: str) -> Quartiles:
+        return Quartiles.of(self.values[name])
 
     def median(self, name: str) -> float:
         return statistics.median(self.values[name])
 
-    def ratio(self, name: str, base: str) -> Stat:
-        """`name` over `base`, round by round."""
+    def ratio(self, name: str, base: str) -> Quartiles:
+        """Return `name` over `base`, round by round."""
         pairs = zip(self.values[name], self.values[base], strict=True)
-        return Stat.of([value / other for value, other in pairs])
+        return Quartiles.of([value / other for value, other in pairs])
 
     def best(self, names: Sequence[str]) -> str | None:
-        """The contender with the highest median among those that did not fail."""
+        """Return the contender with the highest median, or None if all failed."""
         return max((name for name in names if name in self.values), key=self.median, default=None)
 
 
-def rounds(section: str, contenders: Mapping[str, Trial], count: int) -> Results:
-    """Run `count` rounds. A contender that raises is left out from then on, with its error.
+def run_rounds(section: str, contenders: Mapping[str, Trial], count: int) -> Results:
+    """Run `count` rounds. A contender that raises is omitted from then on, and its error is kept.
 
-    What all contenders have set up is kept out of garbage collections: else each would pay, at
-    random, for the objects of the others. Its own garbage is collected in its own time.
+    The objects that exist before the rounds are excluded from garbage collections. Otherwise a
+    collection during one contender's trial would traverse the objects of all. The garbage of a
+    trial itself is collected as usual.
     """
     gc.collect()
     gc.freeze()
@@ -90,14 +91,14 @@ def rounds(section: str, contenders: Mapping[str, Trial], count: int) -> Results
 def _rounds(section: str, contenders: Mapping[str, Trial], count: int) -> Results:
     results = Results()
     for number in range(1, count + 1):
-        racing = [name for name in contenders if name not in results.errors]
-        say(f"{section}: round {number}/{count}, {len(racing)} contenders")
-        random.shuffle(racing)
-        for name in racing:
+        remaining = [name for name in contenders if name not in results.errors]
+        log(f"{section}: round {number}/{count}, {len(remaining)} contenders")
+        random.shuffle(remaining)
+        for name in remaining:
             try:
                 results.values.setdefault(name, []).append(contenders[name]())
             except Exception as error:
-                results.errors[name] = said(error)
+                results.errors[name] = error_text(error)
                 results.values.pop(name, None)
-                say(f"{section}: {name} failed: {results.errors[name]}")
+                log(f"{section}: {name} failed: {results.errors[name]}")
     return results

@@ -1,4 +1,4 @@
-"""Rows of what was measured, against their targets: as text, as Markdown, as JSON."""
+"""The measured rows and their targets, as text, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
-from benchmarks.measure import Stat
+from benchmarks.measure import Quartiles
 
 PACKAGES = ("redis", "hiredis", "limits", "throttled-py", "pyrate-limiter", "coredis", "valkey")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a row is to reach: at most `bound`, or at least."""
+    """The value that a row shall reach: at most `bound`, or at least `bound`."""
 
     bound: float
     at_least: bool = False
 
-    def holds(self, value: float) -> bool:
+    def is_met(self, value: float) -> bool:
         return value >= self.bound if self.at_least else value <= self.bound
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `unit` is `x` (a ratio) or `B`."""
+    """One line of the report. `unit` is `x` (a ratio) or `B` (bytes)."""
 
     what: str
-    measured: Stat | float | None = None
+    measured: Quartiles | float | None = None
     target: Target | None = None
     detail: str = ""
     unit: str = "x"
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def value(self) -> float | None:
-        return self.measured.median if isinstance(self.measured, Stat) else self.measured
+        return self.measured.median if isinstance(self.measured, Quartiles) else self.measured
 
     @property
     def verdict(self) -> str:
@@ -47,19 +47,19 @@ class Row:
             return "FAILED"
         if self.target is None or self.value is None:
             return ""
-        return "met" if self.target.holds(self.value) else "MISSED"
+        return "met" if self.target.is_met(self.value) else "MISSED"
 
-    def shown(self) -> str:
+    def measured_text(self) -> str:
         if self.value is None:
             return ""
         if self.unit == "B":
             return f"{self.value:,.0f} B"
-        if isinstance(self.measured, Stat):
+        if isinstance(self.measured, Quartiles):
             low, high = number(self.measured.low), number(self.measured.high)
             return f"{number(self.value)}x ({low}..{high})"
         return f"{number(self.value)}x"
 
-    def aim(self) -> str:
+    def target_text(self) -> str:
         if self.target is None:
             return ""
         unit = " B" if self.unit == "B" else "x"
@@ -67,7 +67,7 @@ class Row:
 
 
 def number(value: float) -> str:
-    """Three digits that matter."""
+    """Return a number with three significant digits."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
@@ -79,16 +79,16 @@ class Section:
     title: str
     rows: list[Row] = field(default_factory=list)
 
-    def add(self, what: str, measured: Stat | float | None = None, **more: Any) -> None:
+    def add(self, what: str, measured: Quartiles | float | None = None, **more: Any) -> None:
         self.rows.append(Row(what, measured, **more))
 
-    def failed(self, errors: dict[str, str], prefix: str = "") -> None:
-        """A row for every contender that could not be measured, with its error."""
+    def add_failures(self, errors: dict[str, str], prefix: str = "") -> None:
+        """Add a row with the error for every contender that could not be measured."""
         self.rows += [Row(prefix + name, error=error) for name, error in errors.items()]
 
 
 def environment(server: str) -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return what the numbers depend on: versions and the machine."""
     import distwindow
 
     found = {
@@ -109,11 +109,11 @@ HEADINGS = ("what", "target", "measured (quartiles)", "verdict", "detail")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    return row.what, row.aim(), row.shown(), row.verdict, row.error or row.detail
+    return row.what, row.target_text(), row.measured_text(), row.verdict, row.error or row.detail
 
 
 def text(section: Section) -> str:
-    """A table for a terminal."""
+    """Return a table for a terminal."""
     lines = [HEADINGS, *map(_cells, section.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
     return "\n".join(
@@ -125,41 +125,46 @@ def text(section: Section) -> str:
     )
 
 
-def tally(sections: Sequence[Section]) -> list[str]:
-    """How many targets are met, then every one that is not."""
+def summary(sections: Sequence[Section]) -> list[str]:
+    """Return how many targets are met, and a line for each that is not."""
     rows = [(section, row) for section in sections for row in section.rows]
     missed = [(s, row) for s, row in rows if row.verdict == "MISSED"]
     failed = [(s, row) for s, row in rows if row.verdict == "FAILED"]
     met = sum(row.verdict == "met" for _, row in rows)
     return [
         f"{met} met, {len(missed)} missed, {len(failed)} failed",
-        *(f"  missed: {s.name}: {row.what}: {row.shown()}, {row.aim()}" for s, row in missed),
+        *(
+            f"  missed: {s.name}: {row.what}: {row.measured_text()}, {row.target_text()}"
+            for s, row in missed
+        ),
         *(f"  failed: {s.name}: {row.what}: {row.error}" for s, row in failed),
     ]
 
 
-def markdown(command: str, about: dict[str, str], sections: Sequence[Section]) -> str:
-    """The whole report, for a file."""
+def markdown(command: str, environment: dict[str, str], sections: Sequence[Section]) -> str:
+    """Return the whole report in Markdown."""
     facts = ", ".join(
         value if name in ("server", "machine") else f"{name} {value}"
-        for name, value in about.items()
+        for name, value in environment.items()
     )
     parts = [f"`{command}`: {facts}"]
     for section in sections:
         table = [HEADINGS, ("---",) * 5, *map(_cells, section.rows)]
         lines = [_line(cells) for cells in table]
         parts.append(f"### {section.title}\n\n" + "\n".join(lines))
-    return "\n\n".join([*parts, "\n".join(tally(sections))]) + "\n"
+    return "\n\n".join([*parts, "\n".join(summary(sections))]) + "\n"
 
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def as_json(command: str, about: dict[str, str], sections: Sequence[Section]) -> str:
+def as_json(command: str, environment: dict[str, str], sections: Sequence[Section]) -> str:
     rows = [
         {"section": section.name, **asdict(row), "verdict": row.verdict}
         for section in sections
         for row in section.rows
     ]
-    return json.dumps({"command": command, "environment": about, "rows": rows}, indent=1) + "\n"
+    return (
+        json.dumps({"command": command, "environment": environment, "rows": rows}, indent=1) + "\n"
+    )

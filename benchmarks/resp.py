@@ -1,4 +1,4 @@
-"""The least client that there can be: a socket, packed commands, parsed replies."""
+"""A minimal Redis client: a socket, packed commands, parsed replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOOP_SHA = hashlib.sha1(NOOP.encode(), usedforsecurity=False).hexdigest()
 
 
 def pack(*words: object) -> bytes:
-    """One command in RESP."""
+    """Return one command in RESP."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         raw = word if isinstance(word, bytes) else str(word).encode()
@@ -32,7 +32,7 @@ class Socket:
     def __init__(self, port: int, timeout: float | None = 30) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Blocking in the kernel: a Python timeout would add a poll to every exchange.
+        # A timeout would make Python call poll before every send and receive.
         self._socket.settimeout(None)
         self._reader = hiredis.Reader()
 
@@ -48,14 +48,14 @@ class Socket:
         self._socket.close()
 
     def call(self, *words: object) -> Any:
-        """One command; an error reply is raised."""
+        """Send one command, and return its reply; raise an error reply."""
         (reply,) = self.pipeline([pack(*words)])
         if isinstance(reply, hiredis.ReplyError):
             raise RuntimeError(f"{words[0]}: {reply}")
         return reply
 
     def pipeline(self, commands: Sequence[bytes], chunk: int = 200) -> list[Any]:
-        """Many packed commands, a chunk at a time (neither side's buffer fills up)."""
+        """Send packed commands and return their replies, by chunks that fit the socket buffers."""
         replies: list[Any] = []
         for at in range(0, len(commands), chunk):
             part = commands[at : at + chunk]
@@ -64,7 +64,7 @@ class Socket:
         return replies
 
     def exchange(self, command: bytes) -> bytes:
-        """One short command and its reply as it comes: the floor of any client's round trip."""
+        """Send one short command and return its unparsed reply, as fast as a round trip can be."""
         self._socket.sendall(command)
         return self._socket.recv(4096)
 

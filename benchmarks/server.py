@@ -1,4 +1,4 @@
-"""A redis-server of this run's own, and pinning to a core. Nothing is ever written to disk."""
+"""Starts a redis-server that writes nothing to disk, and pins processes to a core."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Server:
 
 
 def binary() -> str:
-    """The redis-server to start: DISTWINDOW_REDIS_SERVER, else the one on PATH."""
+    """Return the redis-server to start: DISTWINDOW_REDIS_SERVER, else the one on PATH."""
     names = [os.environ.get("DISTWINDOW_REDIS_SERVER", ""), "redis-server", "valkey-server"]
     for name in names:
         if name and (found := shutil.which(name)):
@@ -41,13 +41,15 @@ def binary() -> str:
 
 
 def version() -> str:
-    said = subprocess.run([binary(), "--version"], capture_output=True, text=True, check=True)
-    return " ".join(said.stdout.split()[:3])
+    output = subprocess.run(
+        [binary(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    return " ".join(output.split()[:3])
 
 
 @contextmanager
 def running(core: int | None = None) -> Iterator[Server]:
-    """A fresh server, pinned to `core` with all its threads; ended by its pid."""
+    """Start a server, pinned to `core` with all its threads, and end it with the `with`."""
     for _ in range(10):
         port = random.randrange(23_000, 32_000)
         command = [
@@ -77,7 +79,7 @@ def running(core: int | None = None) -> Iterator[Server]:
 
 
 def _ready(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether this process (and no other server on the port) answers within ten seconds."""
+    """True if this process, and no other server on the port, answers within ten seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -89,13 +91,13 @@ def _ready(process: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def last_core() -> int | None:
-    """The core to pin to; None where the system does not pin."""
+    """Return the core to pin to, or None where the system cannot pin."""
     return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 @contextmanager
 def pinned(core: int | None) -> Iterator[None]:
-    """Keep this thread, and what it starts, on one core."""
+    """Keep this thread, and the processes that it starts, on one core."""
     if core is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""The acquire script's microseconds on the server, against `return 1`.
+"""The acquire script's microseconds on the server, over those of `return 1`.
 
-EVALSHA calls are pipelined, and the server's own account of them (`INFO commandstats`) is read
+EVALSHA calls are pipelined, and the server's statistics of them (`INFO commandstats`) are read
 after each trial. The states are made with the script itself, at given times.
 """
 
@@ -14,13 +14,12 @@ from functools import partial
 
 import hiredis
 
-from benchmarks.measure import Results, Trial, rounds, say
+from benchmarks.measure import Results, Trial, log, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import last_core, running
 from distwindow.core.limit import Limit
-from distwindow.protocol import keys
-from distwindow.protocol import scripts as script
+from distwindow.protocol import keys, scripts
 from distwindow.protocol.commands import Acquire, charges_of
 
 TARGET = Target(6)
@@ -28,57 +27,58 @@ FLAT = Target(1.15)
 SHAPES = (1, 10, 60, 500)
 AMOUNTS = (10, 100_000)
 
-DAY = 86_400
-"""The interval, in s. Its buckets are so long that a trial on the server's clock stays in one."""
+INTERVAL_S = 86_400
+"""The interval in s. Its buckets are so long that a trial on the server's clock stays in one."""
 
 GUARD = b"9999999999999.000001"
 COPIES = 180
-"""Every state is copied to as many keys, and each is called `STEPS` times."""
-STEPS = 8
+"""Every state is copied to this many keys, and each is called `CALLS_PER_COPY` times."""
+CALLS_PER_COPY = 8
 PARTS = 5
-"""In which a trial is timed."""
-TURNS = 5
-"""Bucket changes per key, so that what leaves the window are the buckets that were prepared."""
+"""Parts of a trial that are timed one by one."""
+ROTATIONS = 5
+"""Bucket changes per key; few, so that prepared buckets leave the window."""
 
-BARE, SAME = "return 1, bare", "return 1"
+BARE, SAME_ARGUMENTS = "return 1, bare", "return 1"
 
 
 @dataclass(frozen=True)
-class Ring:
-    """One state to be measured: a limit and the permits used of it, evenly over the buckets."""
+class RingState:
+    """One state to be measured: a limit, and its used permits, spread evenly over the buckets."""
 
     limit: Limit
     used: int
 
     def acquire(self, copy: int | str, cost: int = 1, now_ms: int | None = None) -> Acquire:
-        stem = keys.key_prefix("distwindow", f"user:42:{copy}")
-        return Acquire(charges_of("user", stem, [self.limit], cost), now_ms=now_ms)
+        key_prefix = keys.key_prefix("distwindow", f"user:42:{copy}")
+        return Acquire(charges_of("user", key_prefix, [self.limit], cost), now_ms=now_ms)
 
     def frame(self, copy: int | str, now_ms: int | None = None) -> bytes:
         return self.acquire(copy, now_ms=now_ms).frame(GUARD)
 
     def prepare(self, connection: Socket, now_ms: int, copies: int) -> None:
-        """Fill one ring, oldest bucket first, and copy it."""
-        width, span = self.limit.bucket_ms, self.limit.span
+        """Fill one ring, the oldest bucket first, and copy it."""
+        bucket_ms, span = self.limit.bucket_ms, self.limit.span
         each, more = divmod(self.used - 1, span - 1) if span > 1 else (0, 0)
         costs = {age: each + (span - age <= more) for age in range(span - 1, 0, -1)}
         costs[0] = self.used - sum(costs.values())
         frames = [
-            self.acquire("first", cost, now_ms - age * width).frame(GUARD)
+            self.acquire("first", cost, now_ms - age * bucket_ms).frame(GUARD)
             for age, cost in costs.items()
             if cost
         ]
-        _expect(connection.pipeline(frames), admitted=True)
+        _check_replies(connection.pipeline(frames), admitted=True)
         first = self.acquire("first").keys[0]
         connection.pipeline(
             [pack("COPY", first, self.acquire(copy).keys[0]) for copy in range(copies)]
         )
 
 
-def timed(connection: Socket, commands: Sequence[bytes]) -> tuple[float, list[object]]:
-    """Microseconds per EVALSHA, as the server counts them, and the replies.
+def server_us(connection: Socket, commands: Sequence[bytes]) -> tuple[float, list[object]]:
+    """Return microseconds per EVALSHA, as the server counts them, and the replies.
 
-    The median of a few parts: a neighbour that takes the core for some ms spoils only one.
+    It is the median of a few parts, because another process that takes the core for some ms then
+    affects one part only.
     """
     replies: list[object] = []
     parts: list[float] = []
@@ -92,8 +92,8 @@ def timed(connection: Socket, commands: Sequence[bytes]) -> tuple[float, list[ob
     return statistics.median(parts), replies
 
 
-def _expect(replies: Sequence[object], admitted: bool) -> None:
-    """Every reply is the verdict that this trial is about."""
+def _check_replies(replies: Sequence[object], admitted: bool) -> None:
+    """Raise unless every reply is the decision that this trial measures."""
     for reply in replies:
         if isinstance(reply, hiredis.ReplyError):
             raise RuntimeError(str(reply))
@@ -104,7 +104,7 @@ def _expect(replies: Sequence[object], admitted: bool) -> None:
 Case = Callable[[Socket, Limit], float]
 
 
-def _ready(connection: Socket, ring: Ring, copies: int) -> int:
+def _prepare(connection: Socket, ring: RingState, copies: int) -> int:
     connection.call("FLUSHALL")
     now = int(time.time() * 1000)
     ring.prepare(connection, now, copies)
@@ -112,45 +112,49 @@ def _ready(connection: Socket, ring: Ring, copies: int) -> int:
 
 
 def allowed(connection: Socket, limit: Limit) -> float:
-    """The hot path: the newest bucket is the present one, and there is room."""
-    ring = Ring(limit, limit.amount - STEPS)
-    _ready(connection, ring, COPIES)
-    us, replies = timed(connection, [ring.frame(c) for c in range(COPIES) for _ in range(STEPS)])
-    _expect(replies, admitted=True)
+    """Measure the hot path: the newest bucket is the current one, and there is room."""
+    ring = RingState(limit, limit.amount - CALLS_PER_COPY)
+    _prepare(connection, ring, COPIES)
+    us, replies = server_us(
+        connection, [ring.frame(c) for c in range(COPIES) for _ in range(CALLS_PER_COPY)]
+    )
+    _check_replies(replies, admitted=True)
     return us
 
 
 def refused(connection: Socket, limit: Limit) -> float:
-    """A full window, refused before in this bucket."""
-    ring = Ring(limit, limit.amount)
-    _ready(connection, ring, COPIES)
+    """Measure a full window that has refused before in this bucket."""
+    ring = RingState(limit, limit.amount)
+    _prepare(connection, ring, COPIES)
     connection.pipeline([ring.frame(copy) for copy in range(COPIES)])
-    us, replies = timed(connection, [ring.frame(c) for c in range(COPIES) for _ in range(STEPS)])
-    _expect(replies, admitted=False)
+    us, replies = server_us(
+        connection, [ring.frame(c) for c in range(COPIES) for _ in range(CALLS_PER_COPY)]
+    )
+    _check_replies(replies, admitted=False)
     return us
 
 
 def refused_first(connection: Socket, limit: Limit) -> float:
-    """A full window, the first refusal in this bucket: the time of room is found."""
-    ring = Ring(limit, limit.amount)
+    """Measure the first refusal of a full window in this bucket, which computes `retry_after`."""
+    ring = RingState(limit, limit.amount)
     copies = COPIES * 3
-    _ready(connection, ring, copies)
-    us, replies = timed(connection, [ring.frame(copy) for copy in range(copies)])
-    _expect(replies, admitted=False)
+    _prepare(connection, ring, copies)
+    us, replies = server_us(connection, [ring.frame(copy) for copy in range(copies)])
+    _check_replies(replies, admitted=False)
     return us
 
 
 def bucket_change(connection: Socket, limit: Limit) -> float:
-    """Every call opens a bucket: the newest is closed, one leaves the window."""
-    ring = Ring(limit, limit.amount // 2)
-    now = _ready(connection, ring, COPIES)
+    """Measure calls that each begin a bucket: one bucket ends, and one leaves the window."""
+    ring = RingState(limit, limit.amount // 2)
+    now = _prepare(connection, ring, COPIES)
     frames = [
         ring.frame(copy, now + step * limit.bucket_ms)
         for copy in range(COPIES)
-        for step in range(1, TURNS + 1)
+        for step in range(1, ROTATIONS + 1)
     ]
-    us, replies = timed(connection, frames)
-    _expect(replies, admitted=True)
+    us, replies = server_us(connection, frames)
+    _check_replies(replies, admitted=True)
     return us
 
 
@@ -170,56 +174,58 @@ def run(quick: bool) -> Section:
     section = Section(
         "server", "server: the acquire script against `return 1` with the same key and arguments"
     )
-    limits = {(n, amount): Limit(amount, per=DAY, buckets=n) for n in SHAPES for amount in AMOUNTS}
+    limits = {
+        (n, amount): Limit(amount, per=INTERVAL_S, buckets=n) for n in SHAPES for amount in AMOUNTS
+    }
     with running(last_core()) as server, Socket(server.port) as connection:
         connection.call("SCRIPT", "LOAD", NOOP)
-        connection.call("SCRIPT", "LOAD", script.load_script("acquire").text)
-        plain = Ring(limits[10, 100_000], 1).acquire(1)
+        connection.call("SCRIPT", "LOAD", scripts.load_script("acquire").text)
+        plain = RingState(limits[10, 100_000], 1).acquire(1)
         same = pack("EVALSHA", NOOP_SHA, 1, plain.keys[0], GUARD, *plain.arguments())
         bare = pack("EVALSHA", NOOP_SHA, 0)
-        count = COPIES * STEPS
+        count = COPIES * CALLS_PER_COPY
         contenders: dict[str, Trial] = {
-            SAME: lambda: timed(connection, [same] * count)[0],
-            BARE: lambda: timed(connection, [bare] * count)[0],
+            SAME_ARGUMENTS: lambda: server_us(connection, [same] * count)[0],
+            BARE: lambda: server_us(connection, [bare] * count)[0],
         }
         for case, trial in CASES.items():
             for (buckets, amount), limit in limits.items():
                 contenders[_name(case, buckets, amount)] = partial(trial, connection, limit)
-        contenders[SAME]()  # the first calls of a fresh server are dear
-        results = rounds("server", contenders, 5 if quick else 15)
+        contenders[SAME_ARGUMENTS]()  # the first calls on a fresh server are slow
+        results = run_rounds("server", contenders, 5 if quick else 15)
     _report(section, results)
     return section
 
 
 def _report(section: Section, results: Results) -> None:
-    one = results.median(SAME)
+    one = results.median(SAME_ARGUMENTS)
     bare = results.median(BARE)
     section.add(
         "return 1 without key and arguments",
-        results.ratio(BARE, SAME),
+        results.ratio(BARE, SAME_ARGUMENTS),
         detail=f"{bare:.2f} µs of {one:.2f} µs",
     )
     for name in results.values:
-        if name not in (SAME, BARE):
+        if name not in (SAME_ARGUMENTS, BARE):
             us = results.median(name)
             detail = f"{us:.2f} µs; {us / bare:.1f}x a bare return 1"
-            section.add(name, results.ratio(name, SAME), target=TARGET, detail=detail)
+            section.add(name, results.ratio(name, SAME_ARGUMENTS), target=TARGET, detail=detail)
     section.rows[1:] = sorted(section.rows[1:], key=lambda row: _order(row.what))
     hot = {
-        name: results.ratio(name, SAME).low
+        name: results.ratio(name, SAME_ARGUMENTS).low
         for name in (_name("allowed", n, amount) for n in SHAPES for amount in AMOUNTS)
         if name in results.values
     }
     if hot:
-        dear, cheap = max(hot, key=lambda n: hot[n]), min(hot, key=lambda n: hot[n])
+        slowest, fastest = max(hot, key=lambda n: hot[n]), min(hot, key=lambda n: hot[n])
         section.add(
             "hot path, dearest shape over cheapest",
-            hot[dear] / hot[cheap],
+            hot[slowest] / hot[fastest],
             target=FLAT,
-            detail=f"of the lower quartiles; dearest: {dear}; cheapest: {cheap}",
+            detail=f"of the lower quartiles; dearest: {slowest}; cheapest: {fastest}",
         )
-    section.failed(results.errors)
-    say("server: done")
+    section.add_failures(results.errors)
+    log("server: done")
 
 
 def _order(name: str) -> int:

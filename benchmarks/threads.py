@@ -1,4 +1,4 @@
-"""Eight threads on one hot key: right verdicts per second."""
+"""Eight threads on one hot key: correct decisions per second."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
-from benchmarks import finals, peers
-from benchmarks.measure import rounds, said
+from benchmarks import peers, preselection
+from benchmarks.measure import error_text, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.server import Server, running
 
@@ -18,50 +18,53 @@ KEY = "user:42"
 
 
 def _trial(server: Server, peer: peers.Peer, quota: peers.Quota, seconds: float) -> float:
-    """Right verdicts per second of all threads together."""
+    """Return the correct decisions per second of all threads together."""
     server.flush()
-    admitted = quota is peers.AMPLE
+    admitted = quota is peers.HIGH_QUOTA
     with ExitStack() as stack:
         calls = [
             stack.enter_context(peer.open(server.url, quota))
             for _ in range(THREADS if peer.per_thread else 1)
         ]
         if not admitted:
-            finals.use_up(calls[0](KEY) for _ in range(quota.amount * 2))
-        return _race([calls[i % len(calls)] for i in range(THREADS)], admitted, seconds)
+            preselection.use_up(calls[0](KEY) for _ in range(quota.amount * 2))
+        return decisions_per_second(
+            [calls[i % len(calls)] for i in range(THREADS)], admitted, seconds
+        )
 
 
-def _race(calls: list[peers.Acquire], admitted: bool, seconds: float) -> float:
-    gate = threading.Barrier(len(calls) + 1)
+def decisions_per_second(calls: list[peers.Acquire], admitted: bool, seconds: float) -> float:
+    """Return the correct decisions per second of threads that each have one of `calls`."""
+    barrier = threading.Barrier(len(calls) + 1)
     counts = [0] * len(calls)
     ended = [0.0] * len(calls)
     errors: list[str] = []
     end = [0.0]
 
     def work(number: int, acquire: peers.Acquire) -> None:
-        clock, right = time.perf_counter, 0
+        clock, correct = time.perf_counter, 0
         try:
             try:
-                for _ in range(20):  # connections are made, scripts loaded
+                for _ in range(20):  # makes connections, loads scripts
                     acquire(KEY)
             finally:
-                gate.wait()
-                gate.wait()
-            until = end[0]
-            while clock() < until:
+                barrier.wait()
+                barrier.wait()
+            end_at = end[0]
+            while clock() < end_at:
                 if bool(acquire(KEY)) is admitted:
-                    right += 1
+                    correct += 1
         except Exception as error:
-            errors.append(said(error))
-        counts[number], ended[number] = right, clock()
+            errors.append(error_text(error))
+        counts[number], ended[number] = correct, clock()
 
     workers = [threading.Thread(target=work, args=item, daemon=True) for item in enumerate(calls)]
     for worker in workers:
         worker.start()
-    gate.wait()
+    barrier.wait()
     start = time.perf_counter()
     end[0] = start + seconds
-    gate.wait()
+    barrier.wait()
     for worker in workers:
         worker.join()
     if errors:
@@ -71,24 +74,30 @@ def _race(calls: list[peers.Acquire], admitted: bool, seconds: float) -> float:
 
 def run(quick: bool) -> Section:
     section = Section("threads", f"{THREADS} threads on one hot key, against each peer's best")
-    heat, final, count = (0.1, 0.25, 3) if quick else (0.25, 0.5, 9)
+    preselection_s, comparison_s, count = (0.1, 0.25, 3) if quick else (0.25, 0.5, 9)
     with running() as server:
-        everybody = peers.sync_peers()
-        heats = rounds(
-            "threads, heat",
-            {peer.name: partial(_trial, server, peer, peers.AMPLE, heat) for peer in everybody},
+        candidates = peers.blocking_peers()
+        preselected = run_rounds(
+            "threads, preselection",
+            {
+                peer.name: partial(_trial, server, peer, peers.HIGH_QUOTA, preselection_s)
+                for peer in candidates
+            },
             1,
         )
-        section.failed(heats.errors, "heat: ")
-        chosen = [*peers.ours(), *finals.chosen(everybody, heats)]
+        section.add_failures(preselected.errors, "preselection: ")
+        contenders = [*peers.limiters(), *preselection.best_settings(candidates, preselected)]
         for label, quota, target in (
-            ("admitted", peers.AMPLE, TARGET),
-            ("refused", peers.SCARCE, None),
+            ("admitted", peers.HIGH_QUOTA, TARGET),
+            ("refused", peers.LOW_QUOTA, None),
         ):
-            results = rounds(
-                f"threads, {label}, finals",
-                {peer.name: partial(_trial, server, peer, quota, final) for peer in chosen},
+            results = run_rounds(
+                f"threads, {label}, comparison",
+                {
+                    peer.name: partial(_trial, server, peer, quota, comparison_s)
+                    for peer in contenders
+                },
                 count,
             )
-            finals.report(section, label, chosen, results, target)
+            preselection.report(section, label, contenders, results, target)
     return section

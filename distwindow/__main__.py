@@ -1,4 +1,4 @@
-"""`python -m distwindow`: the same as the command `distwindow`."""
+"""Runs the command line as `python -m distwindow`."""
 
 from .cli import main
 

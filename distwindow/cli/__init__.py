@@ -1,18 +1,20 @@
-"""The command line, `distwindow`: a guest of the package. Its extra, `cli`, is typer and rich."""
+"""The command line, `distwindow`. It needs the extra `cli`, which is typer and rich."""
 
 from __future__ import annotations
 
 import sys
 
-MISSING = "the command line needs its extra: pip install 'distwindow[cli]'"
+MISSING_EXTRA = "the command line needs its extra: pip install 'distwindow[cli]'"
 
 
 def main() -> None:
-    """What the console script calls. Says so in one line, and exits with 2, without the extra."""
+    """Run the command line; the console script calls this. Without the extra, print one line and
+    exit with 2.
+    """
     try:
         from .app import run
     except ModuleNotFoundError as exc:
-        # Only the extra's own absence: a module of ours that is missing is a broken installation.
+        # Any other missing module is a broken installation, and its traceback is needed.
         if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
         if sys.argv[1:] == ["--version"]:
@@ -20,6 +22,6 @@ def main() -> None:
 
             print(f"distwindow {__version__}")
             return
-        print(MISSING, file=sys.stderr)
+        print(MISSING_EXTRA, file=sys.stderr)
         raise SystemExit(2) from None
     run()

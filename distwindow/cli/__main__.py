@@ -1,4 +1,4 @@
-"""`python -m distwindow.cli`"""
+"""Runs the command line as `python -m distwindow.cli`."""
 
 from . import main
 

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The typer application that holds all commands."""
 
 from __future__ import annotations
 
@@ -11,52 +11,56 @@ from distwindow import __version__
 from .bench import bench
 from .demo.command import demo
 from .doctor.command import doctor
-from .errors import output_checked
+from .errors import check_output
 from .output import prepare_output
 from .reset import reset
 from .stats import stats
-from .trial import trial
+from .try_command import try_command
+
+_HELP = "Inspect, try and reset rate limits that a fleet shares through Redis."
 
 app = typer.Typer(
     name="distwindow",
-    help="Rate limits that a fleet shares through Redis: look at them, try them, forget them.",
+    help=_HELP,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
-    # A traceback shows arguments, and the URL among them has the password.
+    # typer's tracebacks print local variables, and the URL among them contains the password.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"distwindow {__version__}")
         raise typer.Exit
 
 
-@app.callback()
-def _front(
+@app.callback(help=_HELP)
+def _main_options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    """Rate limits that a fleet shares through Redis: look at them, try them, forget them."""
+    pass
 
 
 app.command()(demo)
 app.command()(stats)
-app.command("try")(trial)
+app.command("try")(try_command)
 app.command()(reset)
 app.command()(doctor)
 app.command()(bench)
 
 
 def run() -> None:
-    """Run the command that `sys.argv` names; ends the process."""
+    """Run the command that `sys.argv` names, then end the process."""
     try:
-        with output_checked():  # help and the version are printed outside of any command
+        with check_output():  # help and the version are printed outside of any command
             prepare_output()
             app()
     except typer.Exit as end:

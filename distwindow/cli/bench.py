@@ -1,4 +1,4 @@
-"""`distwindow bench`: how many admissions a second this store gives this machine, and how fast."""
+"""`distwindow bench`: the rate and latency of acquires on one store from this machine."""
 
 from __future__ import annotations
 
@@ -12,64 +12,68 @@ import typer
 from distwindow import Limiter
 
 from ..store.redis.urls import masked_url
-from .errors import guarded
-from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url, given_key
+from .errors import report_errors
+from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, parse_key
 from .render import printable
 
-_PLENTY = "1000000000/second"
-_TIMEOUT = 5.0
+_LIMIT = "1000000000/second"
+"""So high that nothing is refused."""
+_TIMEOUT_S = 5.0
 
 
-@guarded
+@report_errors
 def bench(
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 3.0,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Callers at a time.")] = 1,
-    key: Annotated[str, typer.Option(help="The key that all call.")] = "bench",
-    as_json: Json = False,
-    url: Url = DEFAULT_URL,
-    prefix: Prefix = DEFAULT_PREFIX,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration.")] = 3.0,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads that call.")] = 1,
+    key: Annotated[str, typer.Option(help="The key that all threads call with.")] = "bench",
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
     """Call try_acquire on one key from this process, as fast as it goes; nothing is refused.
 
     Latency is that of one call, as its caller sees it. Threads that call one key share round trips.
     """
-    called = given_key(key)
-    took: list[list[float]] = [[] for _ in range(threads)]
-    troubles: list[BaseException] = []
-    with Limiter(url, _PLENTY, prefix=prefix, timeout=_TIMEOUT) as limiter:
-        limiter.try_acquire(called)
+    parsed_key = parse_key(key)
+    latencies_s: list[list[float]] = [[] for _ in range(threads)]
+    failures: list[BaseException] = []
+    with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S) as limiter:
+        limiter.try_acquire(parsed_key)
 
-        def call(times: list[float]) -> None:
+        def call_repeatedly(latencies: list[float]) -> None:
             clock = time.perf_counter
             try:
                 end = now = clock()
                 end += seconds
                 while now < end:
-                    limiter.try_acquire(called)
+                    limiter.try_acquire(parsed_key)
                     before, now = now, clock()
-                    times.append(now - before)
-            except BaseException as exc:  # it belongs to the command, not to this thread
-                troubles.append(exc)
+                    latencies.append(now - before)
+            except BaseException as exc:  # raised again by the command, in the main thread
+                failures.append(exc)
 
-        begun = time.perf_counter()
-        crew = [threading.Thread(target=call, args=(own,), daemon=True) for own in took]
-        for thread in crew:
-            thread.start()
-        for thread in crew:
-            thread.join()
-        passed = time.perf_counter() - begun
-        limiter.reset(called)
-    if troubles:
-        raise troubles[0]
-    all_ms = sorted(one * 1000 for own in took for one in own)
-    rate = len(all_ms) / passed
+        started_at = time.perf_counter()
+        callers = [
+            threading.Thread(target=call_repeatedly, args=(own,), daemon=True)
+            for own in latencies_s
+        ]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        elapsed_s = time.perf_counter() - started_at
+        limiter.reset(parsed_key)
+    if failures:
+        raise failures[0]
+    all_ms = sorted(one * 1000 for own in latencies_s for one in own)
+    rate = len(all_ms) / elapsed_s
     p50, p99 = all_ms[len(all_ms) // 2], all_ms[len(all_ms) * 99 // 100]
     if as_json:
-        figures = {"threads": threads, "seconds": passed, "calls": len(all_ms)}
+        figures = {"threads": threads, "seconds": elapsed_s, "calls": len(all_ms)}
         print(json.dumps(figures | {"per_second": rate, "p50_ms": p50, "p99_ms": p99}))
     else:
-        crowd = f"{threads} thread{'s' if threads > 1 else ''}"
+        thread_count = f"{threads} thread{'s' if threads > 1 else ''}"
         print(
             f"{rate:,.0f} acquire/s, p50 {p50:.3f} ms, p99 {p99:.3f} ms "
-            f"({crowd} on the key {printable(key)!r}, {passed:.1f} s, {masked_url(url)})"
+            f"({thread_count} on the key {printable(key)!r}, {elapsed_s:.1f} s, {masked_url(url)})"
         )

@@ -1,4 +1,4 @@
-"""How a command ends when something goes wrong: one line on stderr, no password in it, exit 2."""
+"""Errors of commands: one line on stderr without any password, and exit code 2."""
 
 from __future__ import annotations
 
@@ -17,50 +17,53 @@ import typer
 
 from distwindow import DistwindowError, StoreError
 
-from ..store.redis import urls as address
+from ..store.redis import urls
 from ..store.redis.handshake import configuration_failure
-from .output import OutputError, discard
+from .output import OutputError, redirect_to_devnull
 from .render import printable
 
-F = TypeVar("F", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., Any])
 
-INTERRUPTED = 130
-PIPE_CLOSED = 141
-"""What a shell says of a program that ended of SIGPIPE, as `yes | head -1` does."""
-_ELSEWHERE = "; name another with --url"
-_OUTAGES = (
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+"""The exit code that a shell reports for a program that ended by SIGPIPE, as in `yes | head -1`."""
+_URL_HINT = "; name another with --url"
+_TEMPORARY_ERRORS = (
     redis.ConnectionError,
     redis.TimeoutError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.TryAgainError,
 )
-"""What redis-py raises where a server is away, restarts, loads its data, or fails over."""
+"""What redis-py raises while a server is down, restarts, loads its data, or fails over."""
 
 
-def guarded(command: F) -> F:
-    """The same command, ending in one line instead of a traceback."""
+def report_errors(command: Command) -> Command:
+    """Wrap a command so that an error ends it with one line on stderr instead of a traceback."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            with output_checked():
+            with check_output():
                 return command(*args, **kwargs)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         except Exception as exc:
             if os.environ.get("DISTWINDOW_DEBUG"):
                 traceback.print_exc()
-            complain(explained(exc, kwargs.get("url") or ""), kwargs.get("url") or "")
+            url = kwargs.get("url") or ""
+            print_error(describe_error(exc, url), url)
             raise typer.Exit(2) from None
 
     return run  # type: ignore[return-value]  # it has the signature of what it wraps
 
 
 @contextmanager
-def output_checked() -> Iterator[None]:
-    """Flush stdout at the end, and say so where it cannot be written: nobody else is to blame."""
+def check_output() -> Iterator[None]:
+    """Flush stdout at the end of the `with`. Where stdout cannot be written, say exactly that, so
+    that the error is not attributed to the store.
+    """
     try:
         try:
             yield
@@ -69,64 +72,64 @@ def output_checked() -> Iterator[None]:
             raise
         sys.stdout.flush()
     except BrokenPipeError:
-        discard(sys.stdout)  # whoever read has enough
-        raise typer.Exit(PIPE_CLOSED) from None
+        redirect_to_devnull(sys.stdout)
+        raise typer.Exit(EXIT_PIPE_CLOSED) from None
     except (OutputError, BlockingIOError) as exc:
-        discard(sys.stdout)
-        said = exc.strerror or exc
-        complain(f"the output could not be written: {said}; send it to another place", "")
+        redirect_to_devnull(sys.stdout)
+        reason = exc.strerror or exc
+        print_error(f"the output could not be written: {reason}; redirect it elsewhere", "")
         raise typer.Exit(2) from None
 
 
-def complain(message: str, url: str) -> None:
-    """`message` as one line on stderr, without the password of `url`."""
+def print_error(message: str, url: str) -> None:
+    """Print `message` as one line on stderr, without the password of `url`."""
     try:
-        typer.echo(f"distwindow: {one_line(message, url)}", err=True)
-    except OSError:  # the exit code is all that is left to say it
-        discard(sys.stderr)
+        typer.echo(f"distwindow: {single_line(message, url)}", err=True)
+    except OSError:  # stderr cannot be written either; the exit code still reports the error
+        redirect_to_devnull(sys.stderr)
 
 
-def one_line(message: str, url: str) -> str:
-    """`message` on one line that is safe for a terminal, without the password of `url`."""
-    return printable(" ".join(without_password(message, url).split()))
+def single_line(message: str, url: str) -> str:
+    """Return `message` on one line that is safe for a terminal, without the password of `url`."""
+    return printable(" ".join(mask_passwords(message, url).split()))
 
 
-def explained(exc: Exception, url: str) -> str:
-    """What went wrong, for whoever typed the command."""
+def describe_error(exc: Exception, url: str) -> str:
+    """Return what went wrong, in words for the user of the command."""
     if isinstance(exc, (DistwindowError, ValueError)):
         return str(exc)
-    where, said = address.masked_url(url) or "the store", str(exc).rstrip(".")
+    store, reason = urls.masked_url(url) or "the store", str(exc).rstrip(".")
     if isinstance(exc, redis.RedisError):
-        if (error := configuration_failure(exc, where)) is not None:
+        if (error := configuration_failure(exc, store)) is not None:
             return str(error)
         if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
-            return f"{where} is not reachable: {said}{_ELSEWHERE}"
-        return f"{where} refuses: {said}"
+            return f"{store} is not reachable: {reason}{_URL_HINT}"
+        return f"{store} replied with an error: {reason}"
     if isinstance(exc, OSError):
-        return f"{where}: {said}"
-    return f"this is a bug ({type(exc).__name__}: {exc}); DISTWINDOW_DEBUG=1 shows where"
+        return f"{store}: {reason}"
+    return f"this is a bug ({type(exc).__name__}: {exc}); DISTWINDOW_DEBUG=1 prints a traceback"
 
 
-def explained_outage(exc: Exception, url: str) -> str | None:
-    """Why the store does not answer, where trying again may help; None where it cannot."""
+def describe_outage(exc: Exception, url: str) -> str | None:
+    """Return why the store does not answer; None where another attempt cannot succeed either."""
     if isinstance(exc, redis.RedisError):
-        passing = isinstance(exc, _OUTAGES) or str(exc).startswith("BUSY ")
-        if not passing or configuration_failure(exc, "") is not None:
+        temporary = isinstance(exc, _TEMPORARY_ERRORS) or str(exc).startswith("BUSY ")
+        if not temporary or configuration_failure(exc, "") is not None:
             return None
     elif not isinstance(exc, StoreError):
         return None
-    return explained(exc, url).removesuffix(_ELSEWHERE)
+    return describe_error(exc, url).removesuffix(_URL_HINT)
 
 
-def without_password(message: str, url: str) -> str:
-    """`message` with the passwords of `url` struck out, however malformed the URL is."""
-    login, at, _ = url.rpartition("@")
-    secrets = re.findall(r"password=([^&]*)", url)
-    if at:
-        # Whatever stands behind a colon, because one may be missing: of "redis://user:pw@" both
-        # "user:pw" and "pw", and of "redis://pw@" the "pw".
-        secrets += [login[colon.end() :].lstrip("/") for colon in re.finditer(":", login)]
-    for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
-        if len(secret) > 2:  # shorter ones would strike out half of the message
-            message = message.replace(secret, "***")
+def mask_passwords(message: str, url: str) -> str:
+    """Return `message` with the passwords of `url` masked, however malformed the URL is."""
+    login, at_sign, _ = url.rpartition("@")
+    passwords = re.findall(r"password=([^&]*)", url)
+    if at_sign:
+        # Mask the text after every colon, because one may be missing: in "redis://user:pw@" both
+        # "user:pw" and "pw", in "redis://pw@" the "pw".
+        passwords += [login[colon.end() :].lstrip("/") for colon in re.finditer(":", login)]
+    for password in sorted({*passwords, *map(unquote, passwords)}, key=len, reverse=True):
+        if len(password) > 2:  # a shorter one would mask half of the message
+            message = message.replace(password, "***")
     return message

@@ -1,4 +1,4 @@
-"""The options that several commands share, and keys as they come from a shell."""
+"""The options that several commands share, and the parsing of keys from the command line."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ import typer
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PREFIX = "distwindow"
 
-Url = Annotated[
+UrlOption = Annotated[
     str,
     typer.Option(
         "--url",
         envvar="DISTWINDOW_URL",
         metavar="URL",
-        help="Where the state lives. A password is safer in the variable than in the list of "
-        "processes.",
+        help="The store. Put a password into the variable: other users can read arguments in the "
+        "process list.",
     ),
 ]
-Prefix = Annotated[
+PrefixOption = Annotated[
     str,
     typer.Option(
         "--prefix",
         envvar="DISTWINDOW_PREFIX",
         metavar="WORD",
-        help="What the names of all keys begin with.",
+        help="The prefix of all Redis keys.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def given_key(argument: str) -> str | bytes:
-    """A key from the command line: bytes where it is not text in the shell's encoding."""
+def parse_key(argument: str) -> str | bytes:
+    """Return the key that a command-line argument names: `bytes` where the argument is not text in
+    the shell's encoding, else `str`.
+    """
     try:
         argument.encode()
-    except UnicodeEncodeError:  # Python hands undecodable bytes over as lone surrogates
+    except UnicodeEncodeError:  # Python decodes such arguments to lone surrogates
         return os.fsencode(argument)
     return argument

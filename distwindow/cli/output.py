@@ -1,4 +1,6 @@
-"""Standard output whose errors can be told from those of the store, which may be `OSError` too."""
+"""Standard output whose write errors are distinguishable from the store's, which may be `OSError`
+as well.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +8,36 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class OutputError(OSError):
     """Standard output cannot be written."""
 
 
-class _Descriptor(io.FileIO):
-    def write(self, data: Any) -> Any:
+class _CheckedFile(io.FileIO):
+    """A file that raises `OutputError` where a write fails, except for a closed pipe."""
+
+    def write(self, data: Buffer, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:  # whoever read has enough: no error for people
+        except BrokenPipeError:  # `check_output` ends the command without a message
             raise
         except OSError as exc:
             raise OutputError(exc.errno, exc.strerror) from exc
 
 
 def prepare_output() -> None:
-    """Have stdout raise `OutputError`, and have stdout and stderr escape what they cannot encode:
-    a key may hold any character.
+    """Make stdout raise `OutputError`, and make stdout and stderr escape characters that they
+    cannot encode: a key may contain any character.
     """
-    if sys.stdout is None:  # how Python has it when the descriptor was closed: `distwindow >&-`
+    if sys.stdout is None:  # Python's value where the descriptor is closed: `distwindow >&-`
         raise OutputError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        raw = _Descriptor(sys.stdout.fileno(), "wb", closefd=False)
+        raw = _CheckedFile(sys.stdout.fileno(), "wb", closefd=False)
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(raw),
             encoding=sys.stdout.encoding,
@@ -41,7 +48,9 @@ def prepare_output() -> None:
         sys.stderr.reconfigure(errors="backslashreplace")
 
 
-def discard(stream: TextIO | None) -> None:
-    """What is buffered for `stream` must not fail once more at exit."""
-    with suppress(OSError, ValueError, AttributeError):  # it is no file, in a test
+def redirect_to_devnull(stream: TextIO | None) -> None:
+    """Point the descriptor of `stream` to /dev/null, so that the flush at exit does not fail again
+    on what is still buffered.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # in tests it is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]

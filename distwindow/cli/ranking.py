@@ -1,107 +1,120 @@
-"""From rings, in whatever order a walk meets them, to the statistics of keys in theirs."""
+"""The order of keys in `stats`: from rings in the order of a scan to the statistics of keys in
+theirs.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distwindow import Stats, WindowStats
 
 from ..core.stats import stats_of
 from ..protocol.keys import RingName
-from .scan import Ring, Tally, read
+from .scan import Ring, ScanCounts, read_rings
 from .servers import Server
+
+_SPARE_CANDIDATES = 1000
 
 
 class Order(str, Enum):
-    """What comes first. (An Enum, because typer before 0.19 knows no Literal.)"""
+    """What keys are sorted by. (An Enum, because typer before 0.19 does not support Literal.)"""
 
     BLOCKED = "blocked"
     PASSED = "passed"
     KEY = "key"
 
 
-def ranked(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
-    """The keys of `rings` in their order. With `top`, the first ones alone, and no more than these
-    are held.
+Score = tuple[float, float]
+"""What a key is ranked by: the lowest comes first."""
+
+
+def rank(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
+    """Return the keys of `rings` in their order. With `top`, return only the first ones, and hold
+    only about that many in memory.
 
     `blocked` and `passed` put the largest count of any limit first. Of equal counts, the one with
-    the largest share of its limit used comes first: where nothing is blocked, these are the keys
-    that are nearly full. `key`, and whatever is still equal, goes by the alphabet.
+    the largest used share of its limit comes first: where nothing is blocked, these are the keys
+    that are nearly full. Equal keys, and all keys by `key`, are in alphabetical order.
     """
-    keys = _first(rings, order, top) if top else _all(rings)
-    keys.sort(key=lambda stats: (_score_of(order, stats), str(stats.key)))
+    keys = _rank_top(rings, order, top) if top else _group_all(rings)
+    keys.sort(key=lambda stats: (_key_score(order, stats), str(stats.key)))
     return keys
 
 
-def share_used(window: WindowStats) -> float:
-    """How much of its limit a window has used; above 1 where the limit was lowered since."""
+def used_share(window: WindowStats) -> float:
+    """Return the share of its limit that a window has used; above 1 if the limit was lowered."""
     return window.passed / window.limit.amount
 
 
-def _score(order: Order, key: str, window: WindowStats) -> Any:
-    """What a key is ranked by for one of its windows: the lowest comes first.
+def _window_score(order: Order, window: WindowStats) -> Score:
+    """Return the score of a key by one of its windows.
 
-    A key's score is the lowest of its windows' scores, so one window decides, and a walk that meets
-    it learns the score of its key without knowing the others.
+    A key's score is the lowest of its windows' scores. One window decides, so a scan that meets it
+    has the score of its key without the others.
     """
     if order is Order.KEY:
-        return key
-    return -getattr(window, order.value), -share_used(window)
+        return 0, 0
+    count = window.blocked if order is Order.BLOCKED else window.passed
+    return -count, -used_share(window)
 
 
-def _score_of(order: Order, stats: Stats) -> Any:
-    return min(_score(order, str(stats.key), window) for window in stats.windows)
+def _key_score(order: Order, stats: Stats) -> Score:
+    return min(_window_score(order, window) for window in stats.windows)
 
 
-def _all(rings: Iterable[Ring]) -> list[Stats]:
-    # SCAN may name a ring twice; by its shape it is kept once.
+def _group_all(rings: Iterable[Ring]) -> list[Stats]:
+    # SCAN may return a ring twice; bucket length and span identify it within its key.
     keys: dict[bytes, dict[tuple[int, int], Ring]] = {}
     for ring in rings:
-        shape = ring.name.bucket_ms, ring.name.span
-        keys.setdefault(ring.stem, {})[shape] = ring
-    return [_stats(shapes.values()) for shapes in keys.values()]
+        parameters = ring.name.bucket_ms, ring.name.span
+        keys.setdefault(ring.key_prefix, {})[parameters] = ring
+    return [_stats(own.values()) for own in keys.values()]
 
 
 def _stats(rings: Iterable[Ring]) -> Stats:
-    some = sorted(rings, key=lambda ring: (ring.window.limit.interval_ms, *ring.name[1:]))
-    return stats_of(some[0].name.key, tuple(ring.window for ring in some), some[0].now_ms)
+    ordered = sorted(rings, key=lambda ring: (ring.window.limit.interval_ms, *ring.name[1:]))
+    first = ordered[0]
+    return stats_of(first.name.key, tuple(ring.window for ring in ordered), first.now_ms)
 
 
 class _Candidate(NamedTuple):
-    score: Any
-    stem: bytes
+    score: Score
+    key_prefix: bytes
     server: Server
     key: str
 
 
-def _first(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
-    """In bounded memory: a key's score is its best ring's, so it can only grow as rings come, and
-    a key that falls behind for now returns with the ring that makes it one of the first.
+def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
+    """Rank in bounded memory.
+
+    A candidate that is dropped cannot be missed: a key's score is that of its best ring, and if
+    that ring comes later, it makes the key a candidate again.
     """
     best: dict[bytes, _Candidate] = {}
-    shapes: set[tuple[int, int]] = set()
+    parameters: set[tuple[int, int]] = set()
     for ring in rings:
-        shapes.add((ring.name.bucket_ms, ring.name.span))
-        score = _score(order, ring.name.key, ring.window)
-        known = best.get(ring.stem)
+        parameters.add((ring.name.bucket_ms, ring.name.span))
+        score = _window_score(order, ring.window)
+        known = best.get(ring.key_prefix)
         if known is None or score < known.score:
-            best[ring.stem] = _Candidate(score, ring.stem, ring.server, ring.name.key)
-        if len(best) > 2 * top + 1000:
-            best = {one.stem: one for one in _cut(best.values(), top)}
-    # All rings of the first ones: of the shapes that the walk has met, those that they have.
+            best[ring.key_prefix] = _Candidate(score, ring.key_prefix, ring.server, ring.name.key)
+        if len(best) > 2 * top + _SPARE_CANDIDATES:
+            best = {one.key_prefix: one for one in _first_candidates(best.values(), top)}
+    # The scan may have met only some rings of these keys, so read all that they can have: each
+    # bucket length and span that the scan has met.
     keys = []
-    for one in _cut(best.values(), top):
-        step = [
-            (b"%s:%d:%d" % (one.stem, *shape), RingName(one.key, *shape))
-            for shape in sorted(shapes)
+    for one in _first_candidates(best.values(), top):
+        page = [
+            (b"%s:%d:%d" % (one.key_prefix, *pair), RingName(one.key, *pair))
+            for pair in sorted(parameters)
         ]
-        if again := list(read(one.server, step, Tally())):
-            keys.append(_stats(again))
+        if own := list(read_rings(one.server, page, ScanCounts())):
+            keys.append(_stats(own))
     return keys
 
 
-def _cut(candidates: Iterable[_Candidate], top: int) -> list[_Candidate]:
+def _first_candidates(candidates: Iterable[_Candidate], top: int) -> list[_Candidate]:
     return heapq.nsmallest(top, candidates, key=lambda one: (one.score, one.key))

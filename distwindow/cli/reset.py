@@ -1,4 +1,4 @@
-"""`distwindow reset`: forget keys."""
+"""`distwindow reset`: delete the windows of keys."""
 
 from __future__ import annotations
 
@@ -9,126 +9,139 @@ from typing import Annotated
 import typer
 
 from ..protocol.keys import RingName, check_prefix
-from . import scan as walk
-from .errors import guarded
+from .errors import report_errors
 from .key_text import shell_word, spellings
-from .options import DEFAULT_PREFIX, DEFAULT_URL, Prefix, Url
+from .options import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption
+from .progress import ProgressLine
 from .render import printable
-from .servers import Server, servers
+from .scan import Page, ScanCounts, scan_names
+from .selection import (
+    Selection,
+    any_of,
+    argument_key_prefix,
+    has_wildcards,
+    matching_keys,
+    named_keys,
+    ring_key_prefix,
+)
+from .servers import Server, open_servers
 
-_BATCH = 500
+_PIPELINE_SIZE = 500
 
 
-@guarded
+@report_errors
 def reset(
     keys: Annotated[
         list[str],
         typer.Argument(
             metavar="KEY...",
-            help="Keys, as `stats` shows them. A -- goes before keys that begin with a dash.",
+            help="Keys, as `stats` shows them. Put -- before a key that begins with a dash.",
             show_default=False,
         ),
     ],
     pattern: Annotated[
-        bool, typer.Option("--pattern", help="The KEYs are globs: --pattern 'user:*'.")
+        bool, typer.Option("--pattern", help="Take each KEY as a glob: --pattern 'user:*'.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be forgotten.")
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    prefix: Prefix = DEFAULT_PREFIX,
+    url: UrlOption = DEFAULT_URL,
+    prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
-    """Forget the windows of keys: everything is free again, under all limits.
+    """Delete the windows of keys: everything is free again, under all limits.
 
-    A key of which nothing is known is no error: it is as free as it was to become.
+    An unknown key is not an error, because all its permits are free already.
     """
     check_prefix(prefix)
     if pattern:
-        choices = [walk.like(prefix, key) for key in keys]
-        choice = walk.any_of(prefix, choices)
+        selections = [matching_keys(prefix, key) for key in keys]
+        selection = any_of(prefix, selections)
     else:
-        choices = []
-        choice = walk.exactly(prefix, keys)
-    found = _Found()
-    with servers(url) as nodes, walk.Progress() as progress:
-        tally = walk.Tally(watch=progress)
-        for server in nodes:
-            # What is named like a ring but is no hash is somebody else's: it stays.
-            for step in walk.names(server, prefix, choice, tally, kind="hash"):
-                found.add(step if dry_run else _forget(server, step))
-    done = "would be forgotten" if dry_run else "forgotten"
+        selections = []
+        selection = named_keys(prefix, keys)
+    found = _FoundKeys()
+    with open_servers(url) as servers, ProgressLine() as line:
+        counts = ScanCounts(on_progress=line.update)
+        for server in servers:
+            # A name like a ring's that is not a hash belongs to another program, and is kept.
+            for page in scan_names(server, prefix, selection, counts, redis_type="hash"):
+                found.add(page if dry_run else _delete(server, page))
+    done = "would be deleted" if dry_run else "deleted"
     if not pattern:
         for argument in keys:
-            _say(argument, found.named(argument, prefix), prefix, done)
+            _print_result(argument, found.named(argument, prefix), prefix, done)
         return
     if dry_run:
         for key in sorted(found.keys.values(), key=lambda key: key.text):
             typer.echo(f"{shell_word(key.text)}: {_windows([key])} {done}")
-    for argument, one in zip(keys, choices, strict=True):
-        _say(argument, found.meant_by(one), prefix, done, pattern=True)
+    for argument, one in zip(keys, selections, strict=True):
+        _print_result(argument, found.selected_by(one), prefix, done, pattern=True)
 
 
 @dataclass
-class _Key:
-    """A key that was found."""
-
+class _FoundKey:
     text: str
     rings: set[bytes] = field(default_factory=set)
 
 
-class _Found:
-    """The keys that were found, by the stems of their rings."""
+class _FoundKeys:
+    """The keys that the scan has found, by the prefixes of their rings' names."""
 
     def __init__(self) -> None:
-        self.keys: dict[bytes, _Key] = {}
-        self._stems_by_spelling: dict[str, set[bytes]] = {}
+        self.keys: dict[bytes, _FoundKey] = {}
+        self._by_spelling: dict[str, set[bytes]] = {}
 
-    def add(self, step: Iterable[tuple[bytes, RingName]]) -> None:
-        for name, ring in step:
-            stem = walk.stem_of(name)
-            if stem not in self.keys:
-                self.keys[stem] = _Key(ring.key)
+    def add(self, page: Page) -> None:
+        for name, ring in page:
+            key_prefix = ring_key_prefix(name)
+            if key_prefix not in self.keys:
+                self.keys[key_prefix] = _FoundKey(ring.key)
                 for text in spellings(ring.key):
-                    self._stems_by_spelling.setdefault(text, set()).add(stem)
-            self.keys[stem].rings.add(name)
+                    self._by_spelling.setdefault(text, set()).add(key_prefix)
+            self.keys[key_prefix].rings.add(name)
 
-    def named(self, argument: str, prefix: str) -> list[_Key]:
-        stems = {walk.plain_stem(prefix, argument), *self._stems_by_spelling.get(argument, ())}
-        return [self.keys[stem] for stem in stems if stem in self.keys]
+    def named(self, argument: str, prefix: str) -> list[_FoundKey]:
+        """Return the keys of which `argument` is a spelling."""
+        own = argument_key_prefix(prefix, argument)
+        prefixes = {own, *self._by_spelling.get(argument, ())}
+        return [self.keys[one] for one in prefixes if one in self.keys]
 
-    def meant_by(self, choice: walk.Choice) -> list[_Key]:
-        return [key for stem, key in self.keys.items() if choice.wants(stem, key.text)]
+    def selected_by(self, selection: Selection) -> list[_FoundKey]:
+        """Return the keys that `selection` includes."""
+        return [
+            key for key_prefix, key in self.keys.items() if selection.includes(key_prefix, key.text)
+        ]
 
 
-def _forget(server: Server, step: Sequence[tuple[bytes, RingName]]) -> list[tuple[bytes, RingName]]:
-    """Those of the rings that were there, and no longer are."""
-    forgotten = []
-    for at in range(0, len(step), _BATCH):
-        part = step[at : at + _BATCH]
+def _delete(server: Server, page: Page) -> Page:
+    """Delete these rings. Return those that existed."""
+    deleted: list[tuple[bytes, RingName]] = []
+    for at in range(0, len(page), _PIPELINE_SIZE):
+        part = page[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
         for name, _ in part:
             pipeline.unlink(name)
         for ring, count in zip(part, pipeline.execute(), strict=True):
             if count:
-                forgotten.append(ring)
-    return forgotten
+                deleted.append(ring)
+    return deleted
 
 
-def _say(
-    argument: str, keys: Sequence[_Key], prefix: str, done: str, *, pattern: bool = False
+def _print_result(
+    argument: str, keys: Sequence[_FoundKey], prefix: str, done: str, *, pattern: bool = False
 ) -> None:
     shown = printable(argument)  # as it was typed
     if keys:
-        several = f"{_counted(len(keys), 'key')}, " if pattern else ""
-        typer.echo(f"{shown}: {several}{_windows(keys)} {done}")
+        key_count = f"{_counted(len(keys), 'key')}, " if pattern else ""
+        typer.echo(f"{shown}: {key_count}{_windows(keys)} {done}")
         return
     hint = ""
-    if not pattern and walk.has_wildcards(argument):
+    if not pattern and has_wildcards(argument):
         hint = "; this names one key: for a pattern add --pattern"
-    typer.echo(f"{shown}: nothing to forget under the prefix {prefix!r}{hint}")
+    typer.echo(f"{shown}: nothing to delete under the prefix {prefix!r}{hint}")
 
 
-def _windows(keys: Iterable[_Key]) -> str:
+def _windows(keys: Iterable[_FoundKey]) -> str:
     return _counted(sum(len(key.rings) for key in keys), "window")
 
 

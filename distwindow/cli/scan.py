@@ -1,17 +1,14 @@
-"""A walk over all rings of a prefix: SCAN in steps, rings read pipelined, nobody kept waiting.
+"""A scan of all rings of a prefix that does not hold up other clients of the server.
 
-A step is half a thousand names of SCAN, then a pipeline without MULTI: the server serves others
-between any two commands, and we hold no more than one step at a time.
+SCAN returns about 500 names at a time, a page. Their rings are read in a pipeline without MULTI, so
+the server executes commands of others in between. No more than one page is held in memory.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import re
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,175 +17,113 @@ import redis
 from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
-from ..protocol.keys import RingName, escape, is_senders_name, key_prefix, parse_ring_name
+from ..protocol.keys import RingName, is_senders_name, parse_ring_name
 from ..protocol.replies import ring_state
-from .key_text import spellings
-from .options import given_key
+from .selection import Selection, ring_key_prefix
 from .servers import Server
 
-_SCAN = 500
-_PIPELINE = 500
-_PATIENCE = 0.3
-_EVERY = 0.1
-_WILD = re.compile(r"[*?\[\]]")
-_SPELLING = re.compile(r"[{~%\\]")
-"""What is in the text of a key that may also be the spelling of another one."""
-_KEPT = 31
-"""Of a long key, as many bytes as its name shows (`wire.keys`); a longer start may not be there."""
+_SCAN_COUNT = 500
+_PIPELINE_SIZE = 500
+
+Page = list[tuple[bytes, RingName]]
+"""Names of rings, as Redis keys and parsed."""
 
 
 class Ring(NamedTuple):
-    """A ring that was found."""
+    """A ring that was read."""
 
     server: Server
-    stem: bytes
+    key_prefix: bytes
     name: RingName
     window: WindowStats
     now_ms: int
-    """The server's time when it was read."""
+    """The server's time when it was read: ms since the epoch."""
 
 
 @dataclass
-class Tally:
-    """What a walk has come across."""
+class ScanCounts:
+    """What a scan has met so far."""
 
     names: int = 0
     rings: int = 0
-    gone: int = 0
-    """Expired between SCAN and reading."""
-    strangers: int = 0
-    """Names under the prefix that are no rings, by name, type or content."""
-    watch: Callable[[int], None] = field(default=lambda names: None)
+    expired: int = 0
+    """Rings that expired between SCAN and reading."""
+    foreign: int = 0
+    """Names under the prefix that are not rings, by their form, type or content."""
+    on_progress: Callable[[int], None] = field(default=lambda names: None)
+    """Called with `names` after every page."""
 
 
-class Choice(NamedTuple):
-    """Which rings are meant: what SCAN can be told, and the rest, which is looked at here."""
-
-    match: bytes
-    wants: Callable[[bytes, str], bool]
-    """Of a ring's stem, and its key's text."""
-
-
-def everything(prefix: str) -> Choice:
-    """All rings of the prefix."""
-    return Choice(_glob_escaped(f"{prefix}:".encode()) + b"*", lambda stem, key: True)
-
-
-def like(prefix: str, pattern: str) -> Choice:
-    """The rings of the keys whose text matches a glob; without a wildcard, of this one key."""
-    if not has_wildcards(pattern):
-        return exactly(prefix, [pattern])
-    start = b""
-    for char in re.match(r"[ -z|~]*", _WILD.split(pattern)[0])[0]:  # type: ignore[index]  # it matches ""
-        if char in "%~\\" or len(start) + len(escape(char)) > _KEPT:
-            break  # what may be a spelling of another character
-        start += escape(char)
-    # "{tag}resource" may be a tagged key or one with braces in it: they begin differently.
-    opening = f"{prefix}:{{" if start else f"{prefix}:"
-    text = re.compile(fnmatch.translate(pattern))
-    return Choice(
-        _glob_escaped(opening.encode() + start) + b"*",
-        lambda stem, key: any(map(text.match, spellings(key))),
-    )
-
-
-def has_wildcards(pattern: str) -> bool:
-    """Does `like` take this for a glob, and not for a key?"""
-    return _WILD.search(pattern) is not None
-
-
-def exactly(prefix: str, keys: Iterable[str]) -> Choice:
-    """The rings of these keys, named as users of the library or as `stats` name them.
-
-    "{acme}all" is how `stats` shows `Key("all", tag="acme")`, and "a-long-na~8d1f..." a key that
-    was too long to be kept whole; either could also be a plain key's own text, which is found too.
+def scan_names(
+    server: Server,
+    prefix: str,
+    selection: Selection,
+    counts: ScanCounts,
+    redis_type: str | None = None,
+) -> Iterator[Page]:
+    """Yield the names of the selected rings on one server, page by page. SCAN may return a name
+    twice.
     """
-    texts = set(keys)
-    stems = {plain_stem(prefix, text) for text in texts}
-    if len(texts) == 1 and not any(map(_SPELLING.search, texts)):
-        match = _glob_escaped(next(iter(stems))) + b":*"
-    else:
-        match = everything(prefix).match
-    return Choice(match, lambda stem, key: stem in stems or not texts.isdisjoint(spellings(key)))
-
-
-def any_of(prefix: str, choices: Sequence[Choice]) -> Choice:
-    """The rings that any of these means."""
-    if len(choices) == 1:
-        return choices[0]
-    return Choice(
-        everything(prefix).match,
-        lambda stem, key: any(choice.wants(stem, key) for choice in choices),
-    )
-
-
-def plain_stem(prefix: str, argument: str) -> bytes:
-    """What the rings begin with of the key that a program calls by what was typed."""
-    return key_prefix(prefix, given_key(argument))
-
-
-def stem_of(name: bytes) -> bytes:
-    """A ring's Redis key without the shape: the same for all rings of one key."""
-    return name.rsplit(b":", 2)[0]
-
-
-def names(
-    server: Server, prefix: str, choice: Choice, tally: Tally, kind: str | None = None
-) -> Iterator[list[tuple[bytes, RingName]]]:
-    """The rings' names on one server, a list for each step; a name may come twice, as with SCAN."""
     cursor = 0
     while True:
-        cursor, found = server.client.scan(cursor, match=choice.match, count=_SCAN, _type=kind)
-        step = []
+        cursor, found = server.client.scan(
+            cursor, match=selection.scan_pattern, count=_SCAN_COUNT, _type=redis_type
+        )
+        page = []
         for name in found:
             if is_senders_name(prefix, name):
                 continue
             ring = parse_ring_name(prefix, name)
             if ring is None:
-                tally.strangers += 1
-            elif choice.wants(stem_of(name), ring.key):
-                step.append((name, ring))
-        tally.names += len(found)
-        tally.watch(tally.names)
-        if step:
-            yield step
+                counts.foreign += 1
+            elif selection.includes(ring_key_prefix(name), ring.key):
+                page.append((name, ring))
+        counts.names += len(found)
+        counts.on_progress(counts.names)
+        if page:
+            yield page
         if cursor == 0:
             return
 
 
-def rings(servers: Sequence[Server], prefix: str, choice: Choice, tally: Tally) -> Iterator[Ring]:
-    """Every ring that is meant."""
+def scan_rings(
+    servers: Sequence[Server], prefix: str, selection: Selection, counts: ScanCounts
+) -> Iterator[Ring]:
+    """Yield every selected ring on all servers."""
     for server in servers:
-        for step in names(server, prefix, choice, tally):
-            yield from read(server, step, tally)
+        for page in scan_names(server, prefix, selection, counts):
+            yield from read_rings(server, page, counts)
 
 
-def read(server: Server, step: Sequence[tuple[bytes, RingName]], tally: Tally) -> Iterator[Ring]:
-    """The rings of these names that are still there."""
-    for at in range(0, len(step), _PIPELINE):
-        part = step[at : at + _PIPELINE]
+def read_rings(
+    server: Server, page: Sequence[tuple[bytes, RingName]], counts: ScanCounts
+) -> Iterator[Ring]:
+    """Yield the rings of these names that still exist."""
+    for at in range(0, len(page), _PIPELINE_SIZE):
+        part = page[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
         pipeline.time()
         for raw, _ in part:
             pipeline.hgetall(raw)
-        (seconds, micros), *replies = _replies(pipeline)
+        (seconds, micros), *replies = _execute(pipeline)
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         for (raw, name), fields in zip(part, replies, strict=True):
             if not fields:
-                tally.gone += 1
+                counts.expired += 1
                 continue
             window = _window(name, fields, now_ms)
             if window is None:
-                tally.strangers += 1
+                counts.foreign += 1
                 continue
-            tally.rings += 1
-            yield Ring(server, stem_of(raw), name, window, now_ms)
+            counts.rings += 1
+            yield Ring(server, ring_key_prefix(raw), name, window, now_ms)
 
 
-def _replies(pipeline: Any) -> list[Any]:
+def _execute(pipeline: Any) -> list[Any]:
+    """Return the replies; those about one key alone may be errors."""
     replies: list[Any] = pipeline.execute(raise_on_error=False)
     for reply in replies:
-        # WRONGTYPE is a stranger's key, and a slot may move away; anything else is our business.
+        # A key that is not a ring gives WRONGTYPE, and a slot may be moved meanwhile.
         if isinstance(reply, Exception) and not re.search(r"WRONGTYPE|MOVED|ASK", str(reply)):
             raise reply
     if isinstance(replies[0], Exception):
@@ -197,6 +132,7 @@ def _replies(pipeline: Any) -> list[Any]:
 
 
 def _window(name: RingName, fields: Any, now_ms: int) -> WindowStats | None:
+    """Return the window that a ring's hash holds, or None where the hash is not a ring's."""
     if isinstance(fields, redis.RedisError):
         return None
     try:
@@ -209,39 +145,9 @@ def _window(name: RingName, fields: Any, now_ms: int) -> WindowStats | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _limit(told: str, bucket_ms: int, span: int) -> Limit:
-    """A ring's limit from what it was told ("100 leap") and its shape."""
-    amount, _, bound = told.partition(" ")
+def _limit(limit_field: str, bucket_ms: int, span: int) -> Limit:
+    """Return a ring's limit, from the hash field `limit` ("100 leap") and from the ring's name."""
+    amount, _, bound = limit_field.partition(" ")
     buckets = span - 1 if bound == "strict" else span
     per = bucket_ms * buckets / 1000
     return Limit(int(amount), per, buckets, "strict" if bound == "strict" else "leap")
-
-
-def _glob_escaped(name: bytes) -> bytes:
-    """`name` for MATCH, standing for itself."""
-    return re.sub(rb"([*?\[\]\\^])", rb"\\\1", name)
-
-
-class Progress:
-    """A line on stderr that says how far the walk has come, if it takes long; erased at its end."""
-
-    def __init__(self, *, wanted: bool = True) -> None:
-        self._next = time.monotonic() + _PATIENCE
-        self._shown = False
-        self._wanted = wanted and sys.stderr.isatty()
-
-    def __call__(self, seen: int) -> None:
-        now = time.monotonic()
-        if self._wanted and now >= self._next:
-            self._next = now + _EVERY
-            self._shown = True
-            sys.stderr.write(f"\r  looking: {seen:,} names so far ")
-            sys.stderr.flush()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

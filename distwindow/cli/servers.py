@@ -1,4 +1,4 @@
-"""The servers behind a URL, each as a redis-py client for looking around."""
+"""The servers of a store, each with a redis-py client for the commands that inspect them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from ..connect import admin_client
 
 
 class Server(NamedTuple):
-    """One server that keys lie on: the one there is, or a primary of a cluster."""
+    """One server that holds keys: the only one, or a primary of a cluster."""
 
     name: str
     client: Any
+    """A `redis.Redis` with undecoded replies. redis-py's own types say that each command may return
+    an awaitable, so they would need a cast at every call.
+    """
 
 
 @contextmanager
-def servers(url: str) -> Iterator[list[Server]]:
-    """All servers of the store at `url`. Connections are closed at the end."""
+def open_servers(url: str) -> Iterator[list[Server]]:
+    """Connect to all servers of the store at `url`; the connections are closed at the end."""
     client = admin_client(url)
     try:
         if isinstance(client, redis.RedisCluster):
@@ -30,7 +33,7 @@ def servers(url: str) -> Iterator[list[Server]]:
                 for node in sorted(cluster.get_primaries(), key=lambda node: str(node.name))
             ]
         else:
-            # A URL may ask for decoded replies; keys need not be text.
+            # A URL may ask for decoded replies, but a key need not be valid text.
             client.connection_pool.connection_kwargs["decode_responses"] = False
             kwargs = client.connection_pool.connection_kwargs
             name = kwargs.get("path") or f"{kwargs.get('host', 'primary')}:{kwargs.get('port', '')}"

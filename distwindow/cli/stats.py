@@ -1,4 +1,4 @@
-"""`distwindow stats`: what the windows hold now."""
+"""`distwindow stats`: the current windows of keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -19,202 +19,209 @@ from distwindow import Bucket, Limit, Stats, WindowStats
 
 from ..protocol.keys import check_prefix
 from ..store.redis.urls import masked_url
-from . import scan as walk
-from .errors import guarded
+from .errors import report_errors
 from .key_text import json_text, shell_word
-from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url
-from .ranking import Order, ranked, share_used
-from .render import bar, console, heat, is_window, number, printable
-from .servers import Server, servers
+from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
+from .progress import ProgressLine
+from .ranking import Order, rank, used_share
+from .render import bar, format_rate, has_size, make_console, printable, usage_color
+from .scan import ScanCounts, scan_rings
+from .selection import Selection, all_keys, matching_keys
+from .servers import Server, open_servers
 from .table import Cell, Column, Table
-from .watch import Screen, Stream, watch_store
+from .watch import StreamView, TerminalView, watch_store
 
-_SCREENFUL = 50
-_BAR = 10
-_NAMES = {
+_TERMINAL_TOP = 50
+_BAR_WIDTH = 10
+_FIELD_NAMES = {
     kind: [field.name for field in dataclasses.fields(kind)]
     for kind in (Stats, WindowStats, Bucket)
 }
 
 
-@guarded
+@report_errors
 def stats(
     pattern: Annotated[
         str | None,
-        typer.Argument(help="Keys like this alone: 'user:*'. Without wildcards, this very key."),
+        typer.Argument(help="A glob over keys: 'user:*'. Without wildcards, this one key."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again.")] = False,
-    as_json: Json = False,
-    sort: Annotated[Order, typer.Option(help="What comes first.")] = Order.BLOCKED,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C, every --interval seconds.")
+    ] = False,
+    as_json: JsonOption = False,
+    sort: Annotated[Order, typer.Option(help="What keys are sorted by.")] = Order.BLOCKED,
     top: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help=f"The first N keys alone; 0: all. On a terminal {_SCREENFUL} unless you say.",
+            help=f"Show only the first N keys; 0: all. The default is {_TERMINAL_TOP} on a "
+            "terminal, else all.",
             show_default=False,
         ),
     ] = None,
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")
-    ] = 1.0,
-    url: Url = DEFAULT_URL,
-    prefix: Prefix = DEFAULT_PREFIX,
+    interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
+    url: UrlOption = DEFAULT_URL,
+    prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
     """Show who is using how much of which limit.
 
     A row for each key and limit: what its window has admitted, as a bar; permits passed and blocked
     per second; and successes, errors and response times (ms) where they are recorded.
 
-    KEY is written as bash reads it, so it can be given to `reset`. What is too wide for a window
-    is left out column by column; into a pipe everything goes.
+    KEY is quoted for bash, so it can be copied into `reset`. In a terminal that is too narrow,
+    columns are omitted; in a pipe nothing is omitted.
     """
     check_prefix(prefix)
-    choice = walk.everything(prefix) if pattern is None else walk.like(prefix, pattern)
-    out = console()
+    selection = all_keys(prefix) if pattern is None else matching_keys(prefix, pattern)
+    console = make_console()
     if top is None:
-        top = _SCREENFUL if is_window(out) and not as_json else 0
-    look = _Look(prefix, choice, sort, top)
-    where = f"{pattern or 'any key'!r}" if pattern else "any key"
-    nothing = (
-        f"no limits on {printable(where)} under the prefix {prefix!r} at {masked_url(url)}: "
-        "nobody has called them within their window, or they live elsewhere "
-        "(--prefix, --url)"
+        top = _TERMINAL_TOP if has_size(console) and not as_json else 0
+    query = _Query(prefix, selection, sort, top)
+    selected = repr(pattern) if pattern else "any key"
+    no_keys = (
+        f"no limits on {printable(selected)} under the prefix {prefix!r} at {masked_url(url)}: "
+        "no call was counted within their windows, or they are elsewhere (--prefix, --url)"
     )
     if not watch:
-        with servers(url) as nodes:
-            _once(look(nodes), out, nothing, as_json=as_json)
+        with open_servers(url) as servers:
+            _print_once(query.run(servers), console, no_keys, as_json=as_json)
         return
-    with suppress(KeyboardInterrupt):  # how one ends it
-        _watch(url, look, out, nothing, interval, as_json=as_json)
+    with suppress(KeyboardInterrupt):  # the regular end of --watch
+        _watch(url, query, console, no_keys, interval, as_json=as_json)
 
 
-class _Look:
-    """One look at the store, repeated at will."""
+class _Found(NamedTuple):
+    """The keys of one scan, and a note about how many there are besides."""
 
-    def __init__(self, prefix: str, choice: walk.Choice, sort: Order, top: int) -> None:
-        self._prefix, self._choice = prefix, choice
+    keys: list[Stats]
+    note: str
+
+
+class _Query:
+    """A question about the keys of a store, which can be repeated."""
+
+    def __init__(self, prefix: str, selection: Selection, sort: Order, top: int) -> None:
+        self._prefix, self._selection = prefix, selection
         self._sort, self._top = sort, top
 
-    def __call__(
-        self, nodes: Sequence[Server], at_most: int = 0, *, progress: bool = True
-    ) -> tuple[list[Stats], str]:
-        """The keys, and a note on what else there is."""
+    def run(self, servers: Sequence[Server], at_most: int = 0, *, progress: bool = True) -> _Found:
+        """Scan the servers. Return no more than `at_most` keys, unless that is 0."""
         top = min(self._top, at_most) if self._top and at_most else self._top or at_most
-        tally = walk.Tally()
-        with walk.Progress(wanted=progress) as tally.watch:
-            rings = walk.rings(nodes, self._prefix, self._choice, tally)
-            keys = ranked(rings, self._sort, top)
+        with ProgressLine(enabled=progress) as line:
+            counts = ScanCounts(on_progress=line.update)
+            rings = scan_rings(servers, self._prefix, self._selection, counts)
+            keys = rank(rings, self._sort, top)
         notes = []
         if top and len(keys) == top:
             notes.append(
                 f"the first {top} by {self._sort.value}"
                 f"{', then by share used' if self._sort is not Order.KEY else ''}"
-                f", of {tally.rings:,} limits in use"
+                f", of {counts.rings:,} limits in use"
             )
         else:
             notes.append(f"{len(keys):,} key{'s' if len(keys) != 1 else ''}")
-        if tally.gone:
-            notes.append(f"{tally.gone:,} expired meanwhile")
-        if tally.strangers:
-            notes.append(f"{tally.strangers:,} skipped: not distwindow's")
-        return keys, "; ".join(notes)
+        if counts.expired:
+            notes.append(f"{counts.expired:,} expired during the scan")
+        if counts.foreign:
+            notes.append(f"{counts.foreign:,} skipped: not distwindow's")
+        return _Found(keys, "; ".join(notes))
 
 
-def _once(look: tuple[list[Stats], str], out: Console, nothing: str, *, as_json: bool) -> None:
-    keys, note = look
+def _print_once(found: _Found, console: Console, no_keys: str, *, as_json: bool) -> None:
     if as_json:
-        _print_json(keys)
-        if not keys:
-            typer.echo(nothing, err=True)
+        _print_json(found.keys)
+        if not found.keys:
+            typer.echo(no_keys, err=True)
         return
-    if keys:
-        table = _table(keys, out.width if is_window(out) else None)
-        table.show(out)
-        out.print(Text(f"\n{note}{_narrowness(table)}", style="dim"))
+    if found.keys:
+        table = _table(found.keys, console.width if has_size(console) else None)
+        table.print_to(console)
+        console.print(Text(f"\n{found.note}{_omitted_note(table)}", style="dim"))
     else:
-        out.print(Text(nothing))
-        if "skipped" in note:
-            out.print(Text(note, style="dim"))
+        console.print(Text(no_keys))
+        if "skipped" in found.note:
+            console.print(Text(found.note, style="dim"))
 
 
 def _watch(
-    url: str, look: _Look, out: Console, nothing: str, interval: float, *, as_json: bool
+    url: str, query: _Query, console: Console, no_keys: str, interval: float, *, as_json: bool
 ) -> None:
-    def line_of_json(nodes: Sequence[Server]) -> None:
-        keys, _ = look(nodes)
+    def print_json_line(servers: Sequence[Server]) -> None:
+        keys = query.run(servers).keys
         print(json.dumps([as_object(one) for one in keys]), flush=True)
 
-    def page(nodes: Sequence[Server]) -> None:
-        found = look(nodes)
+    def print_table(servers: Sequence[Server]) -> None:
+        found = query.run(servers)
         print(time.strftime("%H:%M:%S"))
-        _once(found, out, nothing, as_json=False)
+        _print_once(found, console, no_keys, as_json=False)
         print(flush=True)
 
-    def screenful(nodes: Sequence[Server]) -> tuple[list[Text], str]:
-        keys, note = look(nodes, max(1, out.height - 4), progress=False)
+    def terminal_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
+        keys, note = query.run(servers, max(1, console.height - 4), progress=False)
         if not keys:
-            return [Text(nothing)], note
-        table = _table(keys, out.width)
-        return list(table.texts()), f"{note}{_narrowness(table)}"
+            return [Text(no_keys)], note
+        table = _table(keys, console.width)
+        return list(table.styled_lines()), f"{note}{_omitted_note(table)}"
 
-    if is_window(out) and not as_json:
-        with Screen(out, screenful) as screen:
-            watch_store(url, screen, interval)
+    if has_size(console) and not as_json:
+        with TerminalView(console, terminal_lines) as view:
+            watch_store(url, view, interval)
     else:
-        watch_store(url, Stream(line_of_json if as_json else page), interval)
+        watch_store(url, StreamView(print_json_line if as_json else print_table), interval)
 
 
 def _table(keys: Sequence[Stats], width: int | None) -> Table:
     windows = [(stats, window) for stats in keys for window in stats.windows]
-    finished = any(window.success or window.error for _, window in windows)
-    # Left out first is what follows from other columns, or is no part of limiting.
+    with_outcomes = any(window.success or window.error for _, window in windows)
+    # Omitted first are columns that follow from others, or that do not concern the limit.
     columns = [
         Column("KEY"),
-        Column("LIMIT", drop=2),
-        Column("USED", right=True),
-        Column("", drop=3, name="bar"),
-        Column("PASS/S", right=True, drop=5),
-        Column("BLOCK/S", right=True, drop=1),
+        Column("LIMIT", omit_order=2),
+        Column("USED", align_right=True),
+        Column("", omit_order=3, name="bar"),
+        Column("PASS/S", align_right=True, omit_order=5),
+        Column("BLOCK/S", align_right=True, omit_order=1),
     ]
-    if finished:
+    if with_outcomes:
         columns += [
-            Column(title, right=True, drop=drop)
-            for title, drop in (("OK", 6), ("ERR", 4), ("AVG MS", 7), ("MIN MS", 8))
+            Column(title, align_right=True, omit_order=omit_order)
+            for title, omit_order in (("OK", 6), ("ERR", 4), ("AVG MS", 7), ("MIN MS", 8))
         ]
-    bar_width = _BAR if width is None or width >= 100 or not finished else _BAR // 2
-    rows = [_row(stats, window, bar_width, finished=finished) for stats, window in windows]
+    narrow = width is not None and width < 100 and with_outcomes
+    bar_width = _BAR_WIDTH // 2 if narrow else _BAR_WIDTH
+    rows = [_row(stats, window, bar_width, with_outcomes) for stats, window in windows]
     return Table(columns, rows, width)
 
 
-def _narrowness(table: Table) -> str:
-    return f"; too narrow for {', '.join(table.left_out)}" if table.left_out else ""
+def _omitted_note(table: Table) -> str:
+    return f"; too narrow for {', '.join(table.omitted)}" if table.omitted else ""
 
 
-def _row(stats: Stats, window: WindowStats, bar_width: int, *, finished: bool) -> list[Cell]:
-    seconds, share = window.window_ms / 1000, share_used(window)
+def _row(stats: Stats, window: WindowStats, bar_width: int, with_outcomes: bool) -> list[Cell]:
+    seconds, share = window.window_ms / 1000, used_share(window)
     row = [
         (shell_word(str(stats.key)), ""),
-        (_spoken(window.limit), "dim"),
-        (f"{window.passed:,}", heat(share) if share else ""),
-        (bar(share, bar_width), heat(share)),
-        (number(window.passed / seconds), ""),
-        (number(window.blocked / seconds), "red" if window.blocked else "dim"),
+        (_limit_text(window.limit), "dim"),
+        (f"{window.passed:,}", usage_color(share) if share else ""),
+        (bar(share, bar_width), usage_color(share)),
+        (format_rate(window.passed / seconds), ""),
+        (format_rate(window.blocked / seconds), "red" if window.blocked else "dim"),
     ]
-    if finished:
-        done = window.success + window.error
-        average = number(window.rt_sum_ms / done) if done else "-"
-        least = "-" if window.rt_min_ms is None else number(window.rt_min_ms)
+    if with_outcomes:
+        finished = window.success + window.error
+        average = format_rate(window.rt_sum_ms / finished) if finished else "-"
+        minimum = "-" if window.rt_min_ms is None else format_rate(window.rt_min_ms)
         row += [
-            (f"{window.success:,}" if done else "-", ""),
-            (f"{window.error:,}" if done else "-", "red" if window.error else ""),
+            (f"{window.success:,}" if finished else "-", ""),
+            (f"{window.error:,}" if finished else "-", "red" if window.error else ""),
             (average, ""),
-            (least, ""),
+            (minimum, ""),
         ]
     return row
 
 
 def _print_json(keys: Sequence[Stats]) -> None:
-    """One array, an object to a line."""
+    """Print one array, with one object on a line."""
     write = sys.stdout.write
     write("[")
     for i, one in enumerate(keys):
@@ -223,15 +230,15 @@ def _print_json(keys: Sequence[Stats]) -> None:
 
 
 def as_object(stats: Stats) -> dict[str, Any]:
-    """`Stats` for JSON: its fields by their names, limits as strings, buckets as objects."""
+    """Return `Stats` for JSON: its fields by name, limits as strings, buckets as objects."""
     return _fields(stats) | {
         "key": json_text(str(stats.key)),
-        "limits": [_spoken(limit) for limit in stats.limits],
+        "limits": [_limit_text(limit) for limit in stats.limits],
         "buckets": [_fields(bucket) for bucket in stats.buckets],
         "windows": [
             _fields(window)
             | {
-                "limit": _spoken(window.limit),
+                "limit": _limit_text(window.limit),
                 "buckets": [_fields(bucket) for bucket in window.buckets],
             }
             for window in stats.windows
@@ -240,10 +247,10 @@ def as_object(stats: Stats) -> dict[str, Any]:
 
 
 def _fields(value: Stats | WindowStats | Bucket) -> dict[str, Any]:
-    # dataclasses.asdict copies deeply: half of the time of a hundred thousand keys.
-    return {name: getattr(value, name) for name in _NAMES[type(value)]}
+    # dataclasses.asdict copies deeply, which took half of the time of a hundred thousand keys.
+    return {name: getattr(value, name) for name in _FIELD_NAMES[type(value)]}
 
 
 @functools.lru_cache(maxsize=1024)
-def _spoken(limit: Limit) -> str:
+def _limit_text(limit: Limit) -> str:
     return str(limit)

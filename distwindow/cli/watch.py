@@ -1,4 +1,4 @@
-"""`stats --watch`: looks at a store again and again, also after a time in which it was away."""
+"""`stats --watch`: repeated queries of a store, which go on after an outage of the store."""
 
 from __future__ import annotations
 
@@ -12,89 +12,92 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .errors import complain, explained_outage, one_line
-from .render import duration
-from .servers import Server, servers
+from .errors import describe_outage, print_error, single_line
+from .render import format_duration
+from .servers import Server, open_servers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RETRY_S = 1.0
-"""While the store is away, it is tried at least this often, and the age of the table is shown."""
+"""During an outage, the longest time between two attempts, and between updates of the age shown."""
 
 
 class View(Protocol):
-    """Where people or programs see what a look finds."""
+    """The output of `stats --watch`."""
 
-    def look(self, nodes: Sequence[Server]) -> None:
-        """Ask the servers, and show what they hold."""
+    def refresh(self, servers: Sequence[Server]) -> None:
+        """Query the servers, and show the result."""
 
-    def away(self, reason: str) -> None:
-        """Say that the store does not answer. Called again for each attempt that fails."""
+    def show_outage(self, reason: str) -> None:
+        """Show that the store does not answer. Called for each attempt that fails."""
 
 
 def watch_store(
     url: str, view: View, interval: float, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Look every `interval` seconds, until an exception ends it.
+    """Refresh `view` every `interval` seconds, until an exception ends it.
 
-    A store that has answered once and then does not is tried again. One that has never answered is
-    an error at once, since its URL may be wrong, and so is what trying again cannot mend.
+    After a first success, an outage is shown and the store is tried again. Before it, an outage is
+    raised at once, because the URL may be wrong. Errors that another attempt cannot resolve are
+    always raised.
     """
-    answered = False
+    succeeded = False
     while True:
         try:
-            # Opened anew after each failure: the primaries of a cluster may be others by then.
-            with servers(url) as nodes:
+            # Connect anew after each failure: a cluster may have other primaries by then.
+            with open_servers(url) as servers:
                 while True:
-                    view.look(nodes)
-                    answered = True
+                    view.refresh(servers)
+                    succeeded = True
                     sleep(interval)
         except Exception as exc:
-            reason = explained_outage(exc, url) if answered else None
+            reason = describe_outage(exc, url) if succeeded else None
             if reason is None:
                 raise
-            view.away(one_line(reason, url))
+            view.show_outage(single_line(reason, url))
         sleep(min(interval, _RETRY_S))
 
 
-class Stream:
-    """For a pipe or a file: `show` prints one look. Outages are told on stderr, once each."""
+class StreamView:
+    """The output into a pipe or a file. The begin and the end of an outage are a line each on
+    stderr.
+    """
 
-    def __init__(self, show: Callable[[Sequence[Server]], None]) -> None:
-        self._show = show
-        self._away = False
+    def __init__(self, print_result: Callable[[Sequence[Server]], None]) -> None:
+        self._print_result = print_result
+        self._in_outage = False
 
-    def look(self, nodes: Sequence[Server]) -> None:
+    def refresh(self, servers: Sequence[Server]) -> None:
         """See `View`."""
-        self._show(nodes)
-        if self._away:
-            self._away = False
-            complain("the store answers again", "")
+        self._print_result(servers)
+        if self._in_outage:
+            self._in_outage = False
+            print_error("the store answers again", "")
 
-    def away(self, reason: str) -> None:
+    def show_outage(self, reason: str) -> None:
         """See `View`."""
-        if not self._away:
-            self._away = True
-            complain(f"{reason}; trying again", "")
+        if not self._in_outage:
+            self._in_outage = True
+            print_error(f"{reason}; trying again", "")
 
 
-class Screen:
-    """For a terminal: the whole window. The last table stays while the store is away, with its age.
+class TerminalView:
+    """The output on a whole terminal. During an outage the last table stays, with its age.
 
-    `make` asks the servers, and returns the lines of a table and a note on them.
+    `make_lines` queries the servers, and returns the lines of a table and a note on them.
     """
 
     def __init__(
         self,
-        out: Console,
-        make: Callable[[Sequence[Server]], tuple[list[Text], str]],
+        console: Console,
+        make_lines: Callable[[Sequence[Server]], tuple[list[Text], str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._out, self._make, self._clock = out, make, clock
+        self._console, self._make_lines, self._clock = console, make_lines, clock
         self._lines: list[Text] = []
-        self._shown_at = 0.0
-        self._live = Live(console=out, screen=True, auto_refresh=False, redirect_stdout=False)
+        self._refreshed_at = 0.0
+        self._live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -108,28 +111,29 @@ class Screen:
     ) -> None:
         self._live.__exit__(kind, exc, trace)
 
-    def look(self, nodes: Sequence[Server]) -> None:
+    def refresh(self, servers: Sequence[Server]) -> None:
         """See `View`."""
-        self._lines, note = self._make(nodes)
-        self._shown_at = self._clock()
+        self._lines, note = self._make_lines(servers)
+        self._refreshed_at = self._clock()
         self._draw(f"{note}  (Ctrl-C ends)", "dim")
 
-    def away(self, reason: str) -> None:
+    def show_outage(self, reason: str) -> None:
         """See `View`."""
-        age = self._clock() - self._shown_at
-        old = f"{age:.0f} s" if age < 100 else duration(age)
-        self._draw(f"{reason}; this table is {old} old; trying again  (Ctrl-C ends)", "red")
+        age_s = self._clock() - self._refreshed_at
+        age = f"{age_s:.0f} s" if age_s < 100 else format_duration(age_s)
+        self._draw(f"{reason}; this table is {age} old; trying again  (Ctrl-C ends)", "red")
 
     def _draw(self, note: str, style: str) -> None:
-        width, height = self._out.size
-        foot = Text(f"{time.strftime('%H:%M:%S')}  {note}", style=style).wrap(self._out, width)
+        width, height = self._console.size
+        footer = Text(f"{time.strftime('%H:%M:%S')}  {note}", style=style)
+        footer_lines = footer.wrap(self._console, width)
         lines = [part for line in self._lines for part in _folded(line, width)]
-        room = max(0, height - len(foot) - 1)
-        self._live.update(Group(*lines[:room], Text(), *foot), refresh=True)
+        room = max(0, height - len(footer_lines) - 1)
+        self._live.update(Group(*lines[:room], Text(), *footer_lines), refresh=True)
 
 
 def _folded(line: Text, width: int) -> list[Text]:
-    """A line that is wider than the window, such as a long key, in as many lines as it takes."""
+    """Return the line, split where it is wider than the terminal, as one with a long key may be."""
     if line.cell_len <= width:
         return [line]
     return [Text(part, style=line.style, no_wrap=True) for part in chop_cells(line.plain, width)]

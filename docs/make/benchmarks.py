@@ -61,8 +61,8 @@ ROWS = (
         "one call on `memory://`, over a clock, a lock and a dict increment",
     ),
     ("inprocess", None, "the same of the best peer"),
-    ("near", "one thread: leased hit", "one call that a lease answers, over the same"),
-    ("near", "one thread: remembered refusal", "one refusal that is remembered, over the same"),
+    ("consistency", "one thread: leased hit", "one call that a lease answers, over the same"),
+    ("consistency", "one thread: cached refusal", "one cached refusal, over the same"),
 )
 PEERS = ("limits", "throttled-py", "pyrate-limiter")
 

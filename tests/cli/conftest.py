@@ -1,4 +1,4 @@
-"""The command line as people run it: in this process (`cli`), or in one of its own (`shell`)."""
+"""Fixtures that run commands: in this process (`cli`), or in a process of their own (`shell`)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from distwindow.protocol.scripts import load_script
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command left behind."""
+class Result:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
     err: str = ""
 
 
-Cli = Callable[..., Said]
+Cli = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
@@ -39,25 +39,25 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cli(redis_url: str, prefix: str, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """A command in this process, on the plain server unless `store` says otherwise."""
+    """Return a function that runs a command in this process, by default on the plain server."""
 
-    def run(*arguments: str, store: str = redis_url, own: str = prefix) -> Said:
+    def run(*arguments: str, store: str = redis_url, own: str = prefix) -> Result:
         capsys.readouterr()
         command, *more = arguments
         with pytest.raises(SystemExit) as end:
             app([command, "--url", store, "--prefix", own, *more])
         code = end.value.code or 0
         assert isinstance(code, int)
-        return Said(code, *capsys.readouterr())
+        return Result(code, *capsys.readouterr())
 
     return run
 
 
 @pytest.fixture
 def shell() -> Cli:
-    """A command in a process of its own, with `env` besides ours."""
+    """Return a function that runs a command in a process of its own, with further variables."""
 
-    def run(*arguments: str, timeout: float = 60, **env: str) -> Said:
+    def run(*arguments: str, timeout: float = 60, **env: str) -> Result:
         done = subprocess.run(
             [sys.executable, "-m", "distwindow.cli", *arguments],
             capture_output=True,
@@ -67,13 +67,13 @@ def shell() -> Cli:
             env={**os.environ, "PYTHONIOENCODING": "utf-8", **env},
             check=False,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Result(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
 def fill(url: str, prefix: str, count: int, limits: Sequence[str] = ("100/hour",)) -> None:
-    """Keys `user:0`.. with `i % 100 + 1` permits used each; every tenth was refused once."""
+    """Make keys `user:0`.. with `i % 100 + 1` used permits each. Every tenth is refused once."""
     client: Any = redis.Redis.from_url(url)
     script, chosen = load_script("acquire"), [Limit(limit) for limit in limits]
     client.script_load(script.text)

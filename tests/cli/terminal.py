@@ -1,4 +1,4 @@
-"""A command on a terminal of a given size, and what it wrote there."""
+"""Runs a command on a terminal of a given size, and reads its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """`distwindow` with these arguments, its three streams on one pseudo-terminal."""
+    """A process of `distwindow` whose three streams are one pseudo-terminal."""
 
     def __init__(self, *arguments: str, columns: int, rows: int = 24) -> None:
         import fcntl
@@ -58,22 +58,22 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was written so far, without control sequences."""
+        """The output so far, without control sequences."""
         try:
             while part := os.read(self._ours, 65536):
                 self._written += part
-        except OSError:  # nothing to read now, or nobody holds the other side any more
+        except OSError:  # nothing to read now, or the process has closed the terminal
             pass
         return _CONTROL.sub("", self._written.decode().replace("\r\n", "\n"))
 
     def lines(self) -> list[str]:
-        """The lines of a command that ends by itself, with exit code 0."""
+        """Wait for the end with exit code 0, and return the lines of the output."""
         until(lambda: (self.text, self.process.poll())[1] is not None, what="the end", timeout=30)
         assert self.process.returncode == 0, self.text
         return self.text.splitlines()
 
     def shows(self, *patterns: str) -> None:
-        """Wait until something that matches each pattern was written since the last call."""
+        """Wait until the output since the last call matches each pattern."""
         begin = getattr(self, "_seen", 0)
         for pattern in patterns:
             until(
@@ -84,7 +84,7 @@ class Terminal:
         self._seen = len(self.text)
 
     def interrupt(self) -> int:
-        """Ctrl-C, and the exit code."""
+        """Send Ctrl-C, and return the exit code."""
         self.process.send_signal(signal.SIGINT)
         until(lambda: (self.text, self.process.poll())[1] is not None, what="the end", timeout=30)
         return self.process.returncode

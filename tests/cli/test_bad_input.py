@@ -1,4 +1,4 @@
-"""What cannot work is answered in one line on stderr, with exit 2, and without a password."""
+"""Errors of users are one line on stderr without a password, and exit code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from tests.cli.conftest import Cli, Said
+from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, free_port
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -18,14 +18,14 @@ PASSWORD = "geh:eim/ni$"
 COMMANDS = ["stats", "try k --limit 5/s", "reset k", "doctor", "demo", "bench --seconds 0.1"]
 
 
-def one_line(said: Said, *words: str) -> None:
-    assert said.code == 2, said
-    assert said.out == ""
-    assert said.err.startswith("distwindow: ")
-    assert said.err.count("\n") == 1
-    assert "Traceback" not in said.err
+def one_line(result: Result, *words: str) -> None:
+    assert result.code == 2, result
+    assert result.out == ""
+    assert result.err.startswith("distwindow: ")
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
     for word in words:
-        assert word in said.err
+        assert word in result.err
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_an_empty_key(cli: Cli, command: str) -> None:
 )
 def test_odd_keys_work(cli: Cli, key: str) -> None:
     assert cli("try", "--limit", "5/hour", "--", key).code == 0
-    assert "1 window forgotten" in cli("reset", "--", key).out
+    assert "1 window deleted" in cli("reset", "--", key).out
 
 
 @pytest.mark.parametrize(
@@ -93,53 +93,53 @@ def test_odd_keys_work(cli: Cli, key: str) -> None:
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS)
-def test_urls_that_are_none(cli: Cli, url: str, command: str) -> None:
-    said = cli(*command.split(), store=url)
-    one_line(said)
-    assert PASSWORD not in said.err
-    assert "geh" not in said.err
+def test_invalid_urls(cli: Cli, url: str, command: str) -> None:
+    result = cli(*command.split(), store=url)
+    one_line(result)
+    assert PASSWORD not in result.err
+    assert "geh" not in result.err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 class TestStores:
-    def test_nobody_listens(self, cli: Cli, command: str) -> None:
+    def test_no_server_at_the_port(self, cli: Cli, command: str) -> None:
         url = f"redis://user:{quote(PASSWORD, safe='')}@127.0.0.1:{free_port()}/0"
-        said = cli(*command.split(), store=url)
-        one_line(said, "not reachable")
-        assert PASSWORD not in said.err
-        assert "geh" not in said.err
+        result = cli(*command.split(), store=url)
+        one_line(result, "not reachable")
+        assert PASSWORD not in result.err
+        assert "geh" not in result.err
 
     def test_a_wrong_password(self, cli: Cli, command: str, locked: Standalone) -> None:
         wrong = quote(PASSWORD + "X", safe="")
-        said = cli(*command.split(), store=f"redis://:{wrong}@127.0.0.1:{locked.port}/0")
-        one_line(said, "password")
-        assert "geh" not in said.err
+        result = cli(*command.split(), store=f"redis://:{wrong}@127.0.0.1:{locked.port}/0")
+        one_line(result, "password")
+        assert "geh" not in result.err
 
     def test_no_password(self, cli: Cli, command: str, locked: Standalone) -> None:
         one_line(cli(*command.split(), store=f"redis://127.0.0.1:{locked.port}/0"))
 
-    def test_a_database_that_is_not_there(self, cli: Cli, command: str, redis_url: str) -> None:
-        said = cli(*command.split(), store=redis_url.replace("/0", "/9999"))
-        one_line(said, "out of range")
+    def test_a_database_that_does_not_exist(self, cli: Cli, command: str, redis_url: str) -> None:
+        result = cli(*command.split(), store=redis_url.replace("/0", "/9999"))
+        one_line(result, "out of range")
 
     def test_a_store_inside_one_process(self, cli: Cli, command: str) -> None:
-        if command.startswith(("try", "bench")):  # for as long as that process lives
+        if command.startswith(("try", "bench")):  # these need no other process
             assert cli(*command.split(), store="memory://").code == 0
         else:
             one_line(cli(*command.split(), store="memory://"), "one process")
 
-    def test_no_cluster_where_one_is_named(self, cli: Cli, command: str, redis_url: str) -> None:
+    def test_a_cluster_url_for_a_plain_server(self, cli: Cli, command: str, redis_url: str) -> None:
         one_line(cli(*command.split(), store=redis_url.replace("redis:", "redis+cluster:")))
 
-    def test_a_name_that_nobody_knows(self, cli: Cli, command: str) -> None:
+    def test_an_unknown_host_name(self, cli: Cli, command: str) -> None:
         one_line(cli(*command.split(), store="redis://no-such-host.invalid:6379/0"))
 
 
 def test_the_right_password_is_not_shown_either(shell: Cli, locked: Standalone) -> None:
     for command in ("doctor", "stats", "try k --limit 5/s --json", "bench --seconds 0.1"):
-        said = shell(*command.split(), DISTWINDOW_URL=locked.url)
-        assert said.code == 0, said
-        assert "geh" not in said.out + said.err
+        result = shell(*command.split(), DISTWINDOW_URL=locked.url)
+        assert result.code == 0, result
+        assert "geh" not in result.out + result.err
 
 
 def test_a_key_of_another_type(cli: Cli, redis_url: str, prefix: str) -> None:

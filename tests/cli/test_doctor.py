@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from distwindow.cli.doctor.probe import grant
+from distwindow.cli.doctor.probe import acl_rule
 from distwindow.protocol import scripts as script
-from tests.cli.conftest import Cli, Said
+from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, until
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -23,8 +23,8 @@ def server() -> Iterator[Standalone]:
         yield server
 
 
-def levels(said: Said) -> dict[str, str]:
-    findings = json.loads(said.out)["findings"]
+def levels(result: Result) -> dict[str, str]:
+    findings = json.loads(result.out)["findings"]
     worst: dict[str, str] = {}
     for one in findings:
         order = ["ok", "warning", "problem"]
@@ -34,17 +34,17 @@ def levels(said: Said) -> dict[str, str]:
 
 
 def test_a_fit_server(cli: Cli, server: Standalone) -> None:
-    said = cli("doctor", store=server.url)
-    assert said.code == 0
-    assert "PROBLEM" not in said.out
-    assert "Redis " in said.out or "Valkey " in said.out
-    assert "noeviction" in said.out
-    assert re.search(r"p50 [\d.]+ ms, p99", said.out)
-    assert "redis-py" in said.out
-    assert str(script.scripts_folder()) in said.out.replace("\n", "")
+    result = cli("doctor", store=server.url)
+    assert result.code == 0
+    assert "PROBLEM" not in result.out
+    assert "Redis " in result.out or "Valkey " in result.out
+    assert "noeviction" in result.out
+    assert re.search(r"p50 [\d.]+ ms, p99", result.out)
+    assert "redis-py" in result.out
+    assert str(script.scripts_folder()) in result.out.replace("\n", "")
 
 
-def test_nothing_is_left_behind(cli: Cli, server: Standalone, prefix: str) -> None:
+def test_its_keys_are_deleted(cli: Cli, server: Standalone, prefix: str) -> None:
     cli("doctor", store=server.url)
     assert list(server.client().scan_iter(f"{prefix}:*")) == []
 
@@ -54,10 +54,10 @@ def test_eviction_is_a_problem(cli: Cli, server: Standalone, policy: str) -> Non
     client = server.client()
     client.config_set("maxmemory-policy", policy)
     try:
-        said = cli("doctor", store=server.url)
-        assert said.code == 1
-        assert f"PROBLEM  eviction     {policy}" in said.out
-        assert "CONFIG SET maxmemory-policy noeviction" in said.out
+        result = cli("doctor", store=server.url)
+        assert result.code == 1
+        assert f"PROBLEM  eviction     {policy}" in result.out
+        assert "fix: CONFIG SET maxmemory-policy noeviction" in result.out
         assert levels(cli("doctor", "--json", store=server.url))["eviction"] == "problem"
     finally:
         client.config_set("maxmemory-policy", "noeviction")
@@ -74,14 +74,14 @@ def test_warnings_do_not_fail(
     (before,) = client.config_get(name).values()
     client.config_set(name, value)
     try:
-        said = cli("doctor", "--json", store=server.url)
+        result = cli("doctor", "--json", store=server.url)
     finally:
         client.config_set(name, before)
-    if check == "memory":  # full: calls fail, too
-        assert levels(said)["memory"] == "warning"
+    if check == "memory":  # memory is full, so calls may fail and the exit code may be 1
+        assert levels(result)["memory"] == "warning"
     else:
-        assert said.code == 0
-        assert levels(said)[check] == "warning"
+        assert result.code == 0
+        assert levels(result)[check] == "warning"
 
 
 @pytest.mark.slow
@@ -107,15 +107,15 @@ def test_replicas_without_min_replicas(cli: Cli, server: Standalone) -> None:
             client.config_set("min-replicas-to-write", 0)
 
 
-def test_a_cluster_is_looked_at_node_by_node(cli: Cli, cluster_url: str) -> None:
-    said = cli("doctor", store=cluster_url)
-    assert said.code == 0
-    assert said.out.count("noeviction") == 3
-    assert "all 16,384 slots served" in said.out
+def test_every_primary_of_a_cluster_is_checked(cli: Cli, cluster_url: str) -> None:
+    result = cli("doctor", store=cluster_url)
+    assert result.code == 0
+    assert result.out.count("noeviction") == 3
+    assert "all 16,384 slots served" in result.out
 
 
 def rights(prefix: str) -> list[str]:
-    rule = grant(prefix)
+    rule = acl_rule(prefix)
     assert rule.startswith("ACL SETUSER <user> ")
     return rule.split()[3:]
 
@@ -129,13 +129,13 @@ class TestRights:
         )
         return f"redis://app:pw-of-app@127.0.0.1:{server.port}/0"
 
-    def test_the_rule_it_prints_is_enough_and_what_it_may_not_see_is_said(
+    def test_its_acl_rule_suffices_and_forbidden_checks_are_warnings(
         self, cli: Cli, store: str
     ) -> None:
-        said = cli("doctor", store=store)
-        assert said.code == 0
-        assert "could not look" in said.out
-        assert "ok       scripts" in said.out
+        result = cli("doctor", store=store)
+        assert result.code == 0
+        assert "could not check" in result.out
+        assert "ok       scripts" in result.out
 
     def test_every_right_that_is_missing_is_found(
         self, cli: Cli, store: str, prefix: str, server: Standalone
@@ -146,17 +146,17 @@ class TestRights:
         assert len(wanted) > 8
         for right in wanted:
             self.client.execute_command("ACL", "SETUSER", "app", f"-{right[1:]}")
-            said = cli("doctor", "--json", store=store)
-            assert (said.code, levels(said)["scripts"]) == (1, "problem"), right
+            result = cli("doctor", "--json", store=store)
+            assert (result.code, levels(result)["scripts"]) == (1, "problem"), right
             (finding,) = [
-                one for one in json.loads(said.out)["findings"] if one["check"] == "scripts"
+                one for one in json.loads(result.out)["findings"] if one["check"] == "scripts"
             ]
-            assert finding["mend"] == grant(prefix)
+            assert finding["fix"] == acl_rule(prefix)
             self.client.execute_command("ACL", "SETUSER", "app", right)
         assert cli("doctor", store=store).code == 0
 
-    def test_keys_that_are_not_its_own(self, cli: Cli, store: str, prefix: str) -> None:
+    def test_keys_that_the_user_may_not_access(self, cli: Cli, store: str, prefix: str) -> None:
         self.client.execute_command("ACL", "SETUSER", "app", "resetkeys", "~other:*")
-        said = cli("doctor", store=store)
-        assert said.code == 1
-        assert f"~{prefix}:*" in said.out
+        result = cli("doctor", store=store)
+        assert result.code == 1
+        assert f"~{prefix}:*" in result.out

@@ -1,4 +1,4 @@
-"""The front of the command line: help, version, and what happens without the extra."""
+"""Help, the version, the missing extra, and outputs that cannot be written."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [[], ["stats"], ["--help"]], ids=" ".join)
-def test_without_the_extra_one_line_says_what_to_install(arguments: list[str]) -> None:
-    said = without_extra(*arguments)
-    assert said.returncode == 2
-    assert said.stdout == ""
-    assert said.stderr == ("the command line needs its extra: pip install 'distwindow[cli]'\n")
+def test_without_the_extra_one_line_names_what_to_install(arguments: list[str]) -> None:
+    result = without_extra(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == ("the command line needs its extra: pip install 'distwindow[cli]'\n")
 
 
 def test_the_version_needs_no_extra(shell: Cli) -> None:
@@ -65,18 +65,18 @@ def test_python_m_distwindow_is_the_command(redis_url: str, prefix: str) -> None
 
 
 def test_help_names_every_command(shell: Cli, cli: Cli) -> None:
-    said = shell("--help")
-    assert said.code == 0
+    result = shell("--help")
+    assert result.code == 0
     for command in ("demo", "stats", "try", "reset", "doctor", "bench"):
-        assert command in said.out
+        assert command in result.out
         assert "Usage" in cli(command, "--help").out
 
 
-def test_a_typo_is_answered_by_the_parser(shell: Cli) -> None:
-    said = shell("stats", "--tpo", "3")
-    assert said.code == 2
-    assert "--tpo" in said.err
-    assert "Traceback" not in said.err
+def test_an_unknown_option_is_a_usage_error(shell: Cli) -> None:
+    result = shell("stats", "--tpo", "3")
+    assert result.code == 2
+    assert "--tpo" in result.err
+    assert "Traceback" not in result.err
     assert shell("stat").code == 2
 
 
@@ -90,11 +90,11 @@ def test_url_and_prefix_come_from_the_environment(shell: Cli, redis_url: str, pr
 def test_an_output_without_unicode_gets_escapes(shell: Cli, redis_url: str, prefix: str) -> None:
     env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix, "PYTHONIOENCODING": "ascii"}
     assert shell("try", "東京", "--limit", "10/hour", **env).code == 0
-    said = shell("stats", **env)
-    assert said.code == 0
-    # Escapes of bytes: what bash makes of $'\\u6771' depends on the locale.
-    assert r"$'\xe6\x9d\xb1\xe4\xba\xac'" in said.out
-    assert "#" in said.out
+    result = shell("stats", **env)
+    assert result.code == 0
+    # Escapes of bytes, because the meaning of $'\\u6771' in bash depends on the locale.
+    assert r"$'\xe6\x9d\xb1\xe4\xba\xac'" in result.out
+    assert "#" in result.out
 
 
 FULL = Path("/dev/full")
@@ -107,13 +107,13 @@ OUTPUTS = [
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_a_full_disk_is_one_line_that_blames_nobody_else(
+def test_a_full_disk_is_reported_as_an_output_error(
     redis_url: str, prefix: str, command: str, unbuffered: str
 ) -> None:
     with Limiter(redis_url, "5/hour", prefix=prefix) as limiter:
         limiter.try_acquire("k")
     with FULL.open("w") as full:
-        said = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "distwindow", *command.split()],
             stdout=full,
             stderr=subprocess.PIPE,
@@ -126,15 +126,15 @@ def test_a_full_disk_is_one_line_that_blames_nobody_else(
             },
             check=False,
         )
-    assert said.returncode == 2
-    assert said.stderr == (
+    assert result.returncode == 2
+    assert result.stderr == (
         "distwindow: the output could not be written: No space left on device; "
-        "send it to another place\n"
+        "redirect it elsewhere\n"
     )
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-def test_full_disks_for_errors_as_well_leave_the_exit_code(redis_url: str) -> None:
+def test_a_full_disk_for_stdout_and_stderr_gives_the_exit_code(redis_url: str) -> None:
     with FULL.open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "distwindow", "stats", "--url", redis_url],
@@ -145,7 +145,7 @@ def test_full_disks_for_errors_as_well_leave_the_exit_code(redis_url: str) -> No
     assert done.returncode == 2
 
 
-def test_a_closed_output_is_one_line(redis_url: str) -> None:
+def test_a_closed_output_is_reported_in_one_line(redis_url: str) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m distwindow stats --url {redis_url} >&-"],
         capture_output=True,
@@ -158,9 +158,7 @@ def test_a_closed_output_is_one_line(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["stats --watch --interval 0.1", "stats --watch --json"])
-def test_a_reader_that_has_enough_ends_it_quietly(
-    redis_url: str, prefix: str, command: str
-) -> None:
+def test_a_closed_pipe_ends_it_without_a_message(redis_url: str, prefix: str, command: str) -> None:
     line = (
         f"{sys.executable} -m distwindow {command} --url {redis_url} --prefix {prefix} "
         "| head -1 >/dev/null; echo ${PIPESTATUS[0]}"

@@ -1,4 +1,4 @@
-"""What is shown of a key is what a shell reads, and what `reset` takes."""
+"""A key in the output of `stats` is one word of bash, and an argument of `reset`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NUL: list[str | bytes | Key] = ["nul\0byte", b"\0\xff", Key("a\0", tag="\0b")]
 
 
 def print_as(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the output encode this much. In the test itself: pytest sets stdout after fixtures."""
+    """Set the encoding of stdout. Not a fixture, because pytest sets stdout after fixtures."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
 
 
 def read_by_bash(words: list[str], locale: str = "C") -> list[bytes]:
-    """The arguments that bash makes of these words."""
+    """Return the arguments to which bash expands these words."""
     script = "printf '%s\\0' " + " ".join(words)
     done = subprocess.run(
         ["bash", "-c", script.encode()],
@@ -54,7 +54,7 @@ def test_bash_reads_the_same_bytes(raws: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_word_says_nothing_to_a_terminal(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_has_no_control_characters(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     print_as(encoding, monkeypatch)
     for text in ["\x1b[2J", "\r\n\t\x9b", "\u202e\u200b\u3000", "\udcff", "é東🦀", "a b"]:
         word = shell_word(text)
@@ -105,8 +105,8 @@ def test_every_key_that_stats_shows_can_be_given_to_reset(
     assert len(rows) == len(KEYS + NUL)
     words = [row.partition("  10/hour")[0].rstrip() for row in rows]
     for argument in read_by_bash(words):
-        said = cli("reset", "--", os.fsdecode(argument))
-        assert said.out.endswith(": 1 window forgotten\n"), argument
+        result = cli("reset", "--", os.fsdecode(argument))
+        assert result.out.endswith(": 1 window deleted\n"), argument
     assert "no limits on" in cli("stats").out
 
 
@@ -114,20 +114,18 @@ def test_every_key_of_json_can_be_given_to_reset(cli: Cli, redis_url: str, prefi
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         for key in KEYS:
             limiter.try_acquire(key)
-    said = json.loads(cli("stats", "--json").out)
-    assert len(said) == len(KEYS)
-    for one in said:
+    result = json.loads(cli("stats", "--json").out)
+    assert len(result) == len(KEYS)
+    for one in result:
         one["key"].encode()  # no lone surrogates: strict readers of JSON refuse them
-        forgotten = cli("reset", "--", one["key"]).out
-        assert "1 window forgotten" in forgotten, one["key"]
+        deleted = cli("reset", "--", one["key"]).out
+        assert "1 window deleted" in deleted, one["key"]
     assert "no limits on" in cli("stats").out
 
 
 @pytest.mark.parametrize("pattern", ["nul%00*", "nul?byte", "nul%00byte"])
-def test_patterns_find_what_no_argument_can_hold(
-    cli: Cli, redis_url: str, prefix: str, pattern: str
-) -> None:
+def test_patterns_find_keys_with_nul(cli: Cli, redis_url: str, prefix: str, pattern: str) -> None:
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         limiter.try_acquire("nul\0byte")
-    (said,) = json.loads(cli("stats", pattern, "--json").out)
-    assert said["key"] == "nul\0byte"
+    (result,) = json.loads(cli("stats", pattern, "--json").out)
+    assert result["key"] == "nul\0byte"

@@ -10,96 +10,92 @@ from distwindow import Key, Limiter
 from tests.cli.conftest import Cli, fill
 
 
-def test_all_windows_of_a_key_are_forgotten_whatever_their_shape(
-    cli: Cli, redis_url: str, prefix: str
-) -> None:
+def test_all_windows_of_a_key_are_deleted(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, ["1/hour", "1/day strict"], prefix=prefix) as limiter:
         limiter.try_acquire("k")
         limiter.try_acquire("kk")
-        said = cli("reset", "k")
-        assert (said.code, said.out) == (0, "k: 2 windows forgotten\n")
+        result = cli("reset", "k")
+        assert (result.code, result.out) == (0, "k: 2 windows deleted\n")
         assert limiter.try_acquire("k").allowed
         assert not limiter.try_acquire("kk").allowed
 
 
-def test_an_unknown_key_is_said_and_no_error(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_an_unknown_key_is_not_an_error(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
         limiter.try_acquire("k")
-    said = cli("reset", "nobody", "k")
-    assert said.code == 0
-    assert said.out.splitlines() == [
-        f"nobody: nothing to forget under the prefix {prefix!r}",
-        "k: 1 window forgotten",
+    result = cli("reset", "nobody", "k")
+    assert result.code == 0
+    assert result.out.splitlines() == [
+        f"nobody: nothing to delete under the prefix {prefix!r}",
+        "k: 1 window deleted",
     ]
 
 
-def test_wildcards_stand_for_themselves(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_wildcards_are_ordinary_characters(cli: Cli, redis_url: str, prefix: str) -> None:
     keys = ["*", "k?", "k[1]", "k1", "back\\slash", "new\nline", "x" * 300]
     with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
         for key in keys:
             limiter.try_acquire(key)
-        assert cli("reset", "*").out == "*: 1 window forgotten\n"
+        assert cli("reset", "*").out == "*: 1 window deleted\n"
         assert "1 window" in cli("reset", "k[1]").out
         assert limiter.stats("k1").passed == 1
         for key in ["k?", "back\\slash", "new\nline", "x" * 300]:
-            assert cli("reset", key).out.count("1 window forgotten") == 1
+            assert cli("reset", key).out.count("1 window deleted") == 1
         assert limiter.stats("k1").passed == 1
 
 
-def test_keys_are_named_as_stats_names_them(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_keys_can_be_spelled_as_stats_shows_them(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
         limiter.try_acquire(Key("all", tag="acme"))
         limiter.try_acquire("x" * 300)
     for stats in json.loads(cli("stats", "--json").out):
-        assert "1 window forgotten" in cli("reset", stats["key"]).out
+        assert "1 window deleted" in cli("reset", stats["key"]).out
     assert "no limits on" in cli("stats").out
 
 
-def test_what_was_flushed_before_is_remembered(cli: Cli, redis_url: str, prefix: str) -> None:
-    """Or a flush whose reply was lost would be counted again in the new window."""
+def test_the_records_of_senders_are_kept(cli: Cli, redis_url: str, prefix: str) -> None:
+    """Otherwise a flush that is sent again after a lost reply would be counted twice."""
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         with limiter.entry("k"):
             pass
         limiter.flush()
-        assert cli("reset", "k").out == "k: 1 window forgotten\n"
+        assert cli("reset", "k").out == "k: 1 window deleted\n"
     with redis.Redis.from_url(redis_url) as client:
         (left,) = client.scan_iter(f"{prefix}:*")
         assert left.endswith(b":senders")
         assert 0 < client.pttl(left) <= 11 * 360_000
 
 
-def test_what_is_no_ring_stays(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_other_keys_are_kept(cli: Cli, redis_url: str, prefix: str) -> None:
     names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:{{k}}"]
     with redis.Redis.from_url(redis_url) as client:
         for name in names:
             client.set(name, "x")
-        assert "nothing to forget" in cli("reset", "k").out
+        assert "nothing to delete" in cli("reset", "k").out
         assert client.exists(*names) == 3
 
 
-def test_a_pattern_is_only_taken_as_one_with_the_option(
-    cli: Cli, redis_url: str, prefix: str
-) -> None:
+def test_a_pattern_needs_the_option(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, ["9/hour", "9/day"], prefix=prefix) as limiter:
         for key in ("user:1", "user:2", "other"):
             limiter.try_acquire(key)
-        said = cli("reset", "user:*", "user:?", "us[e]r", "nobody")
-        assert said.code == 0
-        nothing = f"nothing to forget under the prefix {prefix!r}"
+        result = cli("reset", "user:*", "user:?", "us[e]r", "nobody")
+        assert result.code == 0
+        nothing = f"nothing to delete under the prefix {prefix!r}"
         hint = "; this names one key: for a pattern add --pattern"
-        assert said.out.splitlines() == [
+        assert result.out.splitlines() == [
             f"user:*: {nothing}{hint}",
             f"user:?: {nothing}{hint}",
             f"us[e]r: {nothing}{hint}",
             f"nobody: {nothing}",
         ]
         assert limiter.stats("user:1").passed == 1
-        said = cli("reset", "--pattern", "user:*")
-        assert (said.code, said.out) == (0, "user:*: 2 keys, 4 windows forgotten\n")
+        result = cli("reset", "--pattern", "user:*")
+        assert (result.code, result.out) == (0, "user:*: 2 keys, 4 windows deleted\n")
         assert limiter.stats("user:1").passed == limiter.stats("user:2").passed == 0
         assert limiter.stats("other").passed == 1
-        said = cli("reset", "--pattern", "user:*")
-        assert said.out == f"user:*: {nothing}\n"
+        result = cli("reset", "--pattern", "user:*")
+        assert result.out == f"user:*: {nothing}\n"
 
 
 def test_a_key_that_looks_like_a_pattern_is_reset_alone(
@@ -108,7 +104,7 @@ def test_a_key_that_looks_like_a_pattern_is_reset_alone(
     with Limiter(redis_url, "9/hour", prefix=prefix) as limiter:
         for key in ("user:*", "user:1"):
             limiter.try_acquire(key)
-        assert cli("reset", "user:*").out == "user:*: 1 window forgotten\n"
+        assert cli("reset", "user:*").out == "user:*: 1 window deleted\n"
         assert limiter.stats("user:1").passed == 1
 
 
@@ -117,39 +113,39 @@ def test_several_patterns(cli: Cli, redis_url: str, prefix: str) -> None:
         for key in ("a1", "a2", "b1", "c1", Key("all", tag="acme")):
             limiter.try_acquire(key)
         assert cli("reset", "a*", "--pattern", "*1", "b1", "{acme}*").out.splitlines() == [
-            "a*: 2 keys, 2 windows forgotten",
-            "*1: 3 keys, 3 windows forgotten",
-            "b1: 1 key, 1 window forgotten",
-            "{acme}*: 1 key, 1 window forgotten",
+            "a*: 2 keys, 2 windows deleted",
+            "*1: 3 keys, 3 windows deleted",
+            "b1: 1 key, 1 window deleted",
+            "{acme}*: 1 key, 1 window deleted",
         ]
     assert "no limits on" in cli("stats").out
 
 
-def test_a_dry_run_says_what_a_reset_would_do(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_a_dry_run_prints_what_a_reset_would_delete(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, ["9/hour", "9/day"], prefix=prefix) as limiter:
         for key in ("user:2", "user: 1", "other"):
             limiter.try_acquire(key)
-        said = cli("reset", "--dry-run", "--pattern", "user:*")
-        assert said.out.splitlines() == [
-            "'user: 1': 2 windows would be forgotten",
-            "user:2: 2 windows would be forgotten",
-            "user:*: 2 keys, 4 windows would be forgotten",
+        result = cli("reset", "--dry-run", "--pattern", "user:*")
+        assert result.out.splitlines() == [
+            "'user: 1': 2 windows would be deleted",
+            "user:2: 2 windows would be deleted",
+            "user:*: 2 keys, 4 windows would be deleted",
         ]
         assert cli("reset", "--dry-run", "other", "user:*").out.splitlines() == [
-            "other: 2 windows would be forgotten",
-            f"user:*: nothing to forget under the prefix {prefix!r}; "
+            "other: 2 windows would be deleted",
+            f"user:*: nothing to delete under the prefix {prefix!r}; "
             "this names one key: for a pattern add --pattern",
         ]
         for key in ("user:2", "user: 1", "other"):
             assert limiter.stats(key).passed == 1
 
 
-def test_a_pattern_leaves_what_is_no_ring(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_a_pattern_keeps_other_keys(cli: Cli, redis_url: str, prefix: str) -> None:
     names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:settings"]
     with redis.Redis.from_url(redis_url) as client:
         for name in names:
             client.set(name, "x")
-        assert "nothing to forget" in cli("reset", "--pattern", "*").out
+        assert "nothing to delete" in cli("reset", "--pattern", "*").out
         assert client.exists(*names) == 3
 
 
@@ -158,16 +154,14 @@ def test_a_pattern_reaches_every_node_of_a_cluster(cli: Cli, cluster_url: str, p
         for i in range(30):
             limiter.try_acquire(f"k{i}")
         limiter.try_acquire("other")
-    said = cli("reset", "--pattern", "k*", store=cluster_url)
-    assert said.out == "k*: 30 keys, 30 windows forgotten\n"
-    assert cli("reset", "other", store=cluster_url).out == "other: 1 window forgotten\n"
+    result = cli("reset", "--pattern", "k*", store=cluster_url)
+    assert result.out == "k*: 30 keys, 30 windows deleted\n"
+    assert cli("reset", "other", store=cluster_url).out == "other: 1 window deleted\n"
 
 
-def test_a_pattern_takes_more_keys_than_one_step_of_scan(
+def test_a_pattern_takes_more_keys_than_one_page_of_scan(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
     fill(redis_url, prefix, 2500)
-    assert (
-        cli("reset", "--pattern", "user:*").out == "user:*: 2,500 keys, 2,500 windows forgotten\n"
-    )
+    assert cli("reset", "--pattern", "user:*").out == "user:*: 2,500 keys, 2,500 windows deleted\n"
     assert "no limits on" in cli("stats").out

@@ -42,7 +42,7 @@ def test_a_row_for_each_key_and_limit(cli: Cli, redis_url: str, prefix: str) -> 
     assert "1 key" in lines[-1]
 
 
-def test_calls_that_were_recorded_have_their_columns(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_recorded_outcomes_have_columns(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         with limiter.entry("k"):
             pass
@@ -53,36 +53,36 @@ def test_calls_that_were_recorded_have_their_columns(cli: Cli, redis_url: str, p
     assert row.split()[6:8] == ["1", "1"]
 
 
-def test_json_is_what_the_library_says(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_json_has_the_fields_of_the_library(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, ["10/hour", "100/day"], prefix=prefix) as limiter:
         for _ in range(12):
             limiter.try_acquire("k", cost=1)
         with pytest.raises(Exception, match="exceeded"), limiter.entry("k"):
             pass
         stats = limiter.stats("k")
-    (said,) = json.loads(cli("stats", "--json").out)
-    assert set(said) == {field.name for field in dataclasses.fields(Stats)}
-    assert said["limits"] == ["10/hour", "100/day"]
+    (result,) = json.loads(cli("stats", "--json").out)
+    assert set(result) == {field.name for field in dataclasses.fields(Stats)}
+    assert result["limits"] == ["10/hour", "100/day"]
     same = ("key", "passed", "blocked", "success", "error", "remaining", "window_ms", "pass_qps")
-    assert [said[name] for name in same] == [getattr(stats, name) for name in same]
-    assert said["buckets"] == [dataclasses.asdict(bucket) for bucket in stats.buckets]
-    assert [window["limit"] for window in said["windows"]] == said["limits"]
-    assert said["windows"][1]["passed"] == stats.windows[1].passed
-    assert abs(said["now_ms"] - stats.now_ms) < 60_000
+    assert [result[name] for name in same] == [getattr(stats, name) for name in same]
+    assert result["buckets"] == [dataclasses.asdict(bucket) for bucket in stats.buckets]
+    assert [window["limit"] for window in result["windows"]] == result["limits"]
+    assert result["windows"][1]["passed"] == stats.windows[1].passed
+    assert abs(result["now_ms"] - stats.now_ms) < 60_000
 
 
-def test_nothing_there_is_said_with_where_to_look(cli: Cli, prefix: str) -> None:
-    said = cli("stats")
-    assert said.code == 0
-    assert prefix in said.out
-    assert "--prefix" in said.out
-    assert "--url" in said.out
+def test_without_keys_it_names_the_prefix_and_the_options(cli: Cli, prefix: str) -> None:
+    result = cli("stats")
+    assert result.code == 0
+    assert prefix in result.out
+    assert "--prefix" in result.out
+    assert "--url" in result.out
 
 
 def test_json_of_nothing_is_an_empty_array(cli: Cli) -> None:
-    said = cli("stats", "--json")
-    assert (said.code, json.loads(said.out)) == (0, [])
-    assert "no limits on any key" in said.err
+    result = cli("stats", "--json")
+    assert (result.code, json.loads(result.out)) == (0, [])
+    assert "no limits on any key" in result.err
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_patterns(cli: Cli, redis_url: str, prefix: str, pattern: str, found: li
             limiter.try_acquire(key)
         limiter.try_acquire(Key("all", tag="acme"))
     if found:
-        said = [one["key"] for one in json.loads(cli("stats", pattern, "--json").out)]
-        assert sorted("long" if "~" in key else key for key in said) == sorted(found)
+        result = [one["key"] for one in json.loads(cli("stats", pattern, "--json").out)]
+        assert sorted("long" if "~" in key else key for key in result) == sorted(found)
     else:
         assert "no limits on" in cli("stats", pattern).out
 
@@ -125,12 +125,12 @@ def test_what_stats_shows_of_a_long_key_finds_it_again(
 ) -> None:
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         limiter.try_acquire("x" * 200)
-    (said,) = json.loads(cli("stats", "--json").out)
-    (again,) = json.loads(cli("stats", said["key"], "--json").out)
-    assert again["key"] == said["key"]
+    (result,) = json.loads(cli("stats", "--json").out)
+    (again,) = json.loads(cli("stats", result["key"], "--json").out)
+    assert again["key"] == result["key"]
 
 
-def test_the_records_of_flushes_are_no_ring_and_no_stranger(
+def test_the_records_of_senders_are_neither_listed_nor_skipped(
     cli: Cli, redis_url: str, prefix: str, client: Any
 ) -> None:
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
@@ -139,13 +139,13 @@ def test_the_records_of_flushes_are_no_ring_and_no_stranger(
                 pass
         limiter.flush()
         assert len(list(client.scan_iter(f"{prefix}:*:senders"))) == 2
-    said = cli("stats").out
-    assert "2 keys" in said
-    assert "skipped" not in said
-    assert "senders" not in said
+    result = cli("stats").out
+    assert "2 keys" in result
+    assert "skipped" not in result
+    assert "senders" not in result
 
 
-def test_what_is_no_ring_is_skipped_and_counted(
+def test_other_keys_are_skipped_and_counted(
     cli: Cli, redis_url: str, prefix: str, client: Any
 ) -> None:
     client.set(f"{prefix}:{{text}}:100:10", "x")
@@ -158,8 +158,8 @@ def test_what_is_no_ring_is_skipped_and_counted(
     assert "4 skipped" in cli("stats").out
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         limiter.try_acquire("k")
-    said = cli("stats").out
-    assert "1 key; 4 skipped" in said
+    result = cli("stats").out
+    assert "1 key; 4 skipped" in result
     assert len(json.loads(cli("stats", "--json").out)) == 1
     assert client.get(f"{prefix}:settings") == b"x"
 
@@ -172,9 +172,9 @@ def test_the_order(cli: Cli, redis_url: str, prefix: str, top: list[str]) -> Non
                 limiter.try_acquire(f"k{i}")
 
     def order(*arguments: str) -> list[str]:
-        said = json.loads(cli("stats", "--json", *arguments, *top).out)
-        assert all(len(one["limits"]) == 2 for one in said)
-        return [one["key"] for one in said][:3]
+        result = json.loads(cli("stats", "--json", *arguments, *top).out)
+        assert all(len(one["limits"]) == 2 for one in result)
+        return [one["key"] for one in result][:3]
 
     assert order()[:2] == ["k3", "k1"]
     assert order("--sort", "passed") == ["k1", "k3", "k2"]
@@ -186,15 +186,15 @@ def test_the_order(cli: Cli, redis_url: str, prefix: str, top: list[str]) -> Non
 def test_equal_counts_go_by_the_share_of_the_limit_that_is_used(
     cli: Cli, redis_url: str, prefix: str, top: list[str], sort: str
 ) -> None:
-    """As on a healthy system, where nothing is blocked."""
-    # Six of each key; the nearest to full of several limits counts.
+    """This is the order where nothing is blocked."""
+    # Six permits of each key are used. Of several limits, the one with the largest share counts.
     limits = {"a": ["100/hour"], "b": ["7/hour"], "c": ["50/hour", "6/day"], "d": ["12/hour"]}
     for key, own in limits.items():
         with Limiter(redis_url, own, prefix=prefix) as limiter:
             limiter.try_acquire(key, cost=6)
-    said = json.loads(cli("stats", "--json", "--sort", sort, *top).out)
-    assert [one["key"] for one in said] == ["c", "b", "d", "a"][: len(said)]
-    assert len(said) == (3 if top else 4)
+    result = json.loads(cli("stats", "--json", "--sort", sort, *top).out)
+    assert [one["key"] for one in result] == ["c", "b", "d", "a"][: len(result)]
+    assert len(result) == (3 if top else 4)
 
 
 def test_what_is_blocked_comes_before_what_is_full(cli: Cli, redis_url: str, prefix: str) -> None:
@@ -202,27 +202,28 @@ def test_what_is_blocked_comes_before_what_is_full(cli: Cli, redis_url: str, pre
         limiter.try_acquire("full", cost=10)
         limiter.try_acquire("blocked", cost=2)
         limiter.try_acquire("blocked", cost=9)
-    said = json.loads(cli("stats", "--json").out)
-    assert [one["key"] for one in said] == ["blocked", "full"]
+    result = json.loads(cli("stats", "--json").out)
+    assert [one["key"] for one in result] == ["blocked", "full"]
 
 
 def test_the_nearly_full_key_is_found_among_thousands(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
     with Limiter(redis_url, ["100/hour", "1000/day"], prefix=prefix) as limiter:
-        for i in range(1300):  # more than are held for a top of 2
+        for i in range(1300):  # more than are held in memory for a top of 2
             limiter.try_acquire(f"k{i:04}")
         limiter.try_acquire("k0700", cost=98)
         limiter.try_acquire("k0007", cost=50)
-    said = cli("stats", "--top", "2")
-    assert [line.split()[0] for line in said.out.splitlines()[1:5]] == ["k0700"] * 2 + ["k0007"] * 2
-    assert "the first 2 by blocked, then by share used, of 2,600 limits in use" in said.out
+    result = cli("stats", "--top", "2")
+    keys = [line.split()[0] for line in result.out.splitlines()[1:5]]
+    assert keys == ["k0700", "k0700", "k0007", "k0007"]
+    assert "the first 2 by blocked, then by share used, of 2,600 limits in use" in result.out
 
 
 LONG = ["user:123e4567-e89b-12d3-a456-426614174000", "k" * 64, "x" * 300, "new\nline"]
 
 
-def test_into_a_pipe_nothing_is_cut(shell: Cli, redis_url: str, prefix: str) -> None:
+def test_in_a_pipe_nothing_is_omitted(shell: Cli, redis_url: str, prefix: str) -> None:
     limit = "100/40m strict 8 buckets"
     with Limiter(redis_url, limit, prefix=prefix) as limiter:
         for key in LONG:
@@ -230,9 +231,9 @@ def test_into_a_pipe_nothing_is_cut(shell: Cli, redis_url: str, prefix: str) -> 
                 pass
         spoken = str(limiter.stats(LONG[0]).limits[0])
     for env in ({}, {"COLUMNS": "40"}, {"FORCE_COLOR": "1"}):
-        said = shell("stats", "--url", redis_url, "--prefix", prefix, **env).out
-        said = re.sub(r"\x1b\[[0-9;]*m", "", said)
-        head, *rows = said.splitlines()[: len(LONG) + 1]
+        result = shell("stats", "--url", redis_url, "--prefix", prefix, **env).out
+        result = re.sub(r"\x1b\[[0-9;]*m", "", result)
+        head, *rows = result.splitlines()[: len(LONG) + 1]
         assert head.split()[-2:] == ["MIN", "MS"]
         assert all(f"  {spoken}  " in row for row in rows)
         for word in (LONG[0], LONG[1], f"'{'x' * 31}~", "$'new\\nline'"):
@@ -249,7 +250,7 @@ def test_into_a_pipe_nothing_is_cut(shell: Cli, redis_url: str, prefix: str) -> 
         (160, ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S", "OK", "ERR", "AVG", "MS", "MIN", "MS"]),
     ],
 )
-def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_key(
+def test_a_narrow_terminal_omits_columns_and_truncates_no_key(
     redis_url: str, prefix: str, columns: int, head: list[str]
 ) -> None:
     keys = ["user:42", "user:123456789012", "k" * 64]
@@ -269,7 +270,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_key(
     assert note.endswith("AVG MS, MIN MS") is (columns < 160)
 
 
-def test_keys_that_would_spoil_a_terminal(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_control_characters_in_keys_are_escaped(cli: Cli, redis_url: str, prefix: str) -> None:
     keys: list[str | bytes] = [
         "red\x1b[31m\nline",
         "東京" * 10,
@@ -280,11 +281,13 @@ def test_keys_that_would_spoil_a_terminal(cli: Cli, redis_url: str, prefix: str)
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         for key in keys:
             limiter.try_acquire(key)
-    said = cli("stats").out
-    assert "red\\x1b[31m\\nline" in said
-    assert not set(said) & {"\x1b", "\x00", "\u202e"}
-    assert len(said.splitlines()) == len(keys) + 3
-    at = {cell_len(line[: line.index("10/hour")]) for line in said.splitlines()[1 : len(keys) + 1]}
+    result = cli("stats").out
+    assert "red\\x1b[31m\\nline" in result
+    assert not set(result) & {"\x1b", "\x00", "\u202e"}
+    assert len(result.splitlines()) == len(keys) + 3
+    at = {
+        cell_len(line[: line.index("10/hour")]) for line in result.splitlines()[1 : len(keys) + 1]
+    }
     assert len(at) == 1
 
 
@@ -295,24 +298,24 @@ def test_a_changed_limit_is_shown_at_once(cli: Cli, redis_url: str, prefix: str)
     assert "25/hour" in cli("stats").out
 
 
-def test_a_cluster_is_walked_node_by_node(cli: Cli, cluster_url: str, prefix: str) -> None:
+def test_every_primary_of_a_cluster_is_scanned(cli: Cli, cluster_url: str, prefix: str) -> None:
     with Limiter(cluster_url, ["10/hour", "99/day"], prefix=prefix, timeout=5) as limiter:
         for i in range(30):
             limiter.try_acquire(f"k{i}")
     for more in ([], ["--top", "30"]):
-        said = json.loads(cli("stats", "--json", *more, store=cluster_url).out)
-        assert {one["key"] for one in said} == {f"k{i}" for i in range(30)}
-        assert all(one["limits"] == ["10/hour", "99/day"] for one in said)
-    forgotten = cli("reset", *[f"k{i}" for i in range(30)], store=cluster_url).out
-    assert forgotten.count("2 windows forgotten") == 30
+        result = json.loads(cli("stats", "--json", *more, store=cluster_url).out)
+        assert {one["key"] for one in result} == {f"k{i}" for i in range(30)}
+        assert all(one["limits"] == ["10/hour", "99/day"] for one in result)
+    deleted = cli("reset", *[f"k{i}" for i in range(30)], store=cluster_url).out
+    assert deleted.count("2 windows deleted") == 30
     assert "no limits on" in cli("stats", store=cluster_url).out
 
 
-def test_fakeredis_can_be_looked_at(cli: Cli, fake_url: str, prefix: str) -> None:
+def test_fakeredis_is_supported(cli: Cli, fake_url: str, prefix: str) -> None:
     with Limiter(fake_url, "10/hour", prefix=prefix, timeout=5) as limiter:
         limiter.try_acquire("k")
     assert json.loads(cli("stats", "--json", store=fake_url).out)[0]["passed"] == 1
-    assert "1 window forgotten" in cli("reset", "k", store=fake_url).out
+    assert "1 window deleted" in cli("reset", "k", store=fake_url).out
 
 
 def test_a_closed_pipe_is_no_error(redis_url: str, prefix: str) -> None:
@@ -361,18 +364,18 @@ def test_on_a_terminal_there_is_colour_unless_forbidden(
         env={**os.environ, "TERM": "xterm-256color"} | ({} if colour else {"NO_COLOR": "1"}),
     )
     os.close(theirs)
-    said = b""
-    with suppress(OSError):  # how a terminal ends, when nobody holds its other side any more
+    result = b""
+    with suppress(OSError):  # reading fails after the process has closed the terminal
         while part := os.read(ours, 65536):
-            said += part
+            result += part
     os.close(ours)
     assert process.wait(10) == 0
-    assert b"user:2" in said
-    assert (b"\x1b[3" in said) is colour
+    assert b"user:2" in result
+    assert (b"\x1b[3" in result) is colour
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_keys_without_holding_up_the_server(
+def test_a_hundred_thousand_keys_without_a_slow_command(
     shell: Cli, redis_url: str, prefix: str, client: Any
 ) -> None:
     fill(redis_url, prefix, 100_000)
@@ -381,19 +384,19 @@ def test_a_hundred_thousand_keys_without_holding_up_the_server(
     try:
         where = ("--url", redis_url, "--prefix", prefix)
         begun = time.monotonic()
-        said = shell("stats", "--json", *where)
+        result = shell("stats", "--json", *where)
         took = time.monotonic() - begun
-        keys = json.loads(said.out)
+        keys = json.loads(result.out)
         assert len({one["key"] for one in keys}) == len(keys) == 100_000
         first = shell("stats", "--top", "3", "--sort", "blocked", *where).out
         assert "of 100,000 limits in use" in first
-        # As many are blocked on every tenth key. Of these, the fullest come first: 91 of 100 used.
+        # On every tenth key equally many are blocked. Of these, the fullest are first: 91 of 100.
         assert [line.split()[0] for line in first.splitlines()[1:4]] == [
             "user:10090",
             "user:10190",
             "user:10290",
         ]
-        # Not one command of ours kept the others waiting for 20 ms, on however busy a machine.
+        # No SCAN took 20 ms, in which the server would have executed nothing else.
         slow = [entry for entry in client.slowlog_get(128) if b"SCAN" in entry["command"]]
         assert slow == []
         assert took < 60

@@ -1,4 +1,4 @@
-"""`distwindow stats --watch` while the store is away and comes back."""
+"""`distwindow stats --watch` during and after an outage of the store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def use(server: Standalone, prefix: str, key: str) -> None:
         limiter.try_acquire(key)
 
 
-def test_a_stream_goes_on_after_an_outage(server: Standalone, prefix: str) -> None:
+def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> None:
     use(server, prefix, "before")
     process = subprocess.Popen(
         [sys.executable, "-m", "distwindow", *WATCH, "--json"],
@@ -56,9 +56,9 @@ def test_a_stream_goes_on_after_an_outage(server: Standalone, prefix: str) -> No
     (seen,) = json.loads(process.stdout.readline())
     assert seen["key"] == "before"
     server.kill()
-    away = process.stderr.readline()
-    assert away.startswith(f"distwindow: {server.url} is not reachable: ")
-    assert away.endswith("; trying again\n")
+    outage = process.stderr.readline()
+    assert outage.startswith(f"distwindow: {server.url} is not reachable: ")
+    assert outage.endswith("; trying again\n")
     server.restart()
     use(server, prefix, "after")
     assert process.stderr.readline() == "distwindow: the store answers again\n"
@@ -71,7 +71,7 @@ def test_a_stream_goes_on_after_an_outage(server: Standalone, prefix: str) -> No
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
 @pytest.mark.parametrize("columns", [40, 80])
-def test_a_screen_keeps_its_table_with_its_age(
+def test_a_terminal_keeps_the_table_with_its_age(
     server: Standalone, prefix: str, columns: int
 ) -> None:
     use(server, prefix, "before")
@@ -89,7 +89,7 @@ def test_a_screen_keeps_its_table_with_its_age(
         assert "Traceback" not in terminal.text
 
 
-def test_a_password_that_becomes_wrong_ends_it(server: Standalone, prefix: str) -> None:
+def test_a_changed_password_ends_it(server: Standalone, prefix: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "distwindow", *WATCH, "--json"],
         env={**os.environ, "DISTWINDOW_URL": server.url, "DISTWINDOW_PREFIX": prefix},
@@ -109,35 +109,35 @@ def test_a_password_that_becomes_wrong_ends_it(server: Standalone, prefix: str) 
 
 
 @pytest.mark.parametrize("arguments", [["--json"], []], ids=" ".join)
-def test_what_never_answered_is_an_error_at_once(cli: Cli, arguments: list[str]) -> None:
+def test_an_outage_at_the_start_is_an_error(cli: Cli, arguments: list[str]) -> None:
     for url in ("redis://127.0.0.1:1/0", "nonsense://", "redis+cluster://127.0.0.1:1"):
-        said = cli("stats", "--watch", *arguments, store=url)
-        assert (said.code, said.out) == (2, "")
-        assert said.err.count("\n") == 1
+        result = cli("stats", "--watch", *arguments, store=url)
+        assert (result.code, result.out) == (2, "")
+        assert result.err.count("\n") == 1
 
 
-# -- the loop and the screen by themselves ---------------------------------------------------------
+# -- `watch_store` and the view alone --------------------------------------------------------------
 
 
 class Ended(Exception):
-    """The test has seen enough."""
+    """Ends the loop of `watch_store`."""
 
 
 class Recorder:
-    """A view that fails as it is told, and writes down what it is asked to show."""
+    """A view whose refreshes fail as planned, and which records its calls."""
 
-    def __init__(self, *looks: Exception | None) -> None:
-        self._looks = list(looks)
+    def __init__(self, *refreshes: Exception | None) -> None:
+        self._refreshes = list(refreshes)
         self.events: list[str] = []
 
-    def look(self, nodes: Sequence[Server]) -> None:
-        if not self._looks:
+    def refresh(self, servers: Sequence[Server]) -> None:
+        if not self._refreshes:
             raise Ended
-        if (failure := self._looks.pop(0)) is not None:
+        if (failure := self._refreshes.pop(0)) is not None:
             raise failure
-        self.events.append("look")
+        self.events.append("refresh")
 
-    def away(self, reason: str) -> None:
+    def show_outage(self, reason: str) -> None:
         self.events.append(reason)
 
     def sleep(self, seconds: float) -> None:
@@ -146,15 +146,15 @@ class Recorder:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The URLs that were opened; nothing is connected to."""
+    """Replace `open_servers`, and return the URLs with which it is called."""
     urls: list[str] = []
 
     @contextmanager
-    def servers(url: str) -> Iterator[list[Server]]:
+    def open_servers(url: str) -> Iterator[list[Server]]:
         urls.append(url)
         yield []
 
-    monkeypatch.setattr(watch, "servers", servers)
+    monkeypatch.setattr(watch, "open_servers", open_servers)
     return urls
 
 
@@ -180,27 +180,36 @@ ENDS: list[Exception] = [
 
 
 @pytest.mark.parametrize("failure", OUTAGES, ids=repr)
-def test_outages_are_outlived(failure: Exception, opened: list[str]) -> None:
+def test_it_continues_after_outages(failure: Exception, opened: list[str]) -> None:
     view = Recorder(None, failure, failure, None)
     with pytest.raises(Ended):
         watch.watch_store("redis://:secret@host", view, 5.0, view.sleep)
-    told = view.events[2]
-    assert str(failure) in told
-    assert "secret" not in told
-    assert "--url" not in told
-    assert view.events == ["look", "sleep 5", told, "sleep 1", told, "sleep 1", "look", "sleep 5"]
-    assert len(opened) == 3  # anew after each failure: the topology may have changed
+    outage = view.events[2]
+    assert str(failure) in outage
+    assert "secret" not in outage
+    assert "--url" not in outage
+    assert view.events == [
+        "refresh",
+        "sleep 5",
+        outage,
+        "sleep 1",
+        outage,
+        "sleep 1",
+        "refresh",
+        "sleep 5",
+    ]
+    assert len(opened) == 3  # again after each failure, because the topology may have changed
 
 
 @pytest.mark.parametrize("failure", ENDS, ids=repr)
-def test_what_does_not_heal_ends_it(failure: Exception, opened: list[str]) -> None:
+def test_other_errors_end_it(failure: Exception, opened: list[str]) -> None:
     view = Recorder(None, failure, None)
     with pytest.raises(type(failure)):
         watch.watch_store("redis://host", view, 0.1, view.sleep)
-    assert view.events == ["look", "sleep 0.1"]
+    assert view.events == ["refresh", "sleep 0.1"]
 
 
-def test_the_first_failure_ends_what_never_answered(opened: list[str]) -> None:
+def test_a_failure_before_the_first_success_ends_it(opened: list[str]) -> None:
     view = Recorder(redis.ConnectionError("refused"))
     with pytest.raises(redis.ConnectionError):
         watch.watch_store("redis://host", view, 0.1, view.sleep)
@@ -209,7 +218,7 @@ def test_the_first_failure_ends_what_never_answered(opened: list[str]) -> None:
 
 @pytest.fixture
 def screen() -> Callable[..., Any]:
-    """What a screen of this size shows after a look and, `age` seconds later, an outage."""
+    """Return what a terminal shows after a refresh and, `age` seconds later, an outage."""
 
     def after(lines: list[str], width: int, height: int, age: float) -> list[str]:
         out = io.StringIO()
@@ -217,14 +226,14 @@ def screen() -> Callable[..., Any]:
         console = Console(file=out, force_terminal=True, color_system=None, **size)  # type: ignore[arg-type]
         now = [100.0]
 
-        def make(nodes: Sequence[Server]) -> tuple[list[Text], str]:
+        def make_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
             return [Text(line) for line in lines], "a note"
 
-        with watch.Screen(console, make, clock=lambda: now[0]) as view:
-            view.look([])
+        with watch.TerminalView(console, make_lines, clock=lambda: now[0]) as view:
+            view.refresh([])
             now[0] += age
             out.truncate(0)
-            view.away("redis://host is not reachable")
+            view.show_outage("redis://host is not reachable")
             drawn = out.getvalue()
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\0", "", drawn).splitlines()
         return [line.rstrip() for line in shown]
@@ -237,7 +246,7 @@ def test_the_age_of_a_table(screen: Callable[..., Any]) -> None:
     assert "; this table is 2 min 5 s old; trying again" in screen(["x"], 120, 9, 125)[2]
 
 
-def test_a_long_key_is_folded_and_the_note_stays_in_sight(screen: Callable[..., Any]) -> None:
+def test_a_long_key_is_folded_and_the_note_stays_visible(screen: Callable[..., Any]) -> None:
     shown = screen(["k" * 50, *"abcdefghij"], 20, 12, 7)
     assert shown[:4] == ["k" * 20, "k" * 20, "k" * 10, "a"]
     assert len(shown) == 12

@@ -1,4 +1,4 @@
-"""`distwindow demo`: several processes share one limit, and one can watch it hold."""
+"""`distwindow demo`: several processes share one limit, and their admissions are verified."""
 
 from __future__ import annotations
 
@@ -20,182 +20,205 @@ from distwindow import DistwindowError, Limit, Limiter, Stats
 
 from ...core.limit import limits_of
 from ...protocol.keys import check_prefix
-from ..errors import INTERRUPTED, guarded
-from ..options import DEFAULT_PREFIX, Prefix
-from ..render import console, printable
-from .server import host
-from .verify import Book
-from .view import Scene, interval
-from .workers import Crew, Task
+from ..errors import EXIT_INTERRUPTED, report_errors
+from ..options import DEFAULT_PREFIX, PrefixOption
+from ..render import make_console, printable
+from .server import demo_server
+from .verify import AdmissionLog
+from .view import DemoView, interval_text
+from .workers import WorkerOptions, WorkerPool
 
-_FRAME = 0.2
-_EAGERNESS = 20
-"""How many times the limit the workers ask for together."""
-_LEAST_PACE, _MOST_PACE = 0.0002, 0.005
+_REFRESH_S = 0.2
+_DEMAND_FACTOR = 20
+"""The rate of all workers' calls together, as a multiple of the limit."""
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.0002, 0.005
 
 
-@guarded
+@report_errors
 def demo(
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
     limit: Annotated[
         str, typer.Option("--limit", "-l", metavar="LIMIT", help='"50/s strict", "10/s; 100/m".')
     ] = "100/second",
-    seconds: Annotated[float, typer.Option(min=0.2, help="How long.")] = 8.0,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Duration.")] = 8.0,
     url: Annotated[
         str | None,
         typer.Option(
             "--url",
             envvar="DISTWINDOW_URL",
             metavar="URL",
-            help="Use this store. Without it: a redis-server of the demo's own, else fakeredis.",
+            help="The store. Without it the demo starts a redis-server, else fakeredis.",
         ),
     ] = None,
-    prefix: Prefix = DEFAULT_PREFIX,
+    prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
     """Several processes share one limit: watch who is admitted, and that the sum holds.
 
-    Exit 0: it held, judged from what the processes wrote down. Exit 1: it did not.
+    Exit 0: the limit held, verified from the admissions that the processes recorded. Exit 1: it did
+    not hold.
     """
     check_prefix(prefix)
     limits = limits_of(limit)
-    out = console()
+    console = make_console()
     key = f"demo-{secrets.token_hex(3)}"
-    with _terminable(), host(url) as served:
-        task = Task(served.url, tuple(map(str, limits)), prefix, key, _pace(limits, workers))
-        with Limiter(served.url, limits, prefix=prefix, timeout=5) as limiter:
-            limiter.peek(key)  # a store that cannot be used says so before anything is shown
-            said = "; ".join(map(str, limits))
-            out.print(Text(printable(served.told), style="bold"))
-            out.print(Text(f"{workers} processes share {said} on the key {key!r}, {seconds:g} s"))
-            out.print()
+    with _exit_on_signals(), demo_server(url) as server:
+        pause_s = _pause_s(limits, workers)
+        options = WorkerOptions(server.url, tuple(map(str, limits)), prefix, key, pause_s)
+        with Limiter(server.url, limits, prefix=prefix, timeout=5) as limiter:
+            limiter.peek(key)  # raises the errors of a store before anything is printed
+            shared = "; ".join(map(str, limits))
+            console.print(Text(printable(server.description), style="bold"))
+            console.print(
+                Text(f"{workers} processes share {shared} on the key {key!r}, {seconds:g} s")
+            )
+            console.print()
             try:
-                scene, stopped = _play(task, workers, limits, seconds, out)
-                counted = limiter.stats(key)
+                view, interrupted = _run_workers(options, workers, limits, seconds, console)
+                stats = limiter.stats(key)
             finally:
-                with suppress(DistwindowError):  # it expires by itself, too
+                with suppress(DistwindowError):  # the key expires anyway
                     limiter.reset(key)
-    held = _verdict(scene, counted, out)
+    held = _print_results(view, stats, console)
     if not held:
         raise typer.Exit(1)
-    if stopped:
-        raise typer.Exit(INTERRUPTED)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _pace(limits: Sequence[Limit], workers: int) -> float:
-    """Seconds between two calls of one worker: well above the limit, without heating the room."""
+def _pause_s(limits: Sequence[Limit], workers: int) -> float:
+    """Return the mean pause of a worker after a call. The demand is then well above the limit, but
+    does not occupy a core without need.
+    """
     rate = max(limit.amount / limit.per for limit in limits)
-    pace = min(_MOST_PACE, workers / (_EAGERNESS * rate))
-    return pace if pace >= _LEAST_PACE else 0.0
+    pause_s = min(_MAX_PAUSE_S, workers / (_DEMAND_FACTOR * rate))
+    return pause_s if pause_s >= _MIN_PAUSE_S else 0.0
 
 
-def _play(
-    task: Task, workers: int, limits: Sequence[Limit], seconds: float, out: Console
-) -> tuple[Scene, bool]:
-    """Run the crew; what happened, and whether Ctrl-C cut it short."""
-    stopped = False
-    with Crew(task, workers) as crew:
-        crew.go()
-        scene = Scene(limits, crew.pids)
+def _run_workers(
+    options: WorkerOptions,
+    workers: int,
+    limits: Sequence[Limit],
+    seconds: float,
+    console: Console,
+) -> tuple[DemoView, bool]:
+    """Run the workers, showing their reports. Return the view with all reports, and whether Ctrl-C
+    ended the run early.
+    """
+    interrupted = False
+    with WorkerPool(options, workers) as pool:
+        pool.start_calls()
+        view = DemoView(limits, pool.pids)
         try:
-            with _shown(scene, out) as show:
-                end = time.monotonic() + seconds
-                while (left := end - time.monotonic()) > 0:
-                    for number, report in crew.reports(min(_FRAME, left)):
-                        scene.learn(number, report)
-                    show()
+            with _display(view, console) as refresh:
+                end_at = time.monotonic() + seconds
+                while (left := end_at - time.monotonic()) > 0:
+                    for worker, report in pool.reports(min(_REFRESH_S, left)):
+                        view.add(worker, report)
+                    refresh()
         except KeyboardInterrupt:
-            stopped = True
-        for number, report in crew.stop():
-            scene.learn(number, report)
-    return scene, stopped
+            interrupted = True
+        for worker, report in pool.stop():
+            view.add(worker, report)
+    return view, interrupted
 
 
 @contextmanager
-def _shown(scene: Scene, out: Console) -> Iterator[Callable[[], None]]:
-    """A function that shows the scene as it is: in place on a terminal, else a line per second."""
-    if out.is_terminal:
-        with Live(console=out, auto_refresh=False, transient=True, redirect_stdout=False) as live:
-            yield lambda: live.update(Group(*scene.picture(out.width)), refresh=True)
+def _display(view: DemoView, console: Console) -> Iterator[Callable[[], None]]:
+    """Return a function that shows the view as it is now: in place on a terminal, else as a line
+    per second.
+    """
+    if console.is_terminal:
+        with Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False
+        ) as live:
+            yield lambda: live.update(Group(*view.live_lines(console.width)), refresh=True)
         return
-    begun = time.monotonic()
-    said = 0
+    started_at = time.monotonic()
+    printed_s = 0
 
-    def line() -> None:
-        nonlocal said
-        passed = int(time.monotonic() - begun)
-        if passed > said:
-            said = passed
-            print(f"{passed:4d} s  {scene.line()}", file=out.file, flush=True)
+    def print_line() -> None:
+        nonlocal printed_s
+        elapsed_s = int(time.monotonic() - started_at)
+        if elapsed_s > printed_s:
+            printed_s = elapsed_s
+            print(f"{elapsed_s:4d} s  {view.log_line()}", file=console.file, flush=True)
 
-    yield line
+    yield print_line
 
 
-def _verdict(scene: Scene, counted: Stats, out: Console) -> bool:
-    """Say whether the limits held. Judged from what the processes wrote down."""
-    for text in scene.totals(out.width):
-        out.print(text)
-    out.print()
-    if scene.failed:
-        why = printable(scene.trouble)
-        out.print(Text(f"{scene.failed:,} calls got no answer, the last: {why}", style="yellow"))
+def _print_results(view: DemoView, stats: Stats, console: Console) -> bool:
+    """Print the totals, and for each limit whether it held. Return whether all held."""
+    for line in view.total_lines(console.width):
+        console.print(line)
+    console.print()
+    if view.failed:
+        error = printable(view.last_error)
+        console.print(Text(f"{view.failed:,} calls failed, the last: {error}", style="yellow"))
     held = True
-    for book, window in zip(scene.books, counted.windows, strict=True):
-        held = _judged(book, out) and held
+    for log, window in zip(view.logs, stats.windows, strict=True):
+        held = _print_result(log, console) and held
         for bucket in window.buckets:
-            wrote = book.in_bucket(bucket.start)
-            # A call that got no answer may have been counted all the same.
-            if not wrote <= bucket.passed <= wrote + scene.failed:
+            recorded = log.in_bucket(bucket.start)
+            # The store may have counted a call that failed.
+            if not recorded <= bucket.passed <= recorded + view.failed:
                 held = False
-                said = f"BROKEN: {book.limit}: the store counted {bucket.passed:,} in a bucket, "
-                out.print(Text(f"{said}the processes {wrote:,}", style="bold red"))
+                console.print(
+                    Text(
+                        f"BROKEN: {log.limit}: the store counted {bucket.passed:,} in a bucket, "
+                        f"the processes {recorded:,}",
+                        style="bold red",
+                    )
+                )
     return held
 
 
-def _judged(book: Book, out: Console) -> bool:
-    limit, fullest = book.limit, book.fullest()
+def _print_result(log: AdmissionLog, console: Console) -> bool:
+    limit, fullest = log.limit, log.fullest()
     kind = "" if limit.bound == "strict" else "aligned "
-    if fullest.amount <= limit.amount:
-        out.print(
-            Text("held: ", style="bold green").append(
-                f"never more than {limit.amount:,} in any {kind}window of {interval(limit)} "
-                f"(fullest: {fullest.amount:,})",
-                style="not bold",
+    if fullest.admitted > limit.amount:
+        console.print(
+            Text(
+                f"BROKEN: {fullest.admitted:,} were admitted in the {kind}window of "
+                f"{interval_text(limit)} that began at {fullest.start_ms} ms; the limit is {limit}",
+                style="bold red",
             )
         )
-        any_window = book.fullest_of_any().amount
-        if any_window > limit.amount:
-            out.print(
-                Text(
-                    f"      {any_window:,} in the fullest unaligned one: leap, Sentinel's bound, "
-                    f'allows {2 * limit.amount:,};\n      "{limit} strict" keeps to '
-                    f"{limit.amount:,} there too",
-                    style="dim",
-                )
-            )
-        return True
-    out.print(
-        Text(
-            f"BROKEN: {fullest.amount:,} were admitted in the {kind}window of {interval(limit)} "
-            f"that began at {fullest.start_ms} ms; the limit is {limit}",
-            style="bold red",
+        return False
+    console.print(
+        Text("held: ", style="bold green").append(
+            f"never more than {limit.amount:,} in any {kind}window of {interval_text(limit)} "
+            f"(fullest: {fullest.admitted:,})",
+            style="not bold",
         )
     )
-    return False
+    unaligned = log.fullest_unaligned().admitted
+    if unaligned > limit.amount:
+        console.print(
+            Text(
+                f"      {unaligned:,} in the fullest unaligned one: leap, Sentinel's bound, "
+                f'allows {2 * limit.amount:,};\n      "{limit} strict" keeps to '
+                f"{limit.amount:,} there too",
+                style="dim",
+            )
+        )
+    return True
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end us the way Ctrl-C does: servers and workers go too."""
+def _exit_on_signals() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM and SIGHUP, so that the server and the workers are ended as they
+    are after Ctrl-C.
+    """
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def exit_process(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     if threading.current_thread() is not threading.main_thread():
-        numbers = []  # only the main thread may choose
-    before = [signal.signal(number, end) for number in numbers]
+        numbers = []  # only the main thread may set handlers
+    previous = [signal.signal(number, exit_process) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""fakeredis on a TCP port: for the demo on a machine without a redis-server, and for the tests.
+"""fakeredis on a TCP port, for the demo on a machine without a redis-server, and for tests.
 
 Importing this module needs fakeredis, which is not a dependency of the package.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class _ErrorsAsReplies:
     """A client's connection inside fakeredis that returns an error reply instead of raising it.
 
-    The handler of fakeredis's TCP server sends what a connection raises and then closes the
-    client's socket. Redis goes on after an error reply, and our clients rely on that: the first
-    call of a script is answered by NOSCRIPT, and the script is sent on the same connection.
+    If a connection raises an error, the handler of fakeredis's TCP server sends it and then closes
+    the client's socket. Redis keeps the socket open after an error reply, and distwindow depends on
+    that: the first call of a script gets NOSCRIPT, and sends the script on the same connection.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -37,7 +37,9 @@ class _ErrorsAsReplies:
 
 
 class FakeServer:
-    """fakeredis's TCP server in a thread of this process; `version` is the Redis it imitates."""
+    """fakeredis's TCP server in a thread of this process. `version` is the version of Redis that it
+    imitates.
+    """
 
     def __init__(self, version: tuple[int, ...] = (7, 0)) -> None:
         self.version = version
@@ -51,9 +53,9 @@ class FakeServer:
         return f"redis://{self.host}:{self.port}/0"
 
     def start(self) -> Self:
-        # Port 0: the system picks a free port at bind, so nobody else can take it in between.
+        # With port 0 the system chooses a free port at bind, so no other program can take it first.
         server = TcpFakeServer((self.host, 0), server_version=self.version)
-        # A client that was not closed must not keep the process from ending.
+        # Otherwise a client that was not closed would keep this process from ending.
         server.daemon_threads = True
         server.block_on_close = False
         handler = server.RequestHandlerClass

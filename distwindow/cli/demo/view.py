@@ -1,4 +1,4 @@
-"""What the demo shows: who was told what, now and in total, and how full the windows were."""
+"""What the demo shows: admissions and refusals by worker, and how full the windows were."""
 
 from __future__ import annotations
 
@@ -12,91 +12,102 @@ from distwindow import Limit
 
 from ..render import bar
 from ..table import Cell, Column, Table
-from .verify import Book
+from .verify import AdmissionLog
 from .workers import Report
 
-_BAR = 16
+_BAR_WIDTH = 16
 
 
-def interval(limit: Limit) -> str:
-    """`1 second`, `5 minutes`: the interval as its limit says it."""
-    _, _, said = str(Limit(1, limit.per)).partition("/")
-    return said if said[0].isdigit() else f"1 {said}"
+def interval_text(limit: Limit) -> str:
+    """Return the interval in the words of the limit: `1 second`, `5 minutes`."""
+    _, _, text = str(Limit(1, limit.per)).partition("/")
+    return text if text[0].isdigit() else f"1 {text}"
 
 
-class Scene:
-    """Who was told what."""
+class DemoView:
+    """The counts of all workers, and the tables that show them."""
 
     def __init__(self, limits: Sequence[Limit], pids: Sequence[int]) -> None:
-        self.books = [Book(limit) for limit in limits]
-        self.failed, self.trouble = 0, ""
+        self.logs = [AdmissionLog(limit) for limit in limits]
+        self.failed, self.last_error = 0, ""
         self._limit = limits[0]
         self._pids = pids
         self._admitted = [0] * len(pids)
         self._refused = [0] * len(pids)
-        self._own = [Book(limits[0]) for _ in pids]
-        self._recent: deque[tuple[float, int]] = deque()
+        self._worker_logs = [AdmissionLog(limits[0]) for _ in pids]
+        self._recent_refusals: deque[tuple[float, int]] = deque()
 
-    def learn(self, number: int, report: Report) -> None:
-        """Take in what the worker of this number reports."""
-        admitted = len(report.admitted_ms)
-        self._admitted[number] += admitted
-        self._refused[number] += report.refused
+    def add(self, worker: int, report: Report) -> None:
+        """Add a report of the worker of this number."""
+        self._admitted[worker] += len(report.admitted_ms)
+        self._refused[worker] += report.refused
         self.failed += report.failed
-        self.trouble = report.trouble or self.trouble
-        for book in [*self.books, self._own[number]]:
-            book.add(report.admitted_ms)
-        self._recent.append((time.monotonic(), report.refused))
+        self.last_error = report.error or self.last_error
+        for log in [*self.logs, self._worker_logs[worker]]:
+            log.add(report.admitted_ms)
+        self._recent_refusals.append((time.monotonic(), report.refused))
 
-    def picture(self, width: int) -> list[Text]:
-        """The latest window, worker by worker, and the totals: for a terminal."""
-        now = self._window()
-        rows = [self._row(number, count, sum(now)) for number, count in enumerate(now)]
-        rows.append(self._sum(sum(now)))
-        columns = [Column("WORKER"), Column("LAST WINDOW", right=True), Column("", drop=1)]
-        columns += [Column("ADMITTED", right=True, drop=2), Column("REFUSED", right=True, drop=3)]
-        return [*Table(columns, rows, width).texts(), Text(), *self._windows()]
+    def live_lines(self, width: int) -> list[Text]:
+        """Return the last window and the totals by worker, for a terminal."""
+        counts = self._last_window()
+        rows = [self._worker_row(worker, count, sum(counts)) for worker, count in enumerate(counts)]
+        rows.append(self._sum_row(sum(counts)))
+        columns = [
+            Column("WORKER"),
+            Column("LAST WINDOW", align_right=True),
+            Column("", omit_order=1),
+            Column("ADMITTED", align_right=True, omit_order=2),
+            Column("REFUSED", align_right=True, omit_order=3),
+        ]
+        return [*Table(columns, rows, width).styled_lines(), Text(), *self._fullest_lines()]
 
-    def totals(self, width: int) -> list[Text]:
-        """The whole time, worker by worker: for the end."""
+    def total_lines(self, width: int) -> list[Text]:
+        """Return the totals by worker, for the end."""
         total = sum(self._admitted)
         rows = []
         for number, count in enumerate(self._admitted):
-            worker, _, _, admitted, refused = self._row(number, count, total)
-            rows.append([worker, admitted, (bar(count / max(1, total), _BAR), "green"), refused])
-        worker, _, _, admitted, refused = self._sum(total)
+            worker, _, _, admitted, refused = self._worker_row(number, count, total)
+            share = (bar(count / max(1, total), _BAR_WIDTH), "green")
+            rows.append([worker, admitted, share, refused])
+        worker, _, _, admitted, refused = self._sum_row(total)
         rows.append([worker, admitted, ("", ""), refused])
-        columns = [Column("WORKER"), Column("ADMITTED", right=True), Column("", drop=2)]
-        return list(Table([*columns, Column("REFUSED", right=True, drop=1)], rows, width).texts())
+        columns = [
+            Column("WORKER"),
+            Column("ADMITTED", align_right=True),
+            Column("", omit_order=2),
+            Column("REFUSED", align_right=True, omit_order=1),
+        ]
+        return list(Table(columns, rows, width).styled_lines())
 
-    def line(self) -> str:
-        """The latest window in one line: for a log."""
-        now = self._window()
+    def log_line(self) -> str:
+        """Return the last window in one line, for a log."""
+        counts = self._last_window()
         return (
-            f"{' + '.join(f'{count:,}' for count in now)} = {sum(now):,} of "
-            f"{self._limit.amount:,} in the last window, {self._refusals():,} refused/s"
+            f"{' + '.join(f'{count:,}' for count in counts)} = {sum(counts):,} of "
+            f"{self._limit.amount:,} in the last window, {self._refusals_per_second():,} refused/s"
         )
 
-    def _window(self) -> list[int]:
-        """Admissions in the latest whole window of the first limit, by worker."""
-        latest = self.books[0].latest()
-        return [own.in_interval(latest) for own in self._own]
+    def _last_window(self) -> list[int]:
+        """Return the admissions by worker in the last complete interval of the first limit."""
+        number = self.logs[0].last_complete_interval()
+        return [log.in_interval(number) for log in self._worker_logs]
 
-    def _refusals(self) -> int:
-        while self._recent and self._recent[0][0] < time.monotonic() - 1:
-            self._recent.popleft()
-        return sum(refused for _, refused in self._recent)
+    def _refusals_per_second(self) -> int:
+        recent = self._recent_refusals
+        while recent and recent[0][0] < time.monotonic() - 1:
+            recent.popleft()
+        return sum(refused for _, refused in recent)
 
-    def _row(self, number: int, count: int, total: int) -> list[Cell]:
+    def _worker_row(self, worker: int, count: int, total: int) -> list[Cell]:
         return [
-            (f"{number + 1}  (pid {self._pids[number]})", ""),
+            (f"{worker + 1}  (pid {self._pids[worker]})", ""),
             (f"{count:,}", "green"),
-            (bar(count / max(1, total), _BAR), "green"),
-            (f"{self._admitted[number]:,}", ""),
-            (f"{self._refused[number]:,}", "dim"),
+            (bar(count / max(1, total), _BAR_WIDTH), "green"),
+            (f"{self._admitted[worker]:,}", ""),
+            (f"{self._refused[worker]:,}", "dim"),
         ]
 
-    def _sum(self, count: int) -> list[Cell]:
+    def _sum_row(self, count: int) -> list[Cell]:
         share = count / self._limit.amount
         return [
             ("together", "bold"),
@@ -106,12 +117,12 @@ class Scene:
             (f"{sum(self._refused):,}", "dim"),
         ]
 
-    def _windows(self) -> list[Text]:
+    def _fullest_lines(self) -> list[Text]:
         lines = []
-        for book in self.books:
-            fullest, most = book.fullest_aligned().amount, book.limit.amount
-            line = Text(f"fullest window of {interval(book.limit)} so far: ")
-            line.append(f"{fullest:,} of {most:,}  ", style="bold")
-            style = "bold red" if fullest > most else "green"
-            lines.append(line.append(bar(fullest / most, _BAR), style=style))
+        for log in self.logs:
+            fullest, amount = log.fullest_aligned().admitted, log.limit.amount
+            line = Text(f"fullest window of {interval_text(log.limit)} so far: ")
+            line.append(f"{fullest:,} of {amount:,}  ", style="bold")
+            style = "bold red" if fullest > amount else "green"
+            lines.append(line.append(bar(fullest / amount, _BAR_WIDTH), style=style))
         return lines

@@ -1,7 +1,8 @@
-"""Processes that share one limit, and what each of them was told. Their side is `work`.
+"""The demo's worker processes, which share one limit.
 
-A worker writes down the store's time of every admission, and reports through its own pipe; nothing
-is shared but the store. Nothing here needs typer or rich: a worker starts without them.
+Each process runs `run_worker`: it calls the limiter, records the store's time of every admission,
+and sends reports through its own pipe. The processes share nothing but the store. This module
+imports neither typer nor rich, so that a worker starts faster.
 """
 
 from __future__ import annotations
@@ -21,97 +22,106 @@ from distwindow import DistwindowError, Limiter, StoreError, StoreUnavailable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_REPORT_EVERY = 0.05
-_START = 30.0
-"""Seconds for all workers to start; importing on a busy machine takes its time."""
-_TIMEOUT = 5.0
-"""Seconds of one call: the demo is about counting, not about deadlines."""
-_GO, _STOP = "go", "stop"
+_REPORT_INTERVAL_S = 0.05
+_START_TIMEOUT_S = 30.0
+"""For all workers together, because imports are slow on a busy machine."""
+_TIMEOUT_S = 5.0
+"""Of one call; long, because the demo is about counting and not about deadlines."""
+_START, _STOP = "start", "stop"
 
 
 @dataclass(frozen=True)
-class Task:
-    """What every worker does: ask for `key`, about every `pace` seconds, 0 being at once."""
+class WorkerOptions:
+    """What every worker calls, and how often."""
 
     url: str
     limits: tuple[str, ...]
     prefix: str
     key: str
-    pace: float
+    pause_s: float
+    """The mean pause after a call."""
 
 
 class Report(NamedTuple):
-    """What one worker was told since its last report."""
+    """The results of one worker's calls since its last report."""
 
     admitted_ms: list[int]
     """The store's time of each admission."""
     refused: int = 0
     failed: int = 0
-    trouble: str = ""
-    """What failed last; or, before the first call, why this worker cannot work at all."""
+    error: str = ""
+    """Why the last failed call failed. In the first report, why this worker cannot call at all."""
 
 
-def work(task: Task, pipe: Connection) -> None:
-    """One worker, in its own process: ready, go, reports until it is told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then says stop
+def run_worker(options: WorkerOptions, pipe: Connection) -> None:
+    """Run one worker in its own process: send a first report, wait for the start, then send reports
+    until the parent sends the stop or ends.
+    """
+    # Ctrl-C reaches all processes of a terminal. The parent handles it, and stops the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Limiter(task.url, task.limits, prefix=task.prefix, timeout=_TIMEOUT) as limiter:
+        with Limiter(
+            options.url, options.limits, prefix=options.prefix, timeout=_TIMEOUT_S
+        ) as limiter:
             try:
-                limiter.peek(task.key)
+                limiter.peek(options.key)
             except DistwindowError as exc:
-                pipe.send(Report([], trouble=str(exc)))
+                pipe.send(Report([], error=str(exc)))
                 return
             pipe.send(Report([]))
-            if pipe.recv() == _GO:
-                _ask(limiter, task, pipe)
-    except (EOFError, OSError):  # the parent is gone
+            if pipe.recv() == _START:
+                _call_until_stopped(limiter, options, pipe)
+    except (EOFError, OSError):  # the parent has ended
         return
 
 
-def _ask(limiter: Limiter, task: Task, pipe: Connection) -> None:
-    chance = random.Random()
+def _call_until_stopped(limiter: Limiter, options: WorkerOptions, pipe: Connection) -> None:
+    generator = random.Random()
     while not pipe.poll():
         admitted: list[int] = []
         refused = failed = 0
-        trouble = ""
-        until = time.monotonic() + _REPORT_EVERY
-        while time.monotonic() < until:
+        error = ""
+        report_at = time.monotonic() + _REPORT_INTERVAL_S
+        while time.monotonic() < report_at:
             try:
-                decision = limiter.try_acquire(task.key)
+                decision = limiter.try_acquire(options.key)
             except StoreError as exc:
-                failed, trouble = failed + 1, str(exc)
-                time.sleep(_REPORT_EVERY)
+                failed, error = failed + 1, str(exc)
+                time.sleep(_REPORT_INTERVAL_S)
                 continue
             if decision.allowed:
                 admitted.append(decision.now_ms)
             else:
                 refused += 1
-            if task.pace:
-                time.sleep(chance.uniform(0, 2 * task.pace))
-        pipe.send(Report(admitted, refused, failed, trouble))
+            if options.pause_s:
+                time.sleep(generator.uniform(0, 2 * options.pause_s))
+        pipe.send(Report(admitted, refused, failed, error))
 
 
-class Crew:
-    """`count` workers: started by `with`, gone at its end whatever happens."""
+class WorkerPool:
+    """`count` worker processes. They end with the `with`, also if it is left by an error."""
 
-    def __init__(self, task: Task, count: int) -> None:
+    def __init__(self, options: WorkerOptions, count: int) -> None:
         self._spawn = multiprocessing.get_context("spawn")
-        self._task, self._count = task, count
+        self._options, self._count = options, count
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
     def __enter__(self) -> Self:
-        # Ignored signals stay ignored in a new process: no traceback of a worker half imported.
+        # A new process inherits ignored signals. Otherwise Ctrl-C during its imports would print a
+        # traceback.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for _ in range(self._count):
                 ours, theirs = self._spawn.Pipe()
-                process = self._spawn.Process(target=work, args=(self._task, theirs), daemon=True)
+                process = self._spawn.Process(
+                    target=run_worker, args=(self._options, theirs), daemon=True
+                )
                 process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._pipes.append(ours)
-        except BaseException:  # Ctrl-C too: no worker outlives a crew that was never entered
+        except BaseException:  # includes Ctrl-C; without `__enter__` nobody calls `__exit__`
             self.__exit__(None, None, None)
             raise
         finally:
@@ -136,49 +146,52 @@ class Crew:
 
     @property
     def pids(self) -> list[int]:
-        """The workers' process ids, by number."""
+        """The process ids of the workers, by number."""
         return [process.pid for process in self._processes]
 
-    def go(self) -> None:
-        """Once all are connected, let them begin together."""
-        deadline = time.monotonic() + _START
+    def start_calls(self) -> None:
+        """Wait until all workers are connected, then let them start together."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
         for pipe in self._pipes:
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                raise StoreUnavailable(f"the workers did not start within {_START:g} s")
+                raise StoreUnavailable(
+                    f"the worker processes did not start within {_START_TIMEOUT_S:g} s"
+                )
             try:
-                trouble = pipe.recv().trouble
+                error = pipe.recv().error
             except EOFError:
-                raise StoreUnavailable("a worker ended before it began") from None
-            if trouble:
-                raise StoreUnavailable(trouble)
+                raise StoreUnavailable("a worker process ended while it started") from None
+            if error:
+                raise StoreUnavailable(error)
         for pipe in self._pipes:
-            pipe.send(_GO)
+            pipe.send(_START)
 
     def reports(self, seconds: float) -> Iterator[tuple[int, Report]]:
-        """What the workers report within `seconds`, each with the worker's number."""
+        """Yield the reports of the next `seconds`, each with the number of its worker."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            yield from self._come(left)
+            yield from self._receive(left)
 
     def stop(self) -> Iterator[tuple[int, Report]]:
-        """End the work; the last reports."""
+        """Stop the workers, and yield their last reports."""
         for pipe in self._pipes:
             try:
                 pipe.send(_STOP)
             except OSError:
                 continue
-        deadline = time.monotonic() + _TIMEOUT
+        deadline = time.monotonic() + _TIMEOUT_S
         while any(p.is_alive() for p in self._processes) and time.monotonic() < deadline:
-            yield from self._come(0.05)
-        yield from self._come(0)
+            yield from self._receive(0.05)
+        yield from self._receive(0)
 
-    def _come(self, seconds: float) -> list[tuple[int, Report]]:
-        come = []
+    def _receive(self, seconds: float) -> list[tuple[int, Report]]:
+        """Return all reports that are there, waiting up to `seconds` for the first."""
+        reports = []
         for pipe in wait([pipe for pipe in self._pipes if not pipe.closed], seconds):
             assert isinstance(pipe, Connection)
             try:
                 while pipe.poll():
-                    come.append((self._pipes.index(pipe), pipe.recv()))
+                    reports.append((self._pipes.index(pipe), pipe.recv()))
             except (EOFError, OSError):
                 pipe.close()
-        return come
+        return reports

@@ -1,4 +1,4 @@
-"""`distwindow doctor`: is this store fit to keep limits?"""
+"""`distwindow doctor`: checks whether a store is fit for limits."""
 
 from __future__ import annotations
 
@@ -13,79 +13,83 @@ from rich.text import Text
 
 from ...protocol.keys import check_prefix
 from ...store.redis.urls import masked_url, parse_url_text
-from ..errors import guarded, without_password
-from ..options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url
-from ..render import console, printable
-from ..servers import Server, servers
-from .checks import examined
+from ..errors import mask_passwords, report_errors
+from ..options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
+from ..render import make_console, printable
+from ..servers import Server, open_servers
+from .checks import check_installation, check_server, check_slots
 from .finding import Finding
-from .probe import covered, exercised, installed
+from .probe import probe_scripts
 
-_SIGNS = {
+_LABELS = {
     "ok": ("ok", "green"),
     "warning": ("warning", "yellow"),
     "problem": ("PROBLEM", "bold red"),
 }
 
 
-@guarded
-def doctor(as_json: Json = False, url: Url = DEFAULT_URL, prefix: Prefix = DEFAULT_PREFIX) -> None:
-    """Look at what limits depend on: version, eviction, replicas, clock, script rights, latency.
+@report_errors
+def doctor(
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    prefix: PrefixOption = DEFAULT_PREFIX,
+) -> None:
+    """Check what limits depend on: version, eviction, replicas, clock, script rights, latency.
 
-    What is unsafe is named with its mend. Exit 0: fit, perhaps with warnings. Exit 1: a problem.
-    Exit 2: it cannot be connected to.
+    A finding that is unsafe is printed with its fix. Exit 0: fit, perhaps with warnings. Exit 1: a
+    problem. Exit 2: the store cannot be reached.
     """
     check_prefix(prefix)
-    out = console()
+    console = make_console()
     findings: list[Finding] = []
-    with servers(url) as nodes:
-        for finding in _examination(nodes, url, prefix):
-            clean = finding._replace(found=without_password(finding.found, url))
-            findings.append(clean)
+    with open_servers(url) as servers:
+        for finding in _findings(servers, url, prefix):
+            masked = finding._replace(found=mask_passwords(finding.found, url))
+            findings.append(masked)
             if not as_json:
-                _show(clean, out)
+                _print_finding(masked, console)
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     if as_json:
-        said = {"url": masked_url(url), "fit": not problems}
-        print(json.dumps(said | {"findings": [one._asdict() for one in findings]}, indent=1))
+        report = {"url": masked_url(url), "fit": not problems}
+        print(json.dumps(report | {"findings": [one._asdict() for one in findings]}, indent=1))
     else:
-        out.print()
-        out.print(Text(f"{masked_url(url)}: {_summary(problems, warnings)}", style="bold"))
+        console.print()
+        console.print(Text(f"{masked_url(url)}: {_summary(problems, warnings)}", style="bold"))
     if problems:
         raise typer.Exit(1)
 
 
-def _examination(nodes: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
-    for server in nodes:
-        with suppress(
-            redis.exceptions.NoPermissionError
-        ):  # PING may be forbidden; it has answered all the same
-            server.client.ping()  # what cannot be connected to is no finding, but the end
-    yield from installed()
-    several = len(nodes) > 1
-    for server in nodes:
-        for finding in examined(server):
+def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
+    for server in servers:
+        # A failure to connect ends the command. PING may be forbidden, which shows that the
+        # server answers.
+        with suppress(redis.exceptions.NoPermissionError):
+            server.client.ping()
+    yield from check_installation()
+    several = len(servers) > 1
+    for server in servers:
+        for finding in check_server(server):
             yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
     if parse_url_text(url).kind == "cluster":
-        yield from covered(nodes[0])
-    yield from exercised(nodes, url, prefix)
+        yield from check_slots(servers[0])
+    yield from probe_scripts(servers, url, prefix)
 
 
-def _show(finding: Finding, out: Console) -> None:
-    sign, style = _SIGNS[finding.level]
-    head = Text(f"{sign:7}", style=style).append(
+def _print_finding(finding: Finding, console: Console) -> None:
+    label, style = _LABELS[finding.level]
+    head = Text(f"{label:7}", style=style).append(
         f"  {finding.check:11}  ", style="not bold default"
     )
     indent = len(head)
-    width = max(30, out.width - indent)
-    lines = Text(printable(finding.found)).wrap(out, width)
+    width = max(30, console.width - indent)
+    lines = Text(printable(finding.found)).wrap(console, width)
     lines[0] = head.append_text(lines[0])
-    if finding.mend:
-        mend = Text("mend: ", style="cyan").append(printable(finding.mend), style="default")
-        lines.extend(mend.wrap(out, width))
+    if finding.fix:
+        fix = Text("fix: ", style="cyan").append(printable(finding.fix), style="default")
+        lines.extend(fix.wrap(console, width))
     for i, line in enumerate(lines):
-        out.print(Text(" " * indent if i else "").append_text(line))
+        console.print(Text(" " * indent if i else "").append_text(line))
 
 
 def _summary(problems: int, warnings: int) -> str:
@@ -94,4 +98,4 @@ def _summary(problems: int, warnings: int) -> str:
         parts.append(f"{problems} problem{'s' if problems > 1 else ''}")
     if warnings:
         parts.append(f"{warnings} warning{'s' if warnings > 1 else ''}")
-    return " and ".join(parts) or "fit to keep limits"
+    return " and ".join(parts) or "fit for limits"

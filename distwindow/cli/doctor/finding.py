@@ -1,4 +1,4 @@
-"""What `doctor` finds, and the questions it asks a server, which may not be allowed to answer."""
+"""The findings of `doctor`, and the commands that it sends, which a server may forbid."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ Level = Literal["ok", "warning", "problem"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Level
     found: str
-    mend: str = ""
-    """What to do about it, where something is to be done."""
+    fix: str = ""
+    """What to do about it; empty where nothing needs to be done."""
 
 
 class Forbidden(Exception):
-    """The server did not let us look. The text is its own."""
+    """The server forbids a command that a check needs. The text is the server's error."""
 
 
-def asked(server: Server, *words: str) -> Any:
-    """The reply to a command; `Forbidden` where it is not allowed or not known."""
+def execute(server: Server, *words: str) -> Any:
+    """Send a command, and return its reply. `Forbidden` if it is not allowed or not known."""
     try:
         return server.client.execute_command(*words)
-    except redis.ResponseError as exc:  # NOPERM, or a provider that has renamed the command
+    except redis.ResponseError as exc:  # NOPERM, or a provider has renamed the command
         raise Forbidden(str(exc)) from None
 
 
-def info(server: Server, section: str) -> dict[str, Any]:
-    """A section of INFO."""
-    fields: dict[str, Any] = asked(server, "INFO", section)
+def read_info(server: Server, section: str) -> dict[str, Any]:
+    """Return a section of INFO."""
+    fields: dict[str, Any] = execute(server, "INFO", section)
     return fields
 
 
-def config(server: Server, pattern: str) -> dict[str, str]:
-    """Settings by name."""
-    reply = asked(server, "CONFIG GET", pattern)
+def read_config(server: Server, pattern: str) -> dict[str, str]:
+    """Return the settings whose names match `pattern`."""
+    reply = execute(server, "CONFIG GET", pattern)
     return {_text(name): _text(value) for name, value in reply.items()}
 
 
@@ -50,9 +50,11 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def looked(check: str, look: Callable[[], list[Finding]], instead: str) -> list[Finding]:
-    """What `look` finds; that it may not look is a finding too, with what to do `instead`."""
+def run_check(
+    check: str, find: Callable[[], list[Finding]], fix_if_forbidden: str
+) -> list[Finding]:
+    """Return what `find` finds. Where the server forbids the check, that is the finding."""
     try:
-        return look()
+        return find()
     except Forbidden as exc:
-        return [Finding(check, "warning", f"could not look: {exc}", instead)]
+        return [Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)]

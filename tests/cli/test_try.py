@@ -12,11 +12,11 @@ from tests.cli.conftest import Cli
 
 
 def test_it_admits_until_the_limit_and_then_refuses_with_exit_1(cli: Cli) -> None:
-    said = [cli("try", "k", "--limit", "2/hour") for _ in range(3)]
-    assert [one.code for one in said] == [0, 0, 1]
-    assert said[0].out.strip() == "allowed, 1 of 2 left"
-    assert said[2].out.startswith("refused by 2/hour, retry in ")
-    assert said[2].out.count("\n") == 1
+    result = [cli("try", "k", "--limit", "2/hour") for _ in range(3)]
+    assert [one.code for one in result] == [0, 0, 1]
+    assert result[0].out.strip() == "allowed, 1 of 2 left"
+    assert result[2].out.startswith("refused by 2/hour, retry in ")
+    assert result[2].out.count("\n") == 1
 
 
 def test_several_limits_in_one_string_or_in_several_options(cli: Cli) -> None:
@@ -33,8 +33,8 @@ def test_the_cost_is_charged(cli: Cli, redis_url: str, prefix: str) -> None:
 
 
 def test_json_has_the_fields_of_the_decision(cli: Cli) -> None:
-    said = cli("try", "k", "-l", "1/hour", "--json")
-    decision = json.loads(said.out)
+    result = cli("try", "k", "-l", "1/hour", "--json")
+    decision = json.loads(result.out)
     assert decision["allowed"] is True
     assert decision["limit"] == "1/hour"
     assert decision["key"] == "k"
@@ -45,7 +45,7 @@ def test_json_has_the_fields_of_the_decision(cli: Cli) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="arguments are text there")
-def test_a_key_that_is_no_text_is_the_key_of_these_bytes(
+def test_an_argument_that_is_not_text_is_a_key_of_bytes(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
     assert cli("try", os.fsdecode(b"\xff\xfe"), "-l", "5/hour").code == 0

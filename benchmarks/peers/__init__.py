@@ -1,0 +1,47 @@
+"""The libraries that distwindow is compared with, and distwindow, behind one interface.
+
+Peers get their best settings: clients without retries or health checks, pools large enough, no
+background work, and the fastest documented call. Which of several settings is the best, a
+preselection before each comparison measures.
+"""
+
+from benchmarks.peers.base import (
+    DISTWINDOW,
+    HIGH_QUOTA,
+    LIBRARIES,
+    LOW_QUOTA,
+    TIMEOUT_S,
+    Acquire,
+    AsyncAcquire,
+    AsyncPeer,
+    Peer,
+    Quota,
+    check_decisions,
+)
+from benchmarks.peers.blocking import blocking_peers
+from benchmarks.peers.libraries import BLOCKING, SHARED
+from benchmarks.peers.memory import memory_peers
+from benchmarks.peers.own import async_limiters, limiters, more_limiters
+from benchmarks.peers.tasks import async_peers
+
+__all__ = [
+    "BLOCKING",
+    "DISTWINDOW",
+    "HIGH_QUOTA",
+    "LIBRARIES",
+    "LOW_QUOTA",
+    "SHARED",
+    "TIMEOUT_S",
+    "Acquire",
+    "AsyncAcquire",
+    "AsyncPeer",
+    "Peer",
+    "Quota",
+    "async_limiters",
+    "async_peers",
+    "blocking_peers",
+    "check_decisions",
+    "limiters",
+    "memory_peers",
+    "more_limiters",
+]

@@ -1,0 +1,57 @@
+"""distwindow's limiters behind the common interface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from importlib import import_module
+
+from benchmarks.peers.base import (
+    DISTWINDOW,
+    TIMEOUT_S,
+    Acquire,
+    AsyncAcquire,
+    AsyncPeer,
+    Peer,
+    Quota,
+)
+
+
+def limiters() -> list[Peer]:
+    """Return distwindow with its defaults."""
+    return [Peer(DISTWINDOW, DISTWINDOW, _limiter)]
+
+
+def more_limiters() -> list[Peer]:
+    """Return distwindow with the bound `strict`, and on a client that the caller owns."""
+    return [
+        Peer(f"{DISTWINDOW}, strict", DISTWINDOW, partial(_limiter, bound="strict")),
+        Peer(f"{DISTWINDOW} on a redis.Redis", DISTWINDOW, _limiter_on_client),
+    ]
+
+
+@contextmanager
+def _limiter(url: str, quota: Quota, bound: str = "leap") -> Iterator[Acquire]:
+    limiter = import_module("distwindow").Limiter(url, quota.limit(bound), timeout=TIMEOUT_S)
+    with limiter:
+        yield limiter.try_acquire
+
+
+@contextmanager
+def _limiter_on_client(url: str, quota: Quota) -> Iterator[Acquire]:
+    with import_module("redis").Redis.from_url(url) as client:
+        limiter = import_module("distwindow").Limiter(client, quota.limit(), timeout=TIMEOUT_S)
+        with limiter:
+            yield limiter.try_acquire
+
+
+def async_limiters() -> list[AsyncPeer]:
+    return [AsyncPeer(DISTWINDOW, DISTWINDOW, _async_limiter)]
+
+
+@asynccontextmanager
+async def _async_limiter(url: str, quota: Quota) -> AsyncIterator[AsyncAcquire]:
+    limiter = import_module("distwindow").AsyncLimiter(url, quota.limit(), timeout=TIMEOUT_S)
+    async with limiter:
+        yield limiter.try_acquire
