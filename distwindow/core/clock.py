@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Clock(Protocol):
@@ -21,6 +21,15 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float, /) -> None:
         """Let `seconds` pass."""
+        ...
+
+
+@runtime_checkable
+class AsyncClock(Clock, Protocol):
+    """A clock that tasks can sleep on as well."""
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        """Let `seconds` pass for this task; other tasks run meanwhile."""
         ...
 
 

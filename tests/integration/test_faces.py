@@ -23,27 +23,6 @@ from tests.servers import until
 from tests.unit.stage import ManualClock, fresh
 
 
-class HeldClock(ManualClock):
-    """Whoever sleeps sleeps until somebody else has moved the time; in a loop, in small steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._moved = threading.Condition()
-
-    def sleep(self, seconds: float, /) -> None:
-        self.slept.append(seconds)
-        if threading.current_thread() is threading.main_thread():
-            return  # a task: it will ask again, and nobody may hold up the loop
-        end = self.now_ms() + round(seconds * 1000)
-        with self._moved:
-            assert self._moved.wait_for(lambda: self.now_ms() >= end, timeout=20)
-
-    def move(self, ms: int) -> None:
-        super().move(ms)
-        with self._moved:
-            self._moved.notify_all()
-
-
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
@@ -386,7 +365,7 @@ def in_line(limiter: Any) -> int:
 
 
 def test_threads_are_served_in_the_order_they_came() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = Limiter("memory://", "1/second 1 buckets", time=clock)
     limiter.acquire("key")
     served: list[tuple[int, int]] = []
@@ -415,7 +394,7 @@ async def turns(times: int = 25) -> None:
 
 
 async def test_tasks_are_served_in_the_order_they_came() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/second 1 buckets", time=clock)
     await limiter.acquire("key")
     served: list[tuple[int, int]] = []
@@ -434,7 +413,7 @@ async def test_tasks_are_served_in_the_order_they_came() -> None:
 
 @pytest.mark.parametrize("dropped", [{0}, {2}, {4}, {0, 1}, {1, 3}, {0, 1, 2, 3, 4}])
 async def test_a_cancelled_waiter_leaves_the_line_intact(dropped: set[int]) -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/second 1 buckets", time=clock)
     await limiter.acquire("key")
     served: list[int] = []
@@ -474,7 +453,7 @@ def test_a_hopeless_wait_ends_at_once() -> None:
 
 
 async def test_so_for_tasks_also_behind_others() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/minute 1 buckets", time=clock)
     await limiter.acquire("key")
     head = asyncio.create_task(limiter.acquire("key"))
@@ -487,7 +466,7 @@ async def test_so_for_tasks_also_behind_others() -> None:
 
 
 def test_keys_wait_in_lines_of_their_own() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = Limiter("memory://", "1/minute", time=clock)
     limiter.acquire("busy")
     waiting = threading.Thread(target=limiter.acquire, args=["busy"])
