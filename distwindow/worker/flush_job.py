@@ -1,4 +1,4 @@
-"""What the worker flushes, and for how long a process's end waits for that."""
+"""What the worker flushes: a job for each limiter, and the set of all jobs."""
 
 from __future__ import annotations
 
@@ -18,126 +18,154 @@ from ..operations.strategy import Strategy
 LOG = logging.getLogger("distwindow")
 
 EXIT_TIMEOUT_S = 3.0
-"""Seconds that the end of a process waits for its counts to be sent."""
+"""Seconds that the end of a process waits until its counts have been sent."""
 RETRY_EVERY_S = 0.05
-"""Seconds between two attempts then."""
+"""Seconds between two attempts to flush at the end of a process."""
 
 monotonic = SYSTEM.monotonic
 
 
 class FlushJob:
-    """One limiter, as the worker sees it: `work(last)` sends what is due, or with `last` all."""
+    """One limiter, as the worker sees it. `flush(last)` sends what is due, or everything with
+    `last`.
+
+    state             attribute        set by                    until
+    active            -                the worker's `add`        the limiter is closed
+    being flushed     `flush_done`     the worker's thread/task  the event is set
+    being closed      `close_done`     `being_closed`            the event is set
+    closed            `detached`       the worker's `detach`     the limiter is called again: its
+                                                                 store may be the caller's, and open
+    """
 
     __slots__ = (
         "__weakref__",
-        "closing",
+        "close_done",
         "closing_lock",
         "detached",
         "failure",
         "flush",
-        "given_up",
+        "flush_done",
+        "flush_task",
+        "gave_up_at_exit",
         "loss_reported",
         "name",
-        "running",
         "strategy",
-        "task",
     )  # fmt: skip
 
     def __init__(self, strategy: Strategy, flush: Callable[[bool], Any], name: str) -> None:
         self.strategy = strategy
         self.flush = flush
         self.name = name
-        """Which limiter at which store, for log lines; without passwords."""
+        """The limiter and its store, for log lines; without passwords."""
         self.failure: Exception | None = None
         """Why the last flush failed; None after one that succeeded."""
-        self.running: OneShotEvent | None = None
-        """Set when the worker has done with the flush that is under way."""
-        self.task: asyncio.Task[None] | None = None
-        """The same flush, where it runs in an event loop."""
-        self.closing: OneShotEvent | None = None
-        """Set when the close that is under way is complete."""
+        self.flush_done: OneShotEvent | None = None
+        """Set when the flush that is under way has ended."""
+        self.flush_task: asyncio.Task[None] | None = None
+        """The flush that is under way in an event loop."""
+        self.close_done: OneShotEvent | None = None
+        """Set when the close that is under way has ended."""
         self.closing_lock = Lock()
-        """Held by the thread that closes a blocking limiter; others that close it wait."""
+        """Held by the thread that closes a blocking limiter; other threads that close it wait."""
         self.detached = False
-        """The limiter is closed: the worker leaves it alone until it is called again."""
-        self.given_up = False
-        """An end has waited for the store in vain; another end of the same process does not."""
+        """True once the limiter is closed: the worker skips it until it is called again."""
+        self.gave_up_at_exit = False
+        """True once a shutdown step has waited for the store until its deadline. The later steps of
+        the same shutdown do not wait for it again.
+        """
         self.loss_reported = False
-        """Lost counts have been reported."""
+        """True once the loss of counts has been logged, so that it is logged only once."""
 
     @property
-    def is_left(self) -> bool:
-        """Is there anything that the store has not taken? Looks at all keys."""
+    def has_unsent(self) -> bool:
+        """True if there is anything that the store has not taken. Looks at all keys."""
         strategy = self.strategy
         if self.failure is not None and strategy.next_due_at < NEVER:
             return True
         return strategy.unsent_counts() > 0 or strategy.unreturned_permits() > 0
 
+    def needs_retry(self, final: bool) -> bool:
+        """True if a shutdown that has just flushed this job has to flush it again. With `final`, no
+        call is decided any more, so nothing may be pending either.
+        """
+        if self.gave_up_at_exit:
+            return False
+        return self.failure is not None or (final and self.has_unsent)
+
     def log_transition(self, failure: Exception | None) -> None:
-        """Note how a flush ended. Log when flushes begin to fail, and when they succeed again."""
+        """Record how a flush ended. Log when flushes begin to fail, and when they succeed again."""
         failed_before, self.failure = self.failure is not None, failure
         if failure is None:
-            self.given_up = self.loss_reported = False
+            self.gave_up_at_exit = self.loss_reported = False
             if failed_before:
                 LOG.warning("the counts of %s can be flushed again", self.name)
+        elif not failed_before and self.detached:
+            LOG.warning(
+                "flushing the counts of %s failed as it was closed (%s)", self.name, failure
+            )
         elif not failed_before:
-            LOG.warning("flushing the counts of %s failed: %s", self.name, failure)
+            LOG.warning(
+                "flushing the counts of %s failed (%s); will retry in %.2g s",
+                self.name, failure, max(0.0, self.strategy.next_due_at - monotonic()),
+            )  # fmt: skip
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
-        """While the limiter is closed: an end of the process waits for that."""
-        done = self.closing = OneShotEvent()
+        """Mark the limiter as being closed for the length of the block: the end of the process
+        waits until that is done.
+        """
+        done = self.close_done = OneShotEvent()
         try:
             yield
         finally:
             done.set()
 
     def wait(self, seconds: float) -> None:
-        """Until the flush that is under way is done."""
-        at_work = self.running
-        if at_work is not None:
-            at_work.wait(seconds)
+        """Wait until the flush that is under way has ended, for at most `seconds`."""
+        flush_done = self.flush_done
+        if flush_done is not None:
+            flush_done.wait(seconds)
 
 
 class FlushJobs:
-    """All limiters that are served and alive. Only their owners, and what they have not sent, keep
-    them alive.
+    """The jobs of all limiters that are alive. The references are weak: a limiter is kept alive by
+    its owner, and by a worker for as long as it has something to send.
 
-    Every step is one call of C, so that an exception out of a signal handler leaves it whole, and
-    the garbage collector may run in any thread.
+    Each change of the dictionary is one call of a C function, because a signal handler may raise at
+    any line, and the garbage collector may run in any thread.
     """
 
     def __init__(self) -> None:
         self._refs: dict[ref[FlushJob], None] = {}
 
     def add(self, job: FlushJob) -> None:
-        """Have it among those alive, for as long as it lives."""
+        """Add `job`. It is removed when it is collected."""
         self._refs[ref(job, self._refs.__delitem__)] = None
 
     def all(self) -> list[FlushJob]:
-        """Those that are alive."""
+        """Return the jobs that are alive."""
         return [job for weak in self._refs.copy() if (job := weak()) is not None]
 
     def active(self) -> list[FlushJob]:
-        """Those that are alive and not closed. Those whose last flush failed come last: they may
-        take all the time there is.
+        """Return the jobs whose limiters are not closed. Those whose last flush failed come last,
+        because flushing them may take until the deadline.
         """
         jobs = [job for job in self.all() if not job.detached]
         return sorted(jobs, key=lambda job: job.failure is not None)
 
     def wait_until_closed(self, deadline: float) -> None:
-        """Until no limiter is being closed any more: its close sends what it has counted."""
+        """Wait until no limiter is being closed: its close sends what it has counted."""
         for job in self.all():
-            if job.closing is not None:
-                job.closing.wait(deadline - monotonic())
+            if job.close_done is not None:
+                job.close_done.wait(deadline - monotonic())
 
 
 def report_lost(jobs: Iterable[FlushJob]) -> None:
-    """Log what a process that ends has not sent, once."""
+    """Log what the jobs have not sent when the process ends, once for each job."""
     for job in jobs:
-        if not job.is_left or job.loss_reported:
+        if not job.has_unsent or job.loss_reported:
             continue
-        job.given_up = job.loss_reported = True
+        job.gave_up_at_exit = job.loss_reported = True
         reason = job.failure or "there was not enough time"
         counts = job.strategy.unsent_counts()
         if counts:

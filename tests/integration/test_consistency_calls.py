@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 
@@ -104,7 +105,8 @@ def test_syncs_that_begin_to_fail_are_logged_once_and_their_mending_too(
     until(lambda: len(caplog.messages) > 1)
     began, mended = caplog.messages
     name = f"limiter '{prefix}' at {proxy.url}"
-    assert began.startswith(f"flushing the counts of {name} failed: ")
+    assert began.startswith(f"flushing the counts of {name} failed (")
+    assert re.search(r"\); will retry in [\d.e-]+ s$", began)
     assert mended == f"the counts of {name} can be flushed again"
 
 

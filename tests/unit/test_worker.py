@@ -154,8 +154,8 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
 
     def after() -> None:
         release.set()
-        if agent.running is not None:
-            agent.running.wait(5)
+        if agent.flush_done is not None:
+            agent.flush_done.wait(5)
         entered.clear()
         release.clear()
         work.count()
