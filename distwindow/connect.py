@@ -182,7 +182,10 @@ def store_name(store: Any) -> str:
         url = store.connection_pool.connection_kwargs
         if "host" in url:
             return f"{type(store).__name__} client of {url['host']}:{url.get('port', 6379)}"
-    return f"{type(store).__name__} client"
+        if "path" in url:
+            return f"{type(store).__name__} client of {url['path']}"
+    kind = "object" if hasattr(store, "attempt") else "client"
+    return f"{type(store).__name__} {kind}"
 
 
 def admin_client(url: str, timeout: float = 5.0) -> Any:

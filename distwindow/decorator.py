@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
+import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import CodeType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .core.errors import ConfigurationError, short_repr
 from .core.key import normalize_key
@@ -45,6 +47,8 @@ class LimitDecorator:
         if not callable(function):
             why = f"{short_repr(function)} is not callable, so it cannot be limited; "
             raise ConfigurationError(why + (self._is_the_key() if callable(self._key) else _WRITE))
+        if inspect.isclass(function):
+            raise ConfigurationError(_no_class(function))
         return self._make(function)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -68,6 +72,18 @@ class LimitDecorator:
         )
 
 
+def requires_key(limit: F) -> F:
+    """The method `limit`, which without a key says what to write."""
+
+    @functools.wraps(limit)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 and "key" not in kwargs:  # the first one is the limiter
+            raise ConfigurationError(f"limit() needs a key: {_WRITE}")
+        return limit(*args, **kwargs)
+
+    return cast(F, checked)
+
+
 def check_arguments(
     key: Any, cost: Any, prefix: str, limits: tuple[Limit, ...], line: int, caller: CodeType
 ) -> None:
@@ -76,7 +92,9 @@ def check_arguments(
     `line` and `caller`: where limit is called.
     """
     if callable(key):
-        if _is_decorated_there(key, line, caller):
+        if inspect.isclass(key) and _is_class_statement_there(key, line, caller):
+            raise ConfigurationError(_no_class(key))
+        if _is_decorated_there(key, line, caller) or _is_bare_decorator(line, caller):
             raise ConfigurationError(
                 f"@limiter.limit without parentheses on {name_of(key)}: {_WRITE}"
             )
@@ -152,6 +170,23 @@ def name_of(function: Any) -> str:
     return getattr(function, "__qualname__", None) or short_repr(function)
 
 
+def described(function: Any) -> str:
+    """What is called, and of which kind it is: awaited, an async generator, or neither."""
+    if not is_awaiting(function) and not is_async_generator(function):
+        return f"{name_of(function)} is no coroutine function"
+    kind = "a coroutine function" if is_awaiting(function) else "an async generator"
+    below, _ = _forms(function)
+    of_itself = inspect.iscoroutinefunction(below) or inspect.isasyncgenfunction(below)
+    return f"{name_of(function)} is {kind if of_itself else f'an object whose __call__ is {kind}'}"
+
+
+def _no_class(found: type) -> str:
+    return (
+        f"{name_of(found)} is a class, and limit would put a function in its place; put it above "
+        'one of its methods, as in @limiter.limit("key"), or above a function that makes the object'
+    )
+
+
 def _forms(function: Any) -> tuple[Any, Any]:
     """The function below `functools.partial`, and what its class calls."""
     while isinstance(function, functools.partial):
@@ -167,6 +202,26 @@ def _refuse_awaiting(function: Any, argument: str) -> None:
             f"limit({argument}={name_of(function)}): the {argument} function may not be "
             f"asynchronous; if {name_of(function)} was to be limited, {_WRITE}"
         )
+
+
+def _is_bare_decorator(line: int, caller: CodeType) -> bool:
+    """Does the line that calls `limit` read `@limiter.limit`, without parentheses? In Python 3.10
+    that line is the `def` below. Not one with `=` in it: that may be a call in a default argument.
+
+    For functions that another decorator has wrapped without naming them. False where the source
+    cannot be read; then the first call of the function tells.
+    """
+    text = linecache.getline(caller.co_filename, line).rstrip()
+    return re.fullmatch(r"\s*(@[\w.\s]+(#.*)?|(async\s+)?def\s[^=]*)", text) is not None
+
+
+def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:
+    """Is `key` the class of a `class` statement that the caller is just executing?"""
+    bodies = [const for const in caller.co_consts if isinstance(const, CodeType)]
+    return any(
+        body.co_name == key.__name__ and body.co_firstlineno <= line <= _last_line(body)
+        for body in bodies
+    )
 
 
 def _is_decorated_there(key: Any, line: int, caller: CodeType) -> bool:

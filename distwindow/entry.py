@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .core.clock import Clock
 from .core.decision import Decision
-from .core.errors import DistwindowError, RateLimitExceeded
+from .core.errors import DistwindowError, RateLimitExceeded, short_repr
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,8 +24,10 @@ _log = logging.getLogger("distwindow")
 class _Timed:
     """The decision of an entry, and since when it runs."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
+        self._name = name
+        """Which limiter at which store, for log lines; without passwords."""
         self._decision: Decision | None = None
         self._since = 0.0
 
@@ -45,6 +47,13 @@ class _Timed:
     def _rt_ms(self) -> int:
         return round((self._clock.monotonic() - self._since) * 1000)
 
+    def _log_unrecorded(self, failed: bool, rt_ms: int, why: DistwindowError) -> None:
+        _log.warning(
+            "the end of an entry on %s of %s was not recorded, and is missing in its statistics "
+            "(%s after %d ms): %s",
+            short_repr(self.decision.key), self._name, "error" if failed else "success", rt_ms, why,
+        )  # fmt: skip
+
 
 class Entry(_Timed):
     """`with limiter.entry(key) as entry:`; whatever is raised out of the block, a cancellation too,
@@ -56,8 +65,9 @@ class Entry(_Timed):
         acquire: Callable[[], Decision],
         record: Callable[[Decision, bool, int], object],
         clock: Clock,
+        name: str,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, name)
         self._acquire = acquire
         self._record = record
 
@@ -71,10 +81,11 @@ class Entry(_Timed):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        rt_ms = self._rt_ms()
         try:
-            self._record(self.decision, exc is not None, self._rt_ms())
+            self._record(self.decision, exc is not None, rt_ms)
         except DistwindowError as failure:
-            _log.warning("the end of an entry was not recorded: %s", failure)
+            self._log_unrecorded(exc is not None, rt_ms, failure)
 
 
 class AsyncEntry(_Timed):
@@ -85,8 +96,9 @@ class AsyncEntry(_Timed):
         acquire: Callable[[], Awaitable[Decision]],
         record: Callable[[Decision, bool, int], Awaitable[object]],
         clock: Clock,
+        name: str,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, name)
         self._acquire = acquire
         self._record = record
 
@@ -100,7 +112,8 @@ class AsyncEntry(_Timed):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        rt_ms = self._rt_ms()
         try:
-            await self._record(self.decision, exc is not None, self._rt_ms())
+            await self._record(self.decision, exc is not None, rt_ms)
         except DistwindowError as failure:
-            _log.warning("the end of an entry was not recorded: %s", failure)
+            self._log_unrecorded(exc is not None, rt_ms, failure)

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from ._fork import register_after_fork
 from .connect import (
@@ -23,7 +23,7 @@ from .connect import (
     open_store,
     store_name,
 )
-from .core.clock import SYSTEM, Clock
+from .core.clock import SYSTEM, Clock, check_clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
 from .core.interrupts import check_patched_before_import, complete_in_thread
@@ -33,10 +33,11 @@ from .core.stats import Stats
 from .decorator import (
     LimitDecorator,
     check_arguments,
+    described,
     is_async_generator,
     is_awaiting,
     limited_generator,
-    name_of,
+    requires_key,
 )
 from .entry import AsyncEntry, Entry
 from .operations import key_operations as admin
@@ -69,6 +70,8 @@ class BaseLimiter:
         on_store_error: str,
         time: Clock,
         handle_sigterm: bool,
+        store: Any,
+        consistency: Consistency,
     ) -> None:
         if on_store_error != "raise":
             raise ConfigurationError(
@@ -77,7 +80,24 @@ class BaseLimiter:
         if not isinstance(handle_sigterm, bool):
             raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
         self._command_cache = CommandCache(prefix, limits)
-        self._wait_queues = register_after_fork(WaitQueues(time))
+        self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
+        self._consistency = consistency
+        self._store_name = store_name(store)
+
+    def __repr__(self) -> str:
+        limits = "; ".join(map(str, self.limits))
+        return (
+            f"{type(self).__name__}({self._store_name!r}, {limits!r}, prefix={self.prefix!r}, "
+            f"consistency={self._consistency!r})"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """For `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process (at the top of a module, or first thing in the "
+            "child): all with the same store, prefix and limits share their windows"
+        )
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -144,7 +164,7 @@ class Limiter(BaseLimiter):
         time: Clock = SYSTEM,
     ) -> None:
         check_patched_before_import()
-        super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -162,7 +182,7 @@ class Limiter(BaseLimiter):
             self._strategy,
             self._flush_now,
             self._store.clock,
-            name=f"limiter {prefix!r} at {store_name(store)}",
+            name=f"limiter {prefix!r} at {self._store_name}",
             handle_sigterm=handle_sigterm,
         )
 
@@ -238,6 +258,7 @@ class Limiter(BaseLimiter):
         """Forget the windows of `key`: everything is free again."""
         self._run(admin.reset(self._strategy, self._command_cache.acquire(key).charges))
 
+    @requires_key
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
     ) -> Callable[[F], F]:
@@ -246,14 +267,13 @@ class Limiter(BaseLimiter):
         `key` and `cost` may be callables of the function's own arguments. Raises
         `ConfigurationError` for what can never work, when it is applied.
         """
-        here = sys._getframe(1)
+        here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
 
         def make(function: Any) -> Any:
             if is_awaiting(function) or is_async_generator(function):
-                kind = "a coroutine function" if is_awaiting(function) else "an async generator"
                 raise ConfigurationError(
-                    f"{name_of(function)} is {kind}; use AsyncLimiter.limit, "
+                    f"{described(function)}; use AsyncLimiter.limit, "
                     "as a blocking limiter would stop the event loop"
                 )
 
@@ -273,7 +293,10 @@ class Limiter(BaseLimiter):
         the block ends records success or error and the response time.
         """
         return Entry(
-            functools.partial(self.try_acquire, key, cost), self._record, self._store.clock
+            functools.partial(self.try_acquire, key, cost),
+            self._record,
+            self._store.clock,
+            self._flush_job.name,
         )
 
     def flush(self) -> None:
@@ -304,8 +327,7 @@ class Limiter(BaseLimiter):
             if not self._store_is_callers:
                 failure = self._flush_now(True) or failure  # of calls that were just being decided
                 self._store.close()
-            if failure is not None:
-                self._flush_job.log_transition(failure)
+            self._flush_job.closed(failure)
 
     def __enter__(self) -> Self:
         return self
@@ -382,7 +404,7 @@ class AsyncLimiter(BaseLimiter):
         handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time, handle_sigterm)
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -397,7 +419,7 @@ class AsyncLimiter(BaseLimiter):
             self._strategy,
             self._flush_now,
             self._store.clock,
-            name=f"limiter {prefix!r} at {store_name(store)}",
+            name=f"limiter {prefix!r} at {self._store_name}",
             handle_sigterm=handle_sigterm,
         )
         self._calls_without_wait = 0
@@ -462,13 +484,14 @@ class AsyncLimiter(BaseLimiter):
         """See `Limiter.reset`."""
         await self._run(admin.reset(self._strategy, self._command_cache.acquire(key).charges))
 
+    @requires_key
     def limit(
         self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
     ) -> Callable[[F], F]:
         """See `Limiter.limit`; for coroutine functions, and for asynchronous generators, whose
         first step is refused.
         """
-        here = sys._getframe(1)
+        here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
 
         async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -480,9 +503,7 @@ class AsyncLimiter(BaseLimiter):
             if is_async_generator(function):
                 return limited_generator(function, admit)
             if not is_awaiting(function):
-                raise ConfigurationError(
-                    f"{name_of(function)} is no coroutine function; use Limiter.limit"
-                )
+                raise ConfigurationError(f"{described(function)}; use Limiter.limit")
 
             @functools.wraps(function)
             async def limited(*args: Any, **kwargs: Any) -> Any:
@@ -500,7 +521,10 @@ class AsyncLimiter(BaseLimiter):
     def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
         return AsyncEntry(
-            functools.partial(self.try_acquire, key, cost), self._record, self._store.clock
+            functools.partial(self.try_acquire, key, cost),
+            self._record,
+            self._store.clock,
+            self._flush_job.name,
         )
 
     async def flush(self) -> None:
@@ -521,8 +545,7 @@ class AsyncLimiter(BaseLimiter):
             if not self._store_is_callers:
                 failure = await self._flush_now(True) or failure
                 await self._store.aclose()
-            if failure is not None:
-                self._flush_job.log_transition(failure)
+            self._flush_job.closed(failure)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from typing import Annotated
 
 import typer
@@ -13,6 +11,8 @@ from distwindow import __version__
 from .bench import bench
 from .demo.command import demo
 from .doctor.command import doctor
+from .errors import output_checked
+from .output import prepare_output
 from .reset import reset
 from .stats import stats
 from .trial import trial
@@ -55,8 +55,9 @@ app.command()(bench)
 
 def run() -> None:
     """Run the command that `sys.argv` names; ends the process."""
-    for stream in (sys.stdout, sys.stderr):
-        # A key may hold what the terminal's encoding cannot say.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    app()
+    try:
+        with output_checked():  # help and the version are printed outside of any command
+            prepare_output()
+            app()
+    except typer.Exit as end:
+        raise SystemExit(end.exit_code) from None

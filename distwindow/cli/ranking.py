@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from distwindow import Stats
+from distwindow import Stats, WindowStats
 
 from ..core.stats import stats_of
 from ..protocol.keys import RingName
@@ -24,18 +24,36 @@ class Order(str, Enum):
 
 
 def ranked(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
-    """The keys of `rings`: `blocked` and `passed` put the largest count of any limit first, `key`
-    the alphabet. With `top`, the first ones alone, and no more than these are held.
+    """The keys of `rings` in their order. With `top`, the first ones alone, and no more than these
+    are held.
+
+    `blocked` and `passed` put the largest count of any limit first. Of equal counts, the one with
+    the largest share of its limit used comes first: where nothing is blocked, these are the keys
+    that are nearly full. `key`, and whatever is still equal, goes by the alphabet.
     """
     keys = _first(rings, order, top) if top else _all(rings)
-    keys.sort(key=lambda stats: str(stats.key))
-    if order is not Order.KEY:
-        keys.sort(key=lambda stats: _most(order, stats), reverse=True)
+    keys.sort(key=lambda stats: (_score_of(order, stats), str(stats.key)))
     return keys
 
 
-def _most(order: Order, stats: Stats) -> int:
-    return max(int(getattr(window, order.value)) for window in stats.windows)
+def share_used(window: WindowStats) -> float:
+    """How much of its limit a window has used; above 1 where the limit was lowered since."""
+    return window.passed / window.limit.amount
+
+
+def _score(order: Order, key: str, window: WindowStats) -> Any:
+    """What a key is ranked by for one of its windows: the lowest comes first.
+
+    A key's score is the lowest of its windows' scores, so one window decides, and a walk that meets
+    it learns the score of its key without knowing the others.
+    """
+    if order is Order.KEY:
+        return key
+    return -getattr(window, order.value), -share_used(window)
+
+
+def _score_of(order: Order, stats: Stats) -> Any:
+    return min(_score(order, str(stats.key), window) for window in stats.windows)
 
 
 def _all(rings: Iterable[Ring]) -> list[Stats]:
@@ -67,7 +85,7 @@ def _first(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     shapes: set[tuple[int, int]] = set()
     for ring in rings:
         shapes.add((ring.name.bucket_ms, ring.name.span))
-        score: Any = ring.name.key if order is Order.KEY else -getattr(ring.window, order.value)
+        score = _score(order, ring.name.key, ring.window)
         known = best.get(ring.stem)
         if known is None or score < known.score:
             best[ring.stem] = _Candidate(score, ring.stem, ring.server, ring.name.key)

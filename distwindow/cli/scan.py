@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import redis
 
-from distwindow import ConfigurationError, Key, Limit, WindowStats
+from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
 from ..protocol.keys import RingName, escape, is_senders_name, key_prefix, parse_ring_name
 from ..protocol.replies import ring_state
+from .key_text import spellings
+from .options import given_key
 from .servers import Server
 
 _SCAN = 500
@@ -29,6 +31,8 @@ _PIPELINE = 500
 _PATIENCE = 0.3
 _EVERY = 0.1
 _WILD = re.compile(r"[*?\[\]]")
+_SPELLING = re.compile(r"[{~%\\]")
+"""What is in the text of a key that may also be the spelling of another one."""
 _KEPT = 31
 """Of a long key, as many bytes as its name shows (`wire.keys`); a longer start may not be there."""
 
@@ -72,45 +76,55 @@ def everything(prefix: str) -> Choice:
 
 def like(prefix: str, pattern: str) -> Choice:
     """The rings of the keys whose text matches a glob; without a wildcard, of this one key."""
-    if not _WILD.search(pattern):
+    if not has_wildcards(pattern):
         return exactly(prefix, [pattern])
     start = b""
     for char in re.match(r"[ -z|~]*", _WILD.split(pattern)[0])[0]:  # type: ignore[index]  # it matches ""
-        if len(start) + len(escape(char)) > _KEPT:
-            break
+        if char in "%~\\" or len(start) + len(escape(char)) > _KEPT:
+            break  # what may be a spelling of another character
         start += escape(char)
     # "{tag}resource" may be a tagged key or one with braces in it: they begin differently.
     opening = f"{prefix}:{{" if start else f"{prefix}:"
     text = re.compile(fnmatch.translate(pattern))
     return Choice(
         _glob_escaped(opening.encode() + start) + b"*",
-        lambda stem, key: text.match(key) is not None,
+        lambda stem, key: any(map(text.match, spellings(key))),
     )
 
 
-def exactly(prefix: str, keys: Iterable[str | bytes]) -> Choice:
-    """The rings of these keys, named as users of the library or as `stats` name them."""
-    stems = {name for key in keys for name in stems_of(prefix, key)}
-    if len(stems) == 1:
+def has_wildcards(pattern: str) -> bool:
+    """Does `like` take this for a glob, and not for a key?"""
+    return _WILD.search(pattern) is not None
+
+
+def exactly(prefix: str, keys: Iterable[str]) -> Choice:
+    """The rings of these keys, named as users of the library or as `stats` name them.
+
+    "{acme}all" is how `stats` shows `Key("all", tag="acme")`, and "a-long-na~8d1f..." a key that
+    was too long to be kept whole; either could also be a plain key's own text, which is found too.
+    """
+    texts = set(keys)
+    stems = {plain_stem(prefix, text) for text in texts}
+    if len(texts) == 1 and not any(map(_SPELLING.search, texts)):
         match = _glob_escaped(next(iter(stems))) + b":*"
     else:
         match = everything(prefix).match
-    return Choice(match, lambda stem, key: stem in stems)
+    return Choice(match, lambda stem, key: stem in stems or not texts.isdisjoint(spellings(key)))
 
 
-def stems_of(prefix: str, key: str | bytes) -> set[bytes]:
-    """What the rings of a key of this text may begin with.
+def any_of(prefix: str, choices: Sequence[Choice]) -> Choice:
+    """The rings that any of these means."""
+    if len(choices) == 1:
+        return choices[0]
+    return Choice(
+        everything(prefix).match,
+        lambda stem, key: any(choice.wants(stem, key) for choice in choices),
+    )
 
-    "{acme}all" is how `stats` shows `Key("all", tag="acme")`, and "a-long-na~8d1f..." a key that
-    was too long to be kept whole; either could also be a plain key's own text.
-    """
-    stems = {key_prefix(prefix, key)}
-    if isinstance(key, str):
-        if tagged := re.fullmatch(r"\{([^{}]+)\}([^{}]+)", key, re.DOTALL):
-            stems.add(key_prefix(prefix, Key(tagged[2], tag=tagged[1])))
-        if digested := re.fullmatch(r"(.{1,31})~([0-9a-f]{32})", key, re.DOTALL):
-            stems.add(f"{prefix}:{{{escape(digested[1]).decode()}~{digested[2]}}}".encode())
-    return stems
+
+def plain_stem(prefix: str, argument: str) -> bytes:
+    """What the rings begin with of the key that a program calls by what was typed."""
+    return key_prefix(prefix, given_key(argument))
 
 
 def stem_of(name: bytes) -> bytes:

@@ -8,11 +8,11 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.text import Text
 
 from distwindow import Bucket, Limit, Stats, WindowStats
@@ -21,13 +21,15 @@ from ..protocol.keys import check_prefix
 from ..store.redis.urls import masked_url
 from . import scan as walk
 from .errors import guarded
+from .key_text import json_text, shell_word
 from .options import DEFAULT_PREFIX, DEFAULT_URL, Json, Prefix, Url
-from .ranking import Order, ranked
-from .render import Cell, Column, Table, bar, console, heat, number, printable, shortened
+from .ranking import Order, ranked, share_used
+from .render import bar, console, heat, is_window, number, printable
 from .servers import Server, servers
+from .table import Cell, Column, Table
+from .watch import Screen, Stream, watch_store
 
 _SCREENFUL = 50
-_LONGEST_KEY = 60
 _BAR = 10
 _NAMES = {
     kind: [field.name for field in dataclasses.fields(kind)]
@@ -62,48 +64,53 @@ def stats(
 
     A row for each key and limit: what its window has admitted, as a bar; permits passed and blocked
     per second; and successes, errors and response times (ms) where they are recorded.
+
+    KEY is written as bash reads it, so it can be given to `reset`. What is too wide for a window
+    is left out column by column; into a pipe everything goes.
     """
     check_prefix(prefix)
     choice = walk.everything(prefix) if pattern is None else walk.like(prefix, pattern)
     out = console()
     if top is None:
-        top = _SCREENFUL if out.is_terminal and not as_json else 0
-    with servers(url) as nodes:
-        look = _Look(nodes, prefix, choice, sort, top)
-        where = f"{pattern or 'any key'!r}" if pattern else "any key"
-        nothing = (
-            f"no limits on {printable(where)} under the prefix {prefix!r} at {masked_url(url)}: "
-            "nobody has called them within their window, or they live elsewhere "
-            "(--prefix, --url)"
-        )
-        if not watch:
-            _once(look, out, nothing, as_json=as_json)
-            return
-        try:
-            _watch(look, out, nothing, interval, as_json=as_json)
-        except KeyboardInterrupt:  # how one ends it
-            return
+        top = _SCREENFUL if is_window(out) and not as_json else 0
+    look = _Look(prefix, choice, sort, top)
+    where = f"{pattern or 'any key'!r}" if pattern else "any key"
+    nothing = (
+        f"no limits on {printable(where)} under the prefix {prefix!r} at {masked_url(url)}: "
+        "nobody has called them within their window, or they live elsewhere "
+        "(--prefix, --url)"
+    )
+    if not watch:
+        with servers(url) as nodes:
+            _once(look(nodes), out, nothing, as_json=as_json)
+        return
+    with suppress(KeyboardInterrupt):  # how one ends it
+        _watch(url, look, out, nothing, interval, as_json=as_json)
 
 
 class _Look:
     """One look at the store, repeated at will."""
 
-    def __init__(
-        self, nodes: Sequence[Server], prefix: str, choice: walk.Choice, sort: Order, top: int
-    ) -> None:
-        self._nodes, self._prefix, self._choice = nodes, prefix, choice
+    def __init__(self, prefix: str, choice: walk.Choice, sort: Order, top: int) -> None:
+        self._prefix, self._choice = prefix, choice
         self._sort, self._top = sort, top
 
-    def __call__(self, at_most: int = 0, *, progress: bool = True) -> tuple[list[Stats], str]:
+    def __call__(
+        self, nodes: Sequence[Server], at_most: int = 0, *, progress: bool = True
+    ) -> tuple[list[Stats], str]:
         """The keys, and a note on what else there is."""
         top = min(self._top, at_most) if self._top and at_most else self._top or at_most
         tally = walk.Tally()
         with walk.Progress(wanted=progress) as tally.watch:
-            rings = walk.rings(self._nodes, self._prefix, self._choice, tally)
+            rings = walk.rings(nodes, self._prefix, self._choice, tally)
             keys = ranked(rings, self._sort, top)
         notes = []
         if top and len(keys) == top:
-            notes.append(f"the first {top} by {self._sort.value}, of {tally.rings:,} limits in use")
+            notes.append(
+                f"the first {top} by {self._sort.value}"
+                f"{', then by share used' if self._sort is not Order.KEY else ''}"
+                f", of {tally.rings:,} limits in use"
+            )
         else:
             notes.append(f"{len(keys):,} key{'s' if len(keys) != 1 else ''}")
         if tally.gone:
@@ -113,65 +120,80 @@ class _Look:
         return keys, "; ".join(notes)
 
 
-def _once(look: _Look, out: Console, nothing: str, *, as_json: bool) -> None:
-    keys, note = look()
+def _once(look: tuple[list[Stats], str], out: Console, nothing: str, *, as_json: bool) -> None:
+    keys, note = look
     if as_json:
         _print_json(keys)
         if not keys:
             typer.echo(nothing, err=True)
         return
     if keys:
-        _table(keys, out.width).show(out)
-        out.print(Text(f"\n{note}", style="dim"))
+        table = _table(keys, out.width if is_window(out) else None)
+        table.show(out)
+        out.print(Text(f"\n{note}{_narrowness(table)}", style="dim"))
     else:
         out.print(Text(nothing))
         if "skipped" in note:
             out.print(Text(note, style="dim"))
 
 
-def _watch(look: _Look, out: Console, nothing: str, interval: float, *, as_json: bool) -> None:
-    if as_json or not out.is_terminal:
-        while True:
-            if as_json:
-                keys, _ = look()
-                print(json.dumps([as_object(one) for one in keys]), flush=True)
-            else:
-                print(time.strftime("%H:%M:%S"))
-                _once(look, out, nothing, as_json=False)
-                print(flush=True)
-            time.sleep(interval)
-    with Live(console=out, screen=True, auto_refresh=False, redirect_stdout=False) as live:
-        while True:
-            rows = max(1, out.height - 4)
-            keys, note = look(rows, progress=False)
-            lines = list(_table(keys, out.width).texts()) if keys else [Text(nothing)]
-            foot = Text(f"{time.strftime('%H:%M:%S')}  {note}  (Ctrl-C ends)", style="dim")
-            live.update(Group(*lines[: rows + 1], Text(), foot), refresh=True)
-            time.sleep(interval)
+def _watch(
+    url: str, look: _Look, out: Console, nothing: str, interval: float, *, as_json: bool
+) -> None:
+    def line_of_json(nodes: Sequence[Server]) -> None:
+        keys, _ = look(nodes)
+        print(json.dumps([as_object(one) for one in keys]), flush=True)
+
+    def page(nodes: Sequence[Server]) -> None:
+        found = look(nodes)
+        print(time.strftime("%H:%M:%S"))
+        _once(found, out, nothing, as_json=False)
+        print(flush=True)
+
+    def screenful(nodes: Sequence[Server]) -> tuple[list[Text], str]:
+        keys, note = look(nodes, max(1, out.height - 4), progress=False)
+        if not keys:
+            return [Text(nothing)], note
+        table = _table(keys, out.width)
+        return list(table.texts()), f"{note}{_narrowness(table)}"
+
+    if is_window(out) and not as_json:
+        with Screen(out, screenful) as screen:
+            watch_store(url, screen, interval)
+    else:
+        watch_store(url, Stream(line_of_json if as_json else page), interval)
 
 
-def _table(keys: Sequence[Stats], width: int) -> Table:
+def _table(keys: Sequence[Stats], width: int | None) -> Table:
     windows = [(stats, window) for stats in keys for window in stats.windows]
     finished = any(window.success or window.error for _, window in windows)
+    # Left out first is what follows from other columns, or is no part of limiting.
     columns = [
-        Column("KEY", flexible=12),
-        Column("LIMIT", flexible=10),
+        Column("KEY"),
+        Column("LIMIT", drop=2),
         Column("USED", right=True),
-        Column(""),
-        Column("PASS/S", right=True),
-        Column("BLOCK/S", right=True),
+        Column("", drop=3, name="bar"),
+        Column("PASS/S", right=True, drop=5),
+        Column("BLOCK/S", right=True, drop=1),
     ]
     if finished:
-        columns += [Column(title, right=True) for title in ("OK", "ERR", "AVG MS", "MIN MS")]
-    bar_width = _BAR if width >= 100 or not finished else _BAR // 2
+        columns += [
+            Column(title, right=True, drop=drop)
+            for title, drop in (("OK", 6), ("ERR", 4), ("AVG MS", 7), ("MIN MS", 8))
+        ]
+    bar_width = _BAR if width is None or width >= 100 or not finished else _BAR // 2
     rows = [_row(stats, window, bar_width, finished=finished) for stats, window in windows]
     return Table(columns, rows, width)
 
 
+def _narrowness(table: Table) -> str:
+    return f"; too narrow for {', '.join(table.left_out)}" if table.left_out else ""
+
+
 def _row(stats: Stats, window: WindowStats, bar_width: int, *, finished: bool) -> list[Cell]:
-    seconds, share = window.window_ms / 1000, window.passed / window.limit.amount
+    seconds, share = window.window_ms / 1000, share_used(window)
     row = [
-        (shortened(printable(str(stats.key)), _LONGEST_KEY), ""),
+        (shell_word(str(stats.key)), ""),
         (_spoken(window.limit), "dim"),
         (f"{window.passed:,}", heat(share) if share else ""),
         (bar(share, bar_width), heat(share)),
@@ -203,7 +225,7 @@ def _print_json(keys: Sequence[Stats]) -> None:
 def as_object(stats: Stats) -> dict[str, Any]:
     """`Stats` for JSON: its fields by their names, limits as strings, buckets as objects."""
     return _fields(stats) | {
-        "key": str(stats.key),
+        "key": json_text(str(stats.key)),
         "limits": [_spoken(limit) for limit in stats.limits],
         "buckets": [_fields(bucket) for bucket in stats.buckets],
         "windows": [

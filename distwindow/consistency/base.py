@@ -93,6 +93,8 @@ class LocalStrategy(Generic[C]):
         self._sender = secrets.token_hex(5)
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._collect_lock = RLock()
+        self.dropped = 0
+        """How many counts were given up, because the store did not take them for so long."""
         self._states_at_close: list[C] = []
         """The cells there were when this was closed."""
         self._seq = itertools.count(1)
@@ -120,6 +122,9 @@ class LocalStrategy(Generic[C]):
                 raise
             return None
         if cost.__class__ is not int or cost < 1:
+            return None
+        # A memoryview is equal to the bytes it shows, but is no key.
+        if key.__class__ is memoryview:  # type: ignore[comparison-overlap]
             return None
         now = self._monotonic()
         if now < state.permits_until:
@@ -372,11 +377,11 @@ class LocalStrategy(Generic[C]):
     def unsent_counts(self) -> int:
         """How many counts the store has not been sent, or has not acknowledged."""
         total = 0
-        for state in self._key_states.all():
+        states = {id(state): state for state in (*self._key_states.all(), *self._states_at_close)}
+        for state in states.values():
             total += state.passed + state.blocked + state.success + state.error
             sent = () if state.in_flight is None else state.in_flight.buckets
-            for seen in (*state.pending, *sent):
-                total += seen.passed + seen.blocked + seen.success + seen.error
+            total += _number(state.pending) + _number(sent)
         return total
 
     def _mark_dirty(self, state: C) -> None:
@@ -452,6 +457,8 @@ class LocalStrategy(Generic[C]):
             if isinstance(reply, FleetCounts):
                 state.update_clock_offset(reply.now_ms, sent_at, now)
                 self._apply_fleet_counts(state, reply)
+            else:
+                self.dropped += _number(batch.buckets)
             # Only now: where a signal handler raises in between, its counts are seen twice here
             # until it is sent again, rather than not at all.
             state.in_flight = None
@@ -545,6 +552,7 @@ class InProcess:
 
     next_due_at = NEVER
     leases = False
+    dropped = 0
 
     def __init__(self, commands: CommandCache, attempt: Callable[[Acquire], Decision]) -> None:
         self.wake: Callable[[], object] = lambda: None
@@ -611,3 +619,8 @@ class InProcess:
         return 0
 
     def after_fork(self) -> None: ...
+
+
+def _number(buckets: Iterable[Bucket]) -> int:
+    """How many counts are in these."""
+    return sum(seen.passed + seen.blocked + seen.success + seen.error for seen in buckets)

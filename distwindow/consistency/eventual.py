@@ -114,7 +114,9 @@ class Eventual(LocalStrategy[EventualKeyState]):
             if is_interruption(exc):
                 raise
             state = None
-        if state is None or type(cost) is not int or not 1 <= cost <= self._max_cost:
+        # A memoryview is equal to the bytes it shows, but is no key.
+        wrong = key.__class__ is memoryview  # type: ignore[comparison-overlap]
+        if state is None or wrong or type(cost) is not int or not 1 <= cost <= self._max_cost:
             state = self._first_call(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:

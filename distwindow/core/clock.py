@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from .errors import ConfigurationError, short_repr
 
 
 class Clock(Protocol):
@@ -54,3 +57,26 @@ class SystemClock:
 
 
 SYSTEM: Clock = SystemClock()
+
+
+def check_clock(clock: Any) -> Clock:
+    """`clock` itself; `ConfigurationError` for what cannot tell the time as a `Clock` does."""
+    if inspect.isclass(clock):
+        raise ConfigurationError(f"time={clock.__qualname__} is a class; make an object of it")
+    methods = ("now_ms", "monotonic", "sleep")
+    missing = [name for name in methods if not callable(getattr(clock, name, None))]
+    if missing:
+        raise ConfigurationError(
+            f"time={short_repr(clock)} is no clock, as it has no "
+            f"{', '.join(f'{m}()' for m in missing)}; give an object with now_ms(), "
+            "monotonic() and sleep(seconds), or leave time out"
+        )
+    for name in methods:
+        method = getattr(clock, name)
+        forms = (method, inspect.getattr_static(type(method), "__call__", None))
+        if any(inspect.iscoroutinefunction(form) for form in forms):
+            raise ConfigurationError(
+                f"time={short_repr(clock)}: its {name} is a coroutine function, which neither "
+                f"Limiter nor AsyncLimiter awaits; write it as a plain function: def {name}"
+            )
+    return clock  # type: ignore[no-any-return]

@@ -35,6 +35,11 @@ _UNITS_MS = {
     "d": 86_400_000, "day": 86_400_000,
     "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
+_DAYS_OF = {"month": 30, "year": 365}
+"""Not units, as their lengths differ: what to write in place of them."""
+_SEPARATORS = r"[;,|]"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+"""Never between two limits: each ends in a letter."""
 _SPOKEN = ("week", "day", "hour", "minute", "second", "ms")
 
 _GRAMMAR = re.compile(
@@ -156,7 +161,7 @@ def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
 
 def _parts(text: str) -> Iterable[Limit]:
     """The limits of one string."""
-    for part in re.split(r"[;,]", text):
+    for part in [text] if _THOUSANDS.search(text) else re.split(_SEPARATORS, text):
         try:
             yield Limit(part)
         except ConfigurationError as exc:
@@ -192,10 +197,20 @@ def _checked(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -
 def _read(text: str) -> tuple[int, int, Bound | None, int | None]:
     found = _GRAMMAR.fullmatch(text)
     if found is None:
-        hint = "; several limits go into a list" if re.search(r"[;,]", text) else ""
+        if _THOUSANDS.search(text):
+            raise ConfigurationError(
+                f"write amounts without a comma: {_THOUSANDS.sub('', text).strip()!r}"
+            )
+        hint = "; several limits go into a list" if re.search(_SEPARATORS, text) else ""
         raise ConfigurationError(f"not understood; {_HOW}{hint}")
     unit = found["unit"].lower()
     unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
+    days = float(found["count"] or 1) * _DAYS_OF.get(unit.removesuffix("s"), 0)
+    if 0 < days * _UNITS_MS["day"] <= MAX_INTERVAL_MS:
+        raise ConfigurationError(
+            f"a {unit.removesuffix('s')} has no fixed length; write days, such as "
+            f'"{found["amount"]}/{days:g} days"'
+        )
     if unit_ms is None:
         raise ConfigurationError(
             f"{found['unit']!r} is no unit of time; "

@@ -51,7 +51,9 @@ class CommandCache:
                 if is_interruption(exc):
                     raise
                 command = None
-            if command is not None:
+            # A memoryview is equal to the bytes it shows, but is no key: `stem` says so.
+            is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
+            if command is not None and is_key:
                 return command
         _check_cost(cost, self._largest_cost)
         normalized = normalize_key(key)

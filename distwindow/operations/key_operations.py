@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
+from ..core.errors import short_repr
 from ..core.key import AnyKey
 from ..core.stats import Stats, stats_of, window_at
 from ..protocol.commands import Peek, Read, Refund, Reset
@@ -84,7 +87,17 @@ def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]
 
 
 def _charges_of(decision: Decision) -> tuple[Charge, ...]:
+    if not isinstance(decision, Decision):
+        awaited = "; await the call first" if inspect.iscoroutine(decision) else ""
+        raise TypeError(
+            f"refund takes the Decision that try_acquire or acquire has returned, not "
+            f"{short_repr(decision)}{awaited}"
+        )
     if not decision.charged:
-        raise ValueError(f"nothing was charged by this decision: {decision!r}")
+        why = "the call was refused" if not decision.allowed else "peek counts nothing"
+        raise ValueError(
+            f"nothing was charged by this decision, as {why}; there is nothing to give back: "
+            f"{decision!r}"
+        )
     charged: tuple[Charge, ...] = decision.charged
     return charged

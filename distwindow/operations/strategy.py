@@ -26,6 +26,7 @@ class Strategy(Protocol):
 
     next_due_at: float
     wake: Callable[[], object]
+    dropped: int
     leases: bool
 
     @property

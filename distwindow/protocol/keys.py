@@ -50,6 +50,7 @@ class RingName(NamedTuple):
     """A ring's Redis key, read back."""
 
     key: str
+    """As `unescape` has it; of a tagged key `{tag}resource`."""
     bucket_ms: int
     span: int
 
@@ -96,9 +97,12 @@ def escape(key: str | bytes) -> bytes:
 
 
 def unescape(name: bytes) -> str:
-    """A key's text from its escaped form; of a digested key, the start, '~' and the digest."""
+    """A key's text from its escaped form; of a digested key, the start, '~' and the digest.
+
+    Bytes that are no UTF-8 become lone surrogates, as Python has them in arguments from a shell.
+    """
     raw = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
-    return raw.decode("utf-8", "backslashreplace")
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _escaped(raw: bytes) -> bytes:

@@ -12,6 +12,7 @@ from weakref import ref
 
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM
+from ..core.errors import DistwindowError
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
 
@@ -42,6 +43,7 @@ class FlushJob:
         "close_done",
         "closing_lock",
         "detached",
+        "dropped",
         "failure",
         "flush",
         "flush_done",
@@ -75,6 +77,8 @@ class FlushJob:
         """
         self.loss_reported = False
         """True once the loss of counts has been logged, so that it is logged only once."""
+        self.dropped = 0
+        """How many of the counts that the strategy has dropped have been logged."""
 
     @property
     def has_unsent(self) -> bool:
@@ -98,16 +102,63 @@ class FlushJob:
         if failure is None:
             self.gave_up_at_exit = self.loss_reported = False
             if failed_before:
-                LOG.warning("the counts of %s can be flushed again", self.name)
-        elif not failed_before and self.detached:
-            LOG.warning(
-                "flushing the counts of %s failed as it was closed (%s)", self.name, failure
-            )
+                LOG.warning(
+                    "the counts of %s can be flushed again%s", self.name, self._newly_dropped()
+                )
         elif not failed_before:
             LOG.warning(
-                "flushing the counts of %s failed (%s); will retry in %.2g s",
-                self.name, failure, max(0.0, self.strategy.next_due_at - monotonic()),
+                "flushing the counts of %s failed: %s; %s%s",
+                self.name, failure, self._kept(), self._newly_dropped(),
             )  # fmt: skip
+
+    def failed(self, exc: Exception) -> None:
+        """Record that a flush ended with an unexpected error. Log it unless the flush before ended
+        with one of the same type.
+        """
+        before, self.failure = self.failure, exc
+        self.strategy.reschedule(monotonic())
+        if type(before) is not type(exc):
+            LOG.error(
+                "flushing the counts of %s failed with an unexpected error; %s%s",
+                self.name, self._kept(), self._newly_dropped(), exc_info=exc,
+            )  # fmt: skip
+
+    def closed(self, failure: DistwindowError | None) -> None:
+        """Record how the last flush of a limiter that is being closed ended. Log what it could not
+        send.
+        """
+        self.failure = failure
+        if failure is not None and not self.loss_reported:
+            self.loss_reported = True
+            self.log_lost("the limiter was closed before", failure)
+
+    def log_lost(self, when: str, why: object) -> None:
+        """Log what will never be sent, if there is anything."""
+        counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
+        if counts:
+            LOG.warning(
+                "%d counts of %s were lost: %s they could be sent (%s)%s",
+                counts, self.name, when, why, self._newly_dropped(),
+            )  # fmt: skip
+        if permits:
+            LOG.warning(
+                "%d unspent permits of %s were not given back: %s they could be sent (%s); "
+                "they count as used until their window ends",
+                permits, self.name, when, why,
+            )  # fmt: skip
+
+    def _kept(self) -> str:
+        counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
+        leased = f" and {permits} leased permits" if permits else ""
+        return f"{counts} counts{leased} are kept here, and the next flush tries again"
+
+    def _newly_dropped(self) -> str:
+        """Return the end of a log line: the counts that were dropped since the last log line."""
+        number = self.strategy.dropped - self.dropped
+        self.dropped = self.strategy.dropped
+        if number <= 0:  # fewer than before: this is a forked child, which counts anew
+            return ""
+        return f"; {number} counts were dropped, as the store took none for so long"
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
@@ -160,22 +211,18 @@ class FlushJobs:
                 job.close_done.wait(deadline - monotonic())
 
 
-def report_lost(jobs: Iterable[FlushJob]) -> None:
+def names_of(jobs: Iterable[FlushJob]) -> str:
+    """Return the names of these limiters and their stores, for log lines about several."""
+    return ", ".join(job.name for job in jobs)
+
+
+def report_lost(
+    jobs: Iterable[FlushJob],
+    when: str = "the process was ended before",
+    why: object = "there was not enough time",
+) -> None:
     """Log what the jobs have not sent when the process ends, once for each job."""
     for job in jobs:
-        if not job.has_unsent or job.loss_reported:
-            continue
-        job.gave_up_at_exit = job.loss_reported = True
-        reason = job.failure or "there was not enough time"
-        counts = job.strategy.unsent_counts()
-        if counts:
-            LOG.warning(
-                "%d counts of %s were lost: the process was ended before they could be sent (%s)",
-                counts, job.name, reason,
-            )  # fmt: skip
-        else:
-            LOG.warning(
-                "unspent permits of %s were not given back before the process ended (%s); "
-                "they count as used until their window ends",
-                job.name, reason,
-            )  # fmt: skip
+        if job.has_unsent and not job.loss_reported:
+            job.gave_up_at_exit = job.loss_reported = True
+            job.log_lost(when, job.failure or why)

@@ -58,7 +58,7 @@ from typing import Any, Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJobs, monotonic, report_lost
+from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, monotonic, names_of, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds after which the main thread has to have run the handler that ends the process."""
@@ -205,10 +205,9 @@ class Shutdown:
             start_new_thread(self._flush_and_end, (number,))
         except RuntimeError as exc:
             if not self._exit_began:
-                LOG.warning(
-                    "counts are lost at SIGTERM: no thread can be started to flush them (%s)",
-                    exc,
-                )
+                why = f"no thread could be started for that: {exc}"
+                with suppress(Exception):  # whatever it is, the process has to end
+                    report_lost(self._active_jobs(), "SIGTERM has ended the process before", why)
                 self.phase = ENDING
                 self.on_sigterm(number, None)
             # Otherwise Python is exiting, and `flush_at_exit` is running. The next SIGTERM ends the
@@ -231,8 +230,9 @@ class Shutdown:
         """Send everything that is pending, and end the process."""
         try:
             self._send_all(monotonic())
-        except Exception:
-            LOG.exception("flushing counts at SIGTERM failed with an unexpected error")
+        except Exception as exc:
+            _log_unexpected(self._active_jobs())
+            report_lost(self._active_jobs(), why=exc)
         finally:
             self.phase = ENDING
             os.kill(os.getpid(), number)
@@ -259,15 +259,17 @@ class Shutdown:
         while True:
             time.sleep(PAUSE_S)
             self._flush_workers(deadline, final=True)
-            jobs = [job for worker in self._workers for job in worker.jobs.active()]
+            jobs = self._active_jobs()
             if monotonic() >= deadline or not any(job.has_unsent for job in jobs):
                 break
         report_lost(jobs)
 
     def _pause_calls(self) -> None:
-        for worker in self._workers:
-            for job in worker.jobs.active():
-                job.strategy.pause_calls(self.pause)
+        for job in self._active_jobs():
+            job.strategy.pause_calls(self.pause)
+
+    def _active_jobs(self) -> list[FlushJob]:
+        return [job for worker in self._workers for job in worker.jobs.active()]
 
     def _flush_workers(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
         """Have all workers flush at the same time, each in a thread of its own: a store that does
@@ -296,7 +298,7 @@ class Shutdown:
         try:
             worker.flush_all(deadline, final=final)
         except Exception:
-            LOG.exception("flushing counts at SIGTERM failed with an unexpected error")
+            _log_unexpected(worker.jobs.active())
         finally:
             self.flushing_threads.discard(ident)
             done.set()
@@ -324,6 +326,14 @@ def install_sigterm_handler() -> None:
 
 def _is_uvicorns(handler: Handler) -> bool:
     return str(getattr(handler, "__module__", "")).startswith("uvicorn.")
+
+
+def _log_unexpected(jobs: list[FlushJob]) -> None:
+    LOG.exception(
+        "flushing the counts of %s at SIGTERM failed with an unexpected error; %d counts are not "
+        "sent yet, and another line is logged if they are lost",
+        names_of(jobs), sum(job.strategy.unsent_counts() for job in jobs),
+    )  # fmt: skip
 
 
 def _end_without_main_thread(number: int) -> None:

@@ -28,7 +28,7 @@ from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic, names_of
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
 
 _STORE_FOLDER = Path(__file__).parents[1] / "store"
@@ -251,9 +251,7 @@ async def _flush_job(job: FlushJob, last: bool) -> None:
         flush: Awaitable[Exception | None] = job.flush(last)
         job.log_transition(await flush)
     except Exception as exc:
-        job.strategy.reschedule(monotonic())
-        job.failure = exc
-        LOG.exception("flushing the counts of %s failed with an unexpected error", job.name)
+        job.failed(exc)
 
 
 class _ExitLoop(asyncio.SelectorEventLoop):
@@ -276,8 +274,15 @@ def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> No
         with suppress(asyncio.TimeoutError):
             loop.run_until_complete(_flush_until_deadline(jobs, deadline, final))
         loop.run_until_complete(_cancel_store_tasks())
+        # End the connections of the stores, as `asyncio.run` does: otherwise Python warns of them
+        # when the loop is closed.
+        loop.run_until_complete(loop.shutdown_asyncgens())
     except Exception as exc:
-        LOG.warning("flushing the counts of asyncio limiters failed at exit: %r", exc)
+        LOG.warning(
+            "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
+            "%d counts are left",
+            names_of(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
+        )  # fmt: skip
     finally:
         loop.close()
 

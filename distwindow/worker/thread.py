@@ -27,7 +27,7 @@ from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent, WakeUp, start_thread
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .flush_job import EXIT_TIMEOUT_S, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
 from .shutdown import SHUTDOWN
 
 
@@ -165,6 +165,4 @@ def _flush_job(job: FlushJob, *, last: bool) -> None:
     try:
         job.log_transition(job.flush(last))
     except Exception as exc:
-        job.strategy.reschedule(monotonic())
-        job.failure = exc
-        LOG.exception("flushing the counts of %s failed with an unexpected error", job.name)
+        job.failed(exc)

@@ -88,9 +88,10 @@ _COMMAND_WITH_A_BARE_MACHINE = """
 import os
 import sys
 
-from distwindow.cli import host, main
+from distwindow.cli import main
+from distwindow.cli.demo import server
 
-host.SYSTEM_FOLDERS = ""
+server.SYSTEM_FOLDERS = ""
 for name in os.environ["ABSENT_PACKAGES"].split():
     sys.modules[name] = None  # an import of it fails, and it is not found
 
@@ -244,11 +245,12 @@ def test_a_limit_that_does_not_hold_is_said_loudly(
     spoiled = tmp_path / "spoiled.py"
     spoiled.write_text(
         "import dataclasses, os\n"
-        "from distwindow.cli import crew, main\n"
-        "whole = crew.work\n"
+        "from distwindow.cli import main\n"
+        "from distwindow.cli.demo import workers\n"
+        "whole = workers.work\n"
         "def work(task, pipe):\n"
         "    whole(dataclasses.replace(task, prefix=f'spoiled-{os.getpid()}'), pipe)\n"
-        "crew.work = work\n"
+        "workers.work = work\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from distwindow import __version__
+from distwindow import Limiter, __version__
 from tests.cli.conftest import Cli
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -91,23 +92,78 @@ def test_an_output_without_unicode_gets_escapes(shell: Cli, redis_url: str, pref
     assert shell("try", "東京", "--limit", "10/hour", **env).code == 0
     said = shell("stats", **env)
     assert said.code == 0
-    assert "\\u6771\\u4eac" in said.out
+    # Escapes of bytes: what bash makes of $'\\u6771' depends on the locale.
+    assert r"$'\xe6\x9d\xb1\xe4\xba\xac'" in said.out
     assert "#" in said.out
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_is_one_line(redis_url: str, prefix: str) -> None:
-    with open("/dev/full", "w") as full:  # noqa: PTH123  # a device
+FULL = Path("/dev/full")
+OUTPUTS = [
+    *("stats", "stats --json", "stats --watch", "stats --watch --json", "reset k", "doctor"),
+    *("try k --limit 5/s", "bench --seconds 0.1", "--help", "--version", "stats --help"),
+]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_a_full_disk_is_one_line_that_blames_nobody_else(
+    redis_url: str, prefix: str, command: str, unbuffered: str
+) -> None:
+    with Limiter(redis_url, "5/hour", prefix=prefix) as limiter:
+        limiter.try_acquire("k")
+    with FULL.open("w") as full:
         said = subprocess.run(
-            [
-                *(sys.executable, "-m", "distwindow.cli", "stats"),
-                *("--url", redis_url, "--prefix", prefix),
-            ],
+            [sys.executable, "-m", "distwindow", *command.split()],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
+            env={
+                **os.environ,
+                "DISTWINDOW_URL": redis_url,
+                "DISTWINDOW_PREFIX": prefix,
+                "PYTHONUNBUFFERED": unbuffered,
+            },
             check=False,
         )
     assert said.returncode == 2
-    assert "No space left" in said.stderr
-    assert "Traceback" not in said.stderr
+    assert said.stderr == (
+        "distwindow: the output could not be written: No space left on device; "
+        "send it to another place\n"
+    )
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_full_disks_for_errors_as_well_leave_the_exit_code(redis_url: str) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "distwindow", "stats", "--url", redis_url],
+            stdout=full,
+            stderr=full,
+            check=False,
+        )
+    assert done.returncode == 2
+
+
+def test_a_closed_output_is_one_line(redis_url: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m distwindow stats --url {redis_url} >&-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "the output could not be written: standard output is closed" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["stats --watch --interval 0.1", "stats --watch --json"])
+def test_a_reader_that_has_enough_ends_it_quietly(
+    redis_url: str, prefix: str, command: str
+) -> None:
+    line = (
+        f"{sys.executable} -m distwindow {command} --url {redis_url} --prefix {prefix} "
+        "| head -1 >/dev/null; echo ${PIPESTATUS[0]}"
+    )
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("141\n", "")

@@ -7,7 +7,7 @@ import json
 import redis
 
 from distwindow import Key, Limiter
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, fill
 
 
 def test_all_windows_of_a_key_are_forgotten_whatever_their_shape(
@@ -75,3 +75,99 @@ def test_what_is_no_ring_stays(cli: Cli, redis_url: str, prefix: str) -> None:
             client.set(name, "x")
         assert "nothing to forget" in cli("reset", "k").out
         assert client.exists(*names) == 3
+
+
+def test_a_pattern_is_only_taken_as_one_with_the_option(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, ["9/hour", "9/day"], prefix=prefix) as limiter:
+        for key in ("user:1", "user:2", "other"):
+            limiter.try_acquire(key)
+        said = cli("reset", "user:*", "user:?", "us[e]r", "nobody")
+        assert said.code == 0
+        nothing = f"nothing to forget under the prefix {prefix!r}"
+        hint = "; this names one key: for a pattern add --pattern"
+        assert said.out.splitlines() == [
+            f"user:*: {nothing}{hint}",
+            f"user:?: {nothing}{hint}",
+            f"us[e]r: {nothing}{hint}",
+            f"nobody: {nothing}",
+        ]
+        assert limiter.stats("user:1").passed == 1
+        said = cli("reset", "--pattern", "user:*")
+        assert (said.code, said.out) == (0, "user:*: 2 keys, 4 windows forgotten\n")
+        assert limiter.stats("user:1").passed == limiter.stats("user:2").passed == 0
+        assert limiter.stats("other").passed == 1
+        said = cli("reset", "--pattern", "user:*")
+        assert said.out == f"user:*: {nothing}\n"
+
+
+def test_a_key_that_looks_like_a_pattern_is_reset_alone(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, "9/hour", prefix=prefix) as limiter:
+        for key in ("user:*", "user:1"):
+            limiter.try_acquire(key)
+        assert cli("reset", "user:*").out == "user:*: 1 window forgotten\n"
+        assert limiter.stats("user:1").passed == 1
+
+
+def test_several_patterns(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "9/hour", prefix=prefix) as limiter:
+        for key in ("a1", "a2", "b1", "c1", Key("all", tag="acme")):
+            limiter.try_acquire(key)
+        assert cli("reset", "a*", "--pattern", "*1", "b1", "{acme}*").out.splitlines() == [
+            "a*: 2 keys, 2 windows forgotten",
+            "*1: 3 keys, 3 windows forgotten",
+            "b1: 1 key, 1 window forgotten",
+            "{acme}*: 1 key, 1 window forgotten",
+        ]
+    assert "no limits on" in cli("stats").out
+
+
+def test_a_dry_run_says_what_a_reset_would_do(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, ["9/hour", "9/day"], prefix=prefix) as limiter:
+        for key in ("user:2", "user: 1", "other"):
+            limiter.try_acquire(key)
+        said = cli("reset", "--dry-run", "--pattern", "user:*")
+        assert said.out.splitlines() == [
+            "'user: 1': 2 windows would be forgotten",
+            "user:2: 2 windows would be forgotten",
+            "user:*: 2 keys, 4 windows would be forgotten",
+        ]
+        assert cli("reset", "--dry-run", "other", "user:*").out.splitlines() == [
+            "other: 2 windows would be forgotten",
+            f"user:*: nothing to forget under the prefix {prefix!r}; "
+            "this names one key: for a pattern add --pattern",
+        ]
+        for key in ("user:2", "user: 1", "other"):
+            assert limiter.stats(key).passed == 1
+
+
+def test_a_pattern_leaves_what_is_no_ring(cli: Cli, redis_url: str, prefix: str) -> None:
+    names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:settings"]
+    with redis.Redis.from_url(redis_url) as client:
+        for name in names:
+            client.set(name, "x")
+        assert "nothing to forget" in cli("reset", "--pattern", "*").out
+        assert client.exists(*names) == 3
+
+
+def test_a_pattern_reaches_every_node_of_a_cluster(cli: Cli, cluster_url: str, prefix: str) -> None:
+    with Limiter(cluster_url, "9/hour", prefix=prefix, timeout=5) as limiter:
+        for i in range(30):
+            limiter.try_acquire(f"k{i}")
+        limiter.try_acquire("other")
+    said = cli("reset", "--pattern", "k*", store=cluster_url)
+    assert said.out == "k*: 30 keys, 30 windows forgotten\n"
+    assert cli("reset", "other", store=cluster_url).out == "other: 1 window forgotten\n"
+
+
+def test_a_pattern_takes_more_keys_than_one_step_of_scan(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    fill(redis_url, prefix, 2500)
+    assert (
+        cli("reset", "--pattern", "user:*").out == "user:*: 2,500 keys, 2,500 windows forgotten\n"
+    )
+    assert "no limits on" in cli("stats").out

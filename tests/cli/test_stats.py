@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rich.cells import cell_len
 
 from distwindow import Key, Limiter, Stats
 from tests.cli.conftest import Cli, fill
+from tests.cli.terminal import Terminal
 from tests.interrupt import reachable
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -179,6 +181,94 @@ def test_the_order(cli: Cli, redis_url: str, prefix: str, top: list[str]) -> Non
     assert order("--sort", "key") == ["k0", "k1", "k2"]
 
 
+@pytest.mark.parametrize("top", [[], ["--top", "3"]], ids=["all", "top"])
+@pytest.mark.parametrize("sort", ["blocked", "passed"])
+def test_equal_counts_go_by_the_share_of_the_limit_that_is_used(
+    cli: Cli, redis_url: str, prefix: str, top: list[str], sort: str
+) -> None:
+    """As on a healthy system, where nothing is blocked."""
+    # Six of each key; the nearest to full of several limits counts.
+    limits = {"a": ["100/hour"], "b": ["7/hour"], "c": ["50/hour", "6/day"], "d": ["12/hour"]}
+    for key, own in limits.items():
+        with Limiter(redis_url, own, prefix=prefix) as limiter:
+            limiter.try_acquire(key, cost=6)
+    said = json.loads(cli("stats", "--json", "--sort", sort, *top).out)
+    assert [one["key"] for one in said] == ["c", "b", "d", "a"][: len(said)]
+    assert len(said) == (3 if top else 4)
+
+
+def test_what_is_blocked_comes_before_what_is_full(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
+        limiter.try_acquire("full", cost=10)
+        limiter.try_acquire("blocked", cost=2)
+        limiter.try_acquire("blocked", cost=9)
+    said = json.loads(cli("stats", "--json").out)
+    assert [one["key"] for one in said] == ["blocked", "full"]
+
+
+def test_the_nearly_full_key_is_found_among_thousands(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, ["100/hour", "1000/day"], prefix=prefix) as limiter:
+        for i in range(1300):  # more than are held for a top of 2
+            limiter.try_acquire(f"k{i:04}")
+        limiter.try_acquire("k0700", cost=98)
+        limiter.try_acquire("k0007", cost=50)
+    said = cli("stats", "--top", "2")
+    assert [line.split()[0] for line in said.out.splitlines()[1:5]] == ["k0700"] * 2 + ["k0007"] * 2
+    assert "the first 2 by blocked, then by share used, of 2,600 limits in use" in said.out
+
+
+LONG = ["user:123e4567-e89b-12d3-a456-426614174000", "k" * 64, "x" * 300, "new\nline"]
+
+
+def test_into_a_pipe_nothing_is_cut(shell: Cli, redis_url: str, prefix: str) -> None:
+    limit = "100/40m strict 8 buckets"
+    with Limiter(redis_url, limit, prefix=prefix) as limiter:
+        for key in LONG:
+            with limiter.entry(key):
+                pass
+        spoken = str(limiter.stats(LONG[0]).limits[0])
+    for env in ({}, {"COLUMNS": "40"}, {"FORCE_COLOR": "1"}):
+        said = shell("stats", "--url", redis_url, "--prefix", prefix, **env).out
+        said = re.sub(r"\x1b\[[0-9;]*m", "", said)
+        head, *rows = said.splitlines()[: len(LONG) + 1]
+        assert head.split()[-2:] == ["MIN", "MS"]
+        assert all(f"  {spoken}  " in row for row in rows)
+        for word in (LONG[0], LONG[1], f"'{'x' * 31}~", "$'new\\nline'"):
+            assert sum(row.startswith(word) for row in rows) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
+@pytest.mark.parametrize(
+    ("columns", "head"),
+    [
+        (40, ["KEY", "USED", "BLOCK/S"]),
+        (60, ["KEY", "LIMIT", "USED", "BLOCK/S"]),
+        (80, ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S", "OK", "ERR"]),
+        (160, ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S", "OK", "ERR", "AVG", "MS", "MIN", "MS"]),
+    ],
+)
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_key(
+    redis_url: str, prefix: str, columns: int, head: list[str]
+) -> None:
+    keys = ["user:42", "user:123456789012", "k" * 64]
+    with Limiter(redis_url, "100/hour strict", prefix=prefix) as limiter:
+        for key in keys:
+            with limiter.entry(key):
+                pass
+    where = ("--url", redis_url, "--prefix", prefix)
+    with Terminal("stats", *where, columns=columns) as terminal:
+        first, *rows = terminal.lines()
+    assert first.split() == head
+    rows, note = rows[:-2], rows[-1]
+    for key in keys:
+        assert sum(row.split()[:1] == [key] for row in rows) == 1
+    assert all(cell_len(row) <= columns for row in rows if row not in keys)
+    assert ("too narrow for" in note) is (columns < 160)
+    assert note.endswith("AVG MS, MIN MS") is (columns < 160)
+
+
 def test_keys_that_would_spoil_a_terminal(cli: Cli, redis_url: str, prefix: str) -> None:
     keys: list[str | bytes] = [
         "red\x1b[31m\nline",
@@ -297,10 +387,11 @@ def test_a_hundred_thousand_keys_without_holding_up_the_server(
         assert len({one["key"] for one in keys}) == len(keys) == 100_000
         first = shell("stats", "--top", "3", "--sort", "blocked", *where).out
         assert "of 100,000 limits in use" in first
+        # As many are blocked on every tenth key. Of these, the fullest come first: 91 of 100 used.
         assert [line.split()[0] for line in first.splitlines()[1:4]] == [
-            "user:0",
-            "user:10",
-            "user:100",
+            "user:10090",
+            "user:10190",
+            "user:10290",
         ]
         # Not one command of ours kept the others waiting for 20 ms, on however busy a machine.
         slow = [entry for entry in client.slowlog_get(128) if b"SCAN" in entry["command"]]

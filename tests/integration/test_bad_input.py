@@ -5,10 +5,12 @@ error shows a password, and none leaves anything behind in Redis.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import math
 import re
 import socketserver
 import threading
+import time as system_time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
@@ -164,6 +166,40 @@ def test_a_client_of_the_other_world() -> None:
 
 
 @faces
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://h?socket_timout=1", "no option 'socket_timout'; did you mean socket_timeout"),
+        ("rediss://h?ssl_ca_cert=x", "no option 'ssl_ca_cert'; did you mean ssl_ca_certs"),
+        ("unix:///x?usrname=x", "no option 'usrname'; did you mean username?"),
+        ("valkey://h?colour=blue", "no option 'colour'; leave it out; db, username, "),
+        ("redis://h?timeout=1", "no option 'timeout'; give it to the limiter: timeout=..."),
+        ("redis://h?ssl_ca_certs=x", "no option 'ssl_ca_certs'; write rediss:// for TLS"),
+        ("redis://h?ssl=true", "no option 'ssl'; write rediss:// for TLS"),
+        ("redis+sentinel://h/s?usernam=x", "no option 'usernam'; did you mean username?"),
+        ("redis+sentinel://h/s?sentinel_usernam=x", "no option 'sentinel_usernam'; did you mean"),
+        ("redis+cluster://h?usernam=x", "no option 'usernam'; did you mean username?"),
+    ],
+)
+def test_a_misspelt_option_is_told_before_anything_is_connected_to(
+    face: type, url: str, said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        face(url, "5/minute")
+    assert f"store URL {url!r}: there is {said}" in str(caught.value)
+
+
+@faces
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "unix"])
+def test_options_that_a_url_may_have(face: type, scheme: str) -> None:
+    options = "db=1&client_name=x&socket_keepalive=1&health_check_interval=3&max_connections=4"
+    options += "&ssl_ca_certs=x&ssl_cert_reqs=none" if scheme == "rediss" else ""
+    path = "/run/redis.sock" if scheme == "unix" else ""
+    limiter = face(f"{scheme}://user:{SECRET}@host{path}?{options}", "5/minute")
+    assert SECRET not in repr(limiter)
+
+
+@faces
 def test_an_option_in_the_url_that_nobody_knows(face: type, redis_url: str) -> None:
     exc = error_of(face, redis_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
@@ -197,6 +233,8 @@ def test_an_option_that_nobody_knows(face: type) -> None:
         *(("max_local_keys", v, "is not a whole number of at least 1")
           for v in (0, -1, 1.5, math.nan, True, "x", None)),
         ("on_store_error", "allow", "this version has"),
+        *(("time", v, "is no clock, as it has no now_ms()")
+          for v in (1, None, "now", datetime.time(), system_time)),
     ],
 )  # fmt: skip
 def test_an_option_that_can_never_work(face: type, option: str, value: Any, said: str) -> None:
@@ -280,6 +318,12 @@ LIMITS: dict[Any, str] = {
     "100/fortnight": "is no unit of time",
     "100/0s": "outside 0.001 s to ten years",
     "100/11 years": "is no unit of time",
+    "10/month": 'a month has no fixed length; write days, such as "10/30 days"',
+    "10 per 2 Months": 'a month has no fixed length; write days, such as "10/60 days"',
+    "5000/year strict": 'a year has no fixed length; write days, such as "5000/365 days"',
+    "1,000/minute": "write amounts without a comma: '1000/minute'",
+    "5/s; 1,000,000/day": "write amounts without a comma: '5/s; 1000000/day'",
+    "5/minute|6/fortnight": "'fortnight' is no unit of time",
     "100/999999 days": "outside 0.001 s to ten years",
     "100/0.5ms": "not a whole number of milliseconds",
     "0/second": "amount=0 is not a whole number from 1 to",

@@ -100,16 +100,63 @@ def hidden(function: Any) -> Any:
 
 
 @FACES
+def test_without_parentheses_above_a_decorator_that_hides_the_function(face: Any) -> None:
+    limiter = limiter_of(face)
+    with pytest.raises(ConfigurationError, match=rf"without parentheses on .*wrapper: {INSTEAD}"):
+
+        @limiter.limit
+        @hidden
+        def function(callback: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="without parentheses on"):
+
+        @limiter.limit  # a comment (with parentheses)
+        @hidden
+        def another(callback: Any) -> None: ...
+
+
+@FACES
+def test_a_key_function_in_a_default_argument(face: Any) -> None:
+    limiter = limiter_of(face)
+
+    def function(limited: Any = limiter.limit(by_first)) -> Any:  # noqa: B008
+        return limited
+
+    assert done(function()(functions_of(face))("a")) == ("a",)
+
+
+@FACES
+def test_without_a_key(face: Any) -> None:
+    for arguments in ({}, {"cost": 2}):
+        with pytest.raises(ConfigurationError, match=rf"limit\(\) needs a key: {INSTEAD}"):
+            limiter_of(face).limit(**arguments)
+
+
+@FACES
+def test_a_class(face: Any) -> None:
+    limiter = limiter_of(face)
+    instead = r"Shop is a class, .* put it above one of its methods, as in @limiter\.limit\("
+    with pytest.raises(ConfigurationError, match=instead):
+
+        @limiter.limit("key")
+        class Shop: ...
+
+    with pytest.raises(ConfigurationError, match=instead):
+
+        @limiter.limit
+        class BareShop: ...
+
+
+@FACES
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2), {}), ((), {"x": 1}), (("text",), {})]
 )
 def test_where_it_cannot_be_seen_at_decoration_the_first_call_tells(
     face: Any, args: Any, kwargs: Any
 ) -> None:
-    @limiter_of(face).limit
-    @hidden
     def function(*args: Any, **kwargs: Any) -> None: ...
 
+    function = limiter_of(face).limit(hidden(function))
     with pytest.raises(ConfigurationError, match=rf"key function, and is not limited.*{INSTEAD}"):
         function(*args, **kwargs)
 
@@ -274,6 +321,27 @@ def test_and_refused_on_the_blocking_one(function: Any) -> None:
         limiter_of(Limiter).limit("key")(function)
 
 
+class Numbers:
+    async def __call__(self, x: int) -> AsyncIterator[int]:
+        yield x
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (Service(), "object .*is an object whose __call__ is a coroutine function; use Async"),
+        (functools.partial(Service()), "an object whose __call__ is a coroutine function; use"),
+        (Numbers(), "object .*is an object whose __call__ is an async generator; use Async"),
+        (Service().method, r"Service\.method is a coroutine function; use Async"),
+        (double, "double is a coroutine function; use Async"),
+        (count, "count is an async generator; use Async"),
+    ],
+)
+def test_the_refusal_says_what_it_is(function: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        limiter_of(Limiter).limit("key")(function)
+
+
 @GENERATORS
 def test_async_generators_are_limited_on_the_awaiting_face(function: Any) -> None:
     limited = limiter_of(AsyncLimiter).limit(lambda x: f"key-{x}")(function)
@@ -353,7 +421,7 @@ def test_a_limited_context_manager() -> None:
     assert seen == ["KeyError"]
 
 
-@pytest.mark.parametrize("function", [len, lambda: None, functools.partial(len), Service])
+@pytest.mark.parametrize("function", [len, lambda: None, functools.partial(len)])
 def test_what_is_not_awaited_is_refused_on_the_awaiting_face(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"no coroutine function; use Limiter\.limit"):
         limiter_of(AsyncLimiter).limit("key")(function)

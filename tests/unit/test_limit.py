@@ -85,6 +85,22 @@ def test_it_is_a_value() -> None:
     assert limit != other
 
 
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("10/month", "10/30 days"),
+        ("10 per 2 months", "10/60 days"),
+        ("5/year", "5/365 days"),
+        ("1,000/minute", "1000/minute"),
+        ("12,345,678 per day", "12345678 per day"),
+    ],
+)
+def test_what_is_to_be_written_instead_is_a_limit(text: str, instead: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"write .*['\"]{instead}['\"]$"):
+        Limit(text)
+    assert Limit(instead).amount > 1
+
+
 @pytest.mark.parametrize("bound", ["leap", "strict"])
 @pytest.mark.parametrize(("buckets", "near"), [(3, "2 or 4"), (7, "5 or 8"), (300, "250 or 500")])
 def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, near: str) -> None:
@@ -93,8 +109,9 @@ def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, near: str) -
 
 
 def test_several_in_one() -> None:
-    several = limits_of("5/s, 100/m; 1000/hour strict")
-    assert several == (Limit("5/s"), Limit("100/m"), Limit("1000/hour strict"))
+    several = limits_of("5/s, 100/m; 1000/hour strict | 5000/day")
+    assert several == (Limit("5/s"), Limit("100/m"), Limit("1000/hour strict"), Limit("5000/day"))
+    assert limits_of("5/s|100/m") == several[:2]
     assert limits_of(several) == limits_of(reversed(several)) == several
     assert limits_of(Limit("5/s")) == (Limit("5/s"),)
 

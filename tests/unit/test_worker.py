@@ -31,6 +31,7 @@ class Work:
 
     def __init__(self) -> None:
         self.next_due_at = NEVER
+        self.dropped = 0
         self.wake: Callable[[], object] = lambda: None
         self.counted = self.sent = 0
         self.senders: set[int] = set()

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from distwindow import Limit
 
-from ..render import Cell, Column, Table, bar
+from ..render import bar
+from ..table import Cell, Column, Table
 from .verify import Book
 from .workers import Report
 
@@ -52,8 +53,8 @@ class Scene:
         now = self._window()
         rows = [self._row(number, count, sum(now)) for number, count in enumerate(now)]
         rows.append(self._sum(sum(now)))
-        columns = [Column("WORKER"), Column("LAST WINDOW", right=True), Column("")]
-        columns += [Column("ADMITTED", right=True), Column("REFUSED", right=True)]
+        columns = [Column("WORKER"), Column("LAST WINDOW", right=True), Column("", drop=1)]
+        columns += [Column("ADMITTED", right=True, drop=2), Column("REFUSED", right=True, drop=3)]
         return [*Table(columns, rows, width).texts(), Text(), *self._windows()]
 
     def totals(self, width: int) -> list[Text]:
@@ -65,8 +66,8 @@ class Scene:
             rows.append([worker, admitted, (bar(count / max(1, total), _BAR), "green"), refused])
         worker, _, _, admitted, refused = self._sum(total)
         rows.append([worker, admitted, ("", ""), refused])
-        columns = [Column("WORKER"), Column("ADMITTED", right=True), Column("")]
-        return list(Table([*columns, Column("REFUSED", right=True)], rows, width).texts())
+        columns = [Column("WORKER"), Column("ADMITTED", right=True), Column("", drop=2)]
+        return list(Table([*columns, Column("REFUSED", right=True, drop=1)], rows, width).texts())
 
     def line(self) -> str:
         """The latest window in one line: for a log."""

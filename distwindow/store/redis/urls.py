@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -36,12 +37,34 @@ _SCHEMES = {
     "rediss+cluster": ("rediss", "cluster"), "valkeys+cluster": ("rediss", "cluster"),
 }  # fmt: skip
 _PORTS = {"cluster": 6379, "sentinel": 26379}
-_KNOWN = {
-    name
-    for client in (redis.Redis, redis.RedisCluster)
-    for name in inspect.signature(client.__init__).parameters
-}
-"""Options that may stand in a URL: redis-py's cluster client drops unknown ones unseen."""
+
+
+def _arguments(*kinds: type) -> set[str]:
+    """What the constructors of these classes and of their bases take by name."""
+    inits = [
+        vars(base)["__init__"]
+        for kind in kinds
+        for base in kind.__mro__[:-1]
+        if "__init__" in vars(base)
+    ]
+    return {
+        p.name
+        for init in inits
+        for p in inspect.signature(init).parameters.values()
+        if p.name != "self" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+
+
+_CONNECTION = _arguments(redis.Connection, redis.asyncio.Connection, redis.ConnectionPool)
+_TLS = _arguments(redis.SSLConnection, redis.asyncio.SSLConnection)
+_UNIX = _arguments(redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection)
+_CLIENTS = _arguments(redis.Redis, redis.RedisCluster)
+_OPTIONS = {"redis": _CONNECTION, "rediss": _CONNECTION | _TLS, "unix": _CONNECTION | _UNIX}
+"""Options that may stand in a URL of one server, by its scheme. redis-py would complain of others
+only when it connects, and its cluster client drops them unseen.
+"""
+_LIMITERS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
+"""Arguments of a limiter that look as if they might stand in a URL."""
 
 
 def masked_url(url: str) -> str:
@@ -74,9 +97,9 @@ def parse_url_text(url: str) -> StoreUrl:
     """Take `url` apart; `ConfigurationError` that names what is wrong and how to write it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in _SCHEMES)
         raise ConfigurationError(
-            f"store URL {masked_url(url)!r} begins with none of memory://, {known}; "
+            f"store URL {masked_url(url)!r} begins with none of redis://, rediss://, unix://, "
+            "redis+sentinel://, redis+cluster://, memory:// (or valkey in place of redis); "
             'the usual one is "redis://localhost:6379/0"'
         )
     plain_scheme, kind = _SCHEMES[scheme.lower()]
@@ -198,9 +221,22 @@ def _options(query: str, url: str) -> dict[str, Any]:
         raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     del options["host"]
     for name in options:
-        if name.removeprefix("sentinel_") not in _KNOWN:
-            raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}")
+        _check_option(name, name.removeprefix("sentinel_"), _CLIENTS, url)
     return options
+
+
+def _check_option(name: str, plain: str, known: set[str], url: str) -> None:
+    if plain in known:
+        return
+    if name in _LIMITERS:
+        hint = f"give it to the limiter: {name}=..."
+    elif name.startswith("ssl") and name in _TLS | _CLIENTS:
+        hint = "write rediss:// for TLS"
+    elif near := get_close_matches(plain, [word for word in known if word[:5] != "orig_"], 3):
+        hint = f"did you mean {' or '.join(near)}?"
+    else:
+        hint = "leave it out; db, username, password, ssl_ca_certs and the like may stand there"
+    raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}; {hint}")
 
 
 def _check_one(address: StoreUrl, parts: SplitResult) -> None:
@@ -217,9 +253,11 @@ def _check_one(address: StoreUrl, parts: SplitResult) -> None:
     if database and parts.scheme != "unix":
         _number(database, "a database number", address.url)
     try:
-        redis.ConnectionPool.from_url(address.plain_url)
+        options = redis.ConnectionPool.from_url(address.plain_url).connection_kwargs
     except (ValueError, TypeError) as exc:
         raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
+    for name in options:
+        _check_option(name, name, _OPTIONS[parts.scheme], address.url)
 
 
 def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:

@@ -138,9 +138,7 @@ class AsyncRedisStore:
                 loop.call_soon_threadsafe(other.close)
         if dispatcher is not None:
             dispatcher.close()
-            if self._release is not None:
-                with suppress(Exception):
-                    await asyncio.wait_for(self._release(dispatcher.client), self._settings.timeout)
+            await dispatcher.release_client()
 
     async def _execute(
         self,
@@ -171,7 +169,7 @@ class AsyncRedisStore:
             for other in [other for other in self._dispatchers if other.is_closed()]:
                 self._dispatchers.pop(other).abandon()
             dispatcher = self._dispatchers[loop] = LoopDispatcher(
-                loop, self._new_client(), self._settings, self._unknown
+                loop, self._new_client(), self._settings, self._unknown, self._release
             )
         return dispatcher
 
@@ -185,10 +183,13 @@ class LoopDispatcher:
         client: Any,
         settings: CallSettings,
         unknown: Callable[[int], None],
+        release: Callable[[Any], Awaitable[object]] | None,
     ) -> None:
         self._loop = loop
         self.client = client
         self.unknown = unknown
+        self._release = release
+        """Closes `client`, where that is ours."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
         self._finding: asyncio.Future[None] | None = None
@@ -250,13 +251,16 @@ class LoopDispatcher:
 
         `asyncio.run` and its like end the tasks of a loop, then its asynchronous generators, then
         close it. This one ends after the last flush. Without it, closing the loop would warn of
-        open connections, and that of uvloop hangs where `ResourceWarning` is an error.
+        open connections, and that of uvloop hangs where `ResourceWarning` is an error. The client
+        is closed, too: redis-py keeps connections to sentinels and to a cluster's nodes.
         """
         try:
             yield
         finally:
             if not self._left_to_parent:
                 self._end_pipes("the event loop is shutting down")
+                if not self._closed:  # else `aclose` does that
+                    await self.release_client()
 
     def _end_shutdown_hook(self) -> None:
         """Now and without the loop, which would make a task for it once it is collected."""
@@ -295,6 +299,12 @@ class LoopDispatcher:
         for task in (self._finding, self._refreshing):
             if task is not None:
                 task.cancel()
+
+    async def release_client(self) -> None:
+        """Close the client that the connections are made with, where that is ours."""
+        if self._release is not None:
+            with suppress(Exception):
+                await asyncio.wait_for(self._release(self.client), self._settings.timeout)
 
     def _end_pipes(self, why: str) -> None:
         for connection in (*self._connections.values(), *self._retired):

@@ -1,0 +1,172 @@
+"""Two checkouts of distwindow against each other: `python -m benchmarks.compare BEFORE AFTER`.
+
+Each checkout has one child process of its own, and they take turns: in each round both run every
+case once, in shuffled order. Printed is what AFTER costs over BEFORE, as the median of the ratios
+of each round, with its quartiles. Only the public interface is used, so that any two versions can
+be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import server
+from benchmarks.measure import Stat, say
+
+TRIAL_S = 0.15
+"""Seconds that one case takes in one round, about."""
+LARGEST_RATIO = 1.03
+
+Case = Callable[[int], None]
+
+
+# -- the child ------------------------------------------------------------------------------------
+
+
+def _cases(url: str, name: str) -> dict[str, Case]:
+    from distwindow import AsyncLimiter, Limiter
+
+    def limiter(limits: str, mode: Any = "direct", store: str = url) -> Limiter:
+        prefix = f"{name}-{mode}-{limits.partition('/')[0]}"
+        return Limiter(store, limits, prefix=prefix, consistency=mode, timeout=2)
+
+    def calls(target: Limiter, keys: int = 1) -> Case:
+        names = [f"user:{number}" for number in range(keys)]
+
+        def run(count: int) -> None:
+            acquire = target.try_acquire
+            for number in range(count):
+                acquire(names[number % keys])
+
+        for _ in range(50):
+            run(keys)
+        return run
+
+    tasks = AsyncLimiter(url, "1000000000/hour", prefix=f"{name}-async", timeout=2)
+    loop = asyncio.new_event_loop()
+
+    async def gathered(count: int) -> None:
+        for _ in range(0, count, 50):
+            await asyncio.gather(*(tasks.try_acquire(f"user:{n % 10}") for n in range(50)))
+
+    full = limiter("1/hour")
+    full.try_acquire("user:0")
+    return {
+        "direct, Redis": calls(limiter("1000000000/hour")),
+        "direct, Redis, 100 keys": calls(limiter("100000000/hour"), 100),
+        "leased hit": calls(limiter("1000000000/hour", "leased")),
+        "cached refusal": calls(full),
+        "eventual hit": calls(limiter("1000000000/hour", "eventual")),
+        "memory://": calls(limiter("1000000000/hour", store="memory://")),
+        "asyncio, 50 tasks": lambda count: loop.run_until_complete(gathered(count)),
+    }
+
+
+def _child(url: str, name: str) -> None:
+    cases = _cases(url, name)
+    gc.freeze()
+    print(json.dumps(list(cases)), flush=True)
+    for line in sys.stdin:
+        case, count = json.loads(line)
+        began = time.perf_counter()
+        cases[case](count)
+        print(json.dumps((time.perf_counter() - began) / count), flush=True)
+    os._exit(0)  # what is measured is not how it ends
+
+
+# -- the parent -----------------------------------------------------------------------------------
+
+
+class Checkout:
+    """The child process of one checkout."""
+
+    def __init__(self, folder: Path, url: str, name: str) -> None:
+        if not (folder / "distwindow" / "__init__.py").is_file():
+            raise SystemExit(f"{folder} is no checkout: it has no folder distwindow")
+        script = Path(__file__).resolve()
+        paths = os.pathsep.join([str(folder), str(script.parent.parent)])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), "--child", url, name],
+            cwd=folder, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self.cases: list[str] = self._read()
+
+    def trial(self, case: str, count: int) -> float:
+        """Seconds for each of `count` calls."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([case, count]) + "\n")
+        self._process.stdin.flush()
+        seconds: float = self._read()
+        return seconds
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the child process has ended: exit {self._process.wait(10)}")
+        return json.loads(line)
+
+
+def compare(before: Path, after: Path, rounds: int) -> dict[str, Stat]:
+    """For each case the cost of `after` over that of `before`."""
+    ratios: dict[str, list[float]] = {}
+    with server.running() as redis_server:
+        old, new = (
+            Checkout(folder, redis_server.url, name)
+            for folder, name in ((before, "before"), (after, "after"))
+        )
+        counts = {case: _calls_in_a_trial(old, case) for case in old.cases}
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for case in random.sample(old.cases, len(old.cases)):
+                first, second = random.sample([old, new], 2)
+                seconds = {one: one.trial(case, counts[case]) for one in (first, second)}
+                ratios.setdefault(case, []).append(seconds[new] / seconds[old])
+        for one in (old, new):
+            one.close()
+    return {case: Stat.of(values) for case, values in ratios.items()}
+
+
+def _calls_in_a_trial(checkout: Checkout, case: str) -> int:
+    count = 50
+    while (seconds := checkout.trial(case, count)) * count < TRIAL_S / 2:
+        count *= 2
+    return max(50, round(TRIAL_S / seconds / 50) * 50)
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        _child(*sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("before", type=Path, help="folder of a checkout")
+    parser.add_argument("after", type=Path, help="folder of another")
+    parser.add_argument("--rounds", type=int, default=41)
+    options = parser.parse_args()
+    stats = compare(options.before.resolve(), options.after.resolve(), options.rounds)
+    print(f"cost after / before, median (quartiles) of {options.rounds} rounds")
+    for case, stat in stats.items():
+        verdict = "" if stat.median <= LARGEST_RATIO else f"  above {LARGEST_RATIO}"
+        print(f"{case:<26}{stat.median:.3f}  ({stat.low:.3f} to {stat.high:.3f}){verdict}")
+    return int(any(stat.median > LARGEST_RATIO for stat in stats.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

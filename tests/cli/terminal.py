@@ -1,0 +1,90 @@
+"""A command on a terminal of a given size, and what it wrote there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tests.interrupt import reachable
+from tests.servers.wait import until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """`distwindow` with these arguments, its three streams on one pseudo-terminal."""
+
+    def __init__(self, *arguments: str, columns: int, rows: int = 24) -> None:
+        import fcntl
+        import pty
+        import termios
+
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "distwindow", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            preexec_fn=reachable,
+            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+        )
+        os.close(theirs)
+        os.set_blocking(self._ours, False)
+        self._written = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        os.close(self._ours)
+
+    @property
+    def text(self) -> str:
+        """All that was written so far, without control sequences."""
+        try:
+            while part := os.read(self._ours, 65536):
+                self._written += part
+        except OSError:  # nothing to read now, or nobody holds the other side any more
+            pass
+        return _CONTROL.sub("", self._written.decode().replace("\r\n", "\n"))
+
+    def lines(self) -> list[str]:
+        """The lines of a command that ends by itself, with exit code 0."""
+        until(lambda: (self.text, self.process.poll())[1] is not None, what="the end", timeout=30)
+        assert self.process.returncode == 0, self.text
+        return self.text.splitlines()
+
+    def shows(self, *patterns: str) -> None:
+        """Wait until something that matches each pattern was written since the last call."""
+        begin = getattr(self, "_seen", 0)
+        for pattern in patterns:
+            until(
+                lambda pattern=pattern: re.search(pattern, self.text[begin:]),  # type: ignore[misc]
+                what=f"{pattern!r} in {self.text[begin:]!r}",
+                timeout=30,
+            )
+        self._seen = len(self.text)
+
+    def interrupt(self) -> int:
+        """Ctrl-C, and the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        until(lambda: (self.text, self.process.poll())[1] is not None, what="the end", timeout=30)
+        return self.process.returncode

@@ -1,0 +1,264 @@
+"""Log lines say what happened, to which limiter at which store, how much waits or is lost, and what
+comes next. None shows a password.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter, StoreError
+from distwindow.core.interrupts import OneShotEvent
+from distwindow.store.redis.urls import masked_url
+from distwindow.worker import flush_job, tasks
+from distwindow.worker import shutdown as ending
+from distwindow.worker.flush_job import FlushJob
+from distwindow.worker.shutdown import Shutdown
+from distwindow.worker.thread import WorkerThread
+from tests.servers import Proxy, Refuse, Standalone
+
+SECRET = "hunter2-x9"
+NAME = "limiter 'api' at redis://:***@host:6379/0"
+
+
+@pytest.fixture(autouse=True)
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    caplog.set_level(logging.DEBUG, "distwindow")
+    yield caplog.messages
+    assert SECRET not in caplog.text
+    assert all(record.name == "distwindow" for record in caplog.records)
+
+
+class Waiting:
+    """Stands in for what a limiter keeps."""
+
+    def __init__(self, counts: int = 0, permits: int = 0, dropped: int = 0) -> None:
+        self.counts, self.permits, self.dropped = counts, permits, dropped
+        self.next_due_at = 0.0
+
+    def unsent_counts(self) -> int:
+        return self.counts
+
+    def unreturned_permits(self) -> int:
+        return self.permits
+
+    def reschedule(self, now: float) -> None: ...
+
+
+def agent_of(near: Waiting, work: Any = None) -> FlushJob:
+    return FlushJob(near, work, NAME)  # type: ignore[arg-type]
+
+
+def test_a_flush_that_fails_and_works_again(caplog: pytest.LogCaptureFixture) -> None:
+    near = Waiting(counts=47)
+    agent = agent_of(near)
+    away = StoreError("host:6379 is not reachable")
+    agent.log_transition(away)
+    agent.log_transition(away)
+    near.dropped = 5
+    agent.log_transition(None)
+    agent.log_transition(None)
+    near.permits = 12
+    agent.log_transition(away)
+    kept = "are kept here, and the next flush tries again"
+    assert caplog.messages == [
+        f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
+        f"the counts of {NAME} can be flushed again; "
+        "5 counts were dropped, as the store took none for so long",
+        f"flushing the counts of {NAME} failed: host:6379 is not reachable; "
+        f"47 counts and 12 leased permits {kept}",
+    ]
+
+
+def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    def work(last: bool) -> None:
+        raise ZeroDivisionError("of the store")
+
+    worker = WorkerThread()
+    agent = agent_of(Waiting(counts=3), work)
+    worker._run_job(agent)
+    worker._run_job(agent)
+    assert caplog.messages == [
+        f"flushing the counts of {NAME} failed with an unexpected error; "
+        "3 counts are kept here, and the next flush tries again"
+    ]
+    assert "ZeroDivisionError: of the store" in caplog.text
+
+
+def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> None:
+    lost = [agent_of(Waiting(counts=7)), agent_of(Waiting(permits=9)), agent_of(Waiting())]
+    lost[0].failure = lost[2].failure = StoreError("host:6379 is not reachable")
+    for _ in range(2):
+        flush_job.report_lost(lost)
+    ended = "the process was ended before they could be sent"
+    assert caplog.messages == [
+        f"7 counts of {NAME} were lost: {ended} (host:6379 is not reachable)",
+        f"9 unspent permits of {NAME} were not given back: {ended} (there was not enough time); "
+        "they count as used until their window ends",
+    ]
+
+
+class Worker:
+    """Flushes one limiter, in vain."""
+
+    def __init__(self, agent: FlushJob) -> None:
+        self.jobs = flush_job.FlushJobs()
+        self.jobs.add(agent)
+
+    def flush_all(self, deadline: float, *, final: bool) -> None:
+        raise ZeroDivisionError("of the worker")
+
+
+def test_at_sigterm_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ending, "start_new_thread", no_thread)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "raise_signal", lambda _: None)
+    monkeypatch.setattr(Shutdown, "_pause_calls", lambda _: None)
+    agent = agent_of(Waiting(counts=7))
+    end = Shutdown()
+    end.add(Worker(agent))
+    end.on_sigterm(signal.SIGTERM, None)
+    assert caplog.messages == [
+        f"7 counts of {NAME} were lost: SIGTERM has ended the process before they could be sent "
+        "(no thread could be started for that: can't start new thread)"
+    ]
+
+
+def test_a_worker_that_fails_at_sigterm(caplog: pytest.LogCaptureFixture) -> None:
+    agent = agent_of(Waiting(counts=7))
+    end = Shutdown()
+    end.add(Worker(agent))
+    done = OneShotEvent()
+    end._flush_worker(Worker(agent), 0.0, False, done)
+    assert done.is_set
+    assert caplog.messages == [
+        f"flushing the counts of {NAME} at SIGTERM failed with an unexpected error; "
+        "7 counts are not sent yet, and another line is logged if they are lost"
+    ]
+    assert "ZeroDivisionError: of the worker" in caplog.text
+
+
+def test_a_loop_that_fails_at_exit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise ZeroDivisionError("of the loop")
+
+    monkeypatch.setattr(tasks, "_flush_until_deadline", fails)
+    tasks._flush_in_new_loop([agent_of(Waiting(counts=7)), agent_of(Waiting(counts=1))], 0.0, True)
+    assert caplog.messages == [
+        f"flushing the counts of {NAME}, {NAME} failed with an unexpected error as the process "
+        "ends: ZeroDivisionError('of the loop'); 8 counts are left"
+    ]
+
+
+# -- of limiters ----------------------------------------------------------------------------------
+
+
+MODES = pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+
+
+def check_closed(caplog: pytest.LogCaptureFixture, name: str, mode: str, kept: int) -> None:
+    said = [line for line in caplog.messages if "counts of" in line]
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"{kept} counts of {name} were lost: the limiter was closed before they could be sent ("
+    )
+    assert kept >= (6 if mode == "eventual" else 3)
+    unspent = [line for line in caplog.messages if "unspent permits of" in line]
+    assert len(unspent) == (mode == "leased")
+    assert all(int(line.split()[0]) > 0 and name in line for line in unspent)
+
+
+def options_of(mode: str) -> dict[str, Any]:
+    return {"consistency": mode, "sync_interval": 60, "flush_interval": 60, "timeout": 1}
+
+
+@MODES
+def test_a_limiter_that_is_closed_while_the_store_is_away(
+    proxy: Proxy, prefix: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = Limiter(proxy.url, "1000/hour", prefix=prefix, **options_of(mode))
+    for _ in range(3):
+        with limiter.entry("k"):
+            pass
+    kept = limiter._strategy.unsent_counts()
+    with proxy.spoiled(Refuse()):
+        limiter.close()
+        limiter.close()
+    check_closed(caplog, f"limiter {prefix!r} at {proxy.url}", mode, kept)
+
+
+@MODES
+async def test_an_awaiting_one(
+    proxy: Proxy, prefix: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = AsyncLimiter(proxy.url, "1000/hour", prefix=prefix, **options_of(mode))
+    for _ in range(3):
+        async with limiter.entry("k"):
+            pass
+    kept = limiter._strategy.unsent_counts()
+    with proxy.spoiled(Refuse()):
+        await limiter.aclose()
+        await limiter.aclose()
+    check_closed(caplog, f"limiter {prefix!r} at {proxy.url}", mode, kept)
+
+
+def check_unrecorded(caplog: pytest.LogCaptureFixture, name: str, outcome: str) -> None:
+    (line,) = caplog.messages
+    assert line.startswith(
+        f"the end of an entry on 'k' of {name} was not recorded, and is missing in its "
+        f"statistics ({outcome} after "
+    )
+    assert line.endswith(" ms): this limiter is closed; make a new one")
+
+
+def test_an_end_that_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    with Standalone(password=SECRET) as server:
+        limiter = Limiter(server.url, "1000/hour", timeout=5)
+        with limiter.entry("k"):
+            limiter.close()
+    check_unrecorded(caplog, f"limiter 'distwindow' at {masked_url(server.url)}", "success")
+
+
+async def test_an_end_of_an_awaiting_one_that_is_not_recorded(
+    redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = AsyncLimiter(redis_url, "1000/hour", prefix=prefix, timeout=5)
+    with suppress(ZeroDivisionError):
+        async with limiter.entry("k"):
+            await limiter.aclose()
+            raise ZeroDivisionError
+    check_unrecorded(caplog, f"limiter {prefix!r} at {redis_url}", "error")
+
+
+def test_counts_that_are_given_up_are_reported(
+    proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store is away for longer than their window."""
+    with Limiter(
+        proxy.url, "1000/100ms", prefix=prefix, consistency="eventual", sync_interval=0.01
+    ) as limiter:
+        limiter.try_acquire("k")
+        limiter.flush()
+        with proxy.spoiled(Refuse()):
+            limiter.try_acquire("k", cost=7)
+            ends = time.monotonic() + 10
+            while not limiter._strategy.dropped and time.monotonic() < ends:
+                time.sleep(0.01)
+        while limiter._flush_job.failure is not None and time.monotonic() < ends:
+            limiter.try_acquire("k")
+            time.sleep(0.01)
+    said = [line for line in caplog.messages if "counts were dropped, as the store took" in line]
+    assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in said) >= 7

@@ -1,0 +1,202 @@
+"""Mistakes that would be silent, or hard to understand without a sentence: clocks, refunds, keys,
+copies. And what a limiter says of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from distwindow import AsyncLimiter, ConfigurationError, Decision, Limiter
+
+SECRET = "hunter2-x9"
+FACES = pytest.mark.parametrize("face", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"])
+
+
+async def value_of(result: Any) -> Any:
+    """The result of a call on either face."""
+    return await result if inspect.isawaitable(result) else result
+
+
+# -- clocks ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    """One that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def now_ms(self) -> int:
+        return int(self.now * 1000)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class AwaitedClock(Clock):
+    async def sleep(self, seconds: float) -> None:  # type: ignore[override]
+        self.now += seconds
+
+
+class Sleep:
+    async def __call__(self, seconds: float) -> None: ...
+
+
+class ObjectClock(Clock):
+    sleep = Sleep()  # type: ignore[assignment]
+
+
+class PartialClock(Clock):
+    sleep = staticmethod(functools.partial(asyncio.sleep))  # type: ignore[assignment]
+
+
+@FACES
+@pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1/0"])
+@pytest.mark.parametrize("clock", [AwaitedClock, ObjectClock, PartialClock])
+def test_a_clock_whose_sleep_is_awaited(face: Any, store: str, clock: Callable[[], Any]) -> None:
+    instead = "its sleep is a coroutine function, .* write it as a plain function: def sleep"
+    with pytest.raises(ConfigurationError, match=instead):
+        face(store, "1/second", time=clock())
+
+
+@FACES
+def test_a_clock_that_is_a_class(face: Any) -> None:
+    with pytest.raises(ConfigurationError, match="time=Clock is a class; make an object of it"):
+        face("memory://", "1/second", time=Clock)
+
+
+@FACES
+async def test_a_plain_sleep_serves_both(face: Any) -> None:
+    clock = Clock()
+    limiter = face("memory://", "1/second", time=clock)
+    began = clock.now
+    for _ in range(3):
+        assert await value_of(limiter.acquire("k"))
+    assert 1 < clock.now - began < 3
+
+
+# -- refunds --------------------------------------------------------------------------------------
+
+
+@FACES
+@pytest.mark.parametrize("thing", [None, True, 1, "user:42", (True, "k", 1), object()])
+async def test_a_refund_of_what_is_no_decision(face: Any, thing: Any) -> None:
+    says = "refund takes the Decision that try_acquire or acquire has returned, not "
+    with pytest.raises(TypeError) as caught:
+        await value_of(face("memory://", "1/second").refund(thing))
+    assert str(caught.value) == says + repr(thing)
+
+
+async def test_a_refund_of_a_call_that_was_not_awaited() -> None:
+    limiter = AsyncLimiter("memory://", "1/second")
+    call = limiter.try_acquire("k")
+    with pytest.raises(TypeError, match=r"not <coroutine .*>; await the call first"):
+        await limiter.refund(call)  # type: ignore[arg-type]
+    await call
+
+
+@FACES
+async def test_a_refund_of_what_was_not_charged(face: Any) -> None:
+    limiter = face("memory://", "1/hour")
+    peeked = await value_of(limiter.peek("k"))
+    assert await value_of(limiter.try_acquire("k"))
+    refused = await value_of(limiter.try_acquire("k"))
+    nothing = "nothing was charged by this decision, as {}; there is nothing to give back"
+    for decision, why in [(refused, "the call was refused"), (peeked, "peek counts nothing")]:
+        with pytest.raises(ValueError, match=nothing.format(why)):
+            await value_of(limiter.refund(decision))
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+@FACES
+@pytest.mark.parametrize("mode", ["memory", "direct", "leased", "eventual"])
+@pytest.mark.parametrize("key", [b"text", b"\xff"])
+async def test_a_memoryview_is_no_key(
+    face: Any, mode: str, key: bytes, redis_url: str, prefix: str
+) -> None:
+    """Also where the bytes that it is equal to have been used before."""
+    options = {} if mode == "memory" else {"consistency": mode, "timeout": 5}
+    limiter = face(
+        "memory://" if mode == "memory" else redis_url, "4/hour", prefix=prefix, **options
+    )
+    decisions: list[Decision] = []
+    for _ in range(6):
+        with pytest.raises(TypeError, match="a key is str, bytes or Key, not memoryview"):
+            await value_of(limiter.try_acquire(memoryview(key)))
+        decisions.append(await value_of(limiter.try_acquire(key)))
+    assert not decisions[-1]
+    for name in ("acquire", "peek", "stats", "reset"):
+        with pytest.raises(TypeError, match="a key is str, bytes or Key, not memoryview"):
+            await value_of(getattr(limiter, name)(memoryview(key)))
+    await value_of(limiter.close() if face is Limiter else limiter.aclose())
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+@FACES
+@pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1/0"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(functools.partial(pickle.dumps, protocol=n) for n in range(pickle.HIGHEST_PROTOCOL + 1)),
+        copy.copy,
+        copy.deepcopy,
+    ],
+)
+def test_a_copy_says_where_to_make_another(
+    face: Any, store: str, made: Callable[[Any], Any]
+) -> None:
+    says = f"{face.__name__} cannot be pickled or copied, .*; make one in each process"
+    with pytest.raises(TypeError, match=says):
+        made(face(store, "1/second"))
+
+
+def test_as_an_argument_of_a_process_that_is_spawned() -> None:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=print, args=(Limiter("memory://", "1/second"),))
+    with pytest.raises(TypeError, match="Limiter cannot be pickled or copied"):
+        process.start()
+
+
+# -- repr -----------------------------------------------------------------------------------------
+
+
+@FACES
+def test_what_a_limiter_says_of_itself(face: Any) -> None:
+    limiter = face(
+        f"redis://user:{SECRET}@host:6379/0",
+        ["100/second", "1000/hour strict"],
+        prefix="api",
+        consistency="leased",
+    )
+    assert repr(limiter) == (
+        f"{face.__name__}('redis://user:***@host:6379/0', '100/second; 1000/hour strict', "
+        "prefix='api', consistency='leased')"
+    )
+    assert "'memory://', '1/second'" in repr(face("memory://", "1/second"))
+
+
+def test_what_limiters_of_clients_say_of_themselves() -> None:
+    client = redis.Redis(host="host", password=SECRET)
+    assert "'Redis client of host:6379', '1/second'" in repr(Limiter(client, "1/second"))
+    local = redis.Redis(unix_socket_path="/run/redis.sock", password=SECRET)
+    assert "'Redis client of /run/redis.sock'" in repr(Limiter(local, "1/second"))
+    awaiting = redis.asyncio.Redis(host="host", port=7, password=SECRET)
+    assert "'Redis client of host:7'" in repr(AsyncLimiter(awaiting, "1/second"))

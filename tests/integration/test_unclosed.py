@@ -1,0 +1,85 @@
+"""An `AsyncLimiter` at the top of a module, which nobody closes: `python -W error -X dev` says
+nothing of it, whatever is left to send when the loop ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distwindow import Limiter
+
+PROGRAM = """
+import asyncio, sys
+from distwindow import AsyncLimiter
+
+url, prefix, mode, flush_interval, runs = sys.argv[1:]
+limiter = AsyncLimiter(
+    url, "100/hour", prefix=prefix, consistency=mode, timeout=5,
+    flush_interval=float(flush_interval), sync_interval=float(flush_interval),
+)
+
+async def main():
+    for name in "abc":
+        async with limiter.entry(name):
+            pass
+    await limiter.refund(await limiter.try_acquire("d"))
+    if float(flush_interval) < 1:
+        await limiter.flush()
+
+for _ in range(int(runs)):
+    asyncio.run(main())
+"""
+PENDING, SENT = "60", "0.01"
+
+
+def said(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> str:
+    """What the program prints."""
+    flags = [sys.executable, "-W", "error", "-X", "dev", "-c", PROGRAM]
+    done = subprocess.run(
+        [*flags, url, prefix, mode, flush_interval, str(runs)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    # The debug mode of asyncio reports each slow step, on a slow machine.
+    return "".join(line for line in done.stderr.splitlines(True) if "Executing <" not in line)
+
+
+def ends_of(url: str, prefix: str) -> int:
+    """How many ends of entries the server knows."""
+    with Limiter(url, "100/hour", prefix=prefix, timeout=5) as other:
+        return sum(other.stats(name).success for name in "abc")
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("flush_interval", [PENDING, SENT], ids=["pending", "sent"])
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_on_a_server(
+    redis_url: str, prefix: str, mode: str, flush_interval: str, runs: int
+) -> None:
+    assert said(redis_url, prefix, mode, flush_interval, runs) == ""
+    assert ends_of(redis_url, prefix) == 3 * runs
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_in_memory(prefix: str, mode: str) -> None:
+    assert said("memory://", prefix, mode, PENDING, 2) == ""
+
+
+@pytest.mark.parametrize("server", ["cluster", "sentinel"])
+@pytest.mark.parametrize("mode", ["direct", "eventual"])
+def test_where_the_client_has_connections_of_its_own(
+    request: pytest.FixtureRequest, server: str, prefix: str, mode: str
+) -> None:
+    """redis-py asks sentinels, and reads the map of a cluster, over connections that it keeps."""
+    url: Any = request.getfixturevalue(f"{server}_url")
+    assert said(url, prefix, mode, PENDING, 2) == ""
+    assert ends_of(url, prefix) == 6
