@@ -1,5 +1,5 @@
-"""Wiring: from what the caller names (a URL, a client, a store) to a store. Nothing is global but
-the list of who has to be told of a fork.
+"""From the arguments of a limiter to its parts: a URL, client or store object to a store, and the
+options to a strategy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Consistency = Literal["direct", "leased", "eventual"]
 
 @dataclass(frozen=True)
 class LimiterOptions:
-    """How much is decided in this process; checked. Intervals are seconds."""
+    """The arguments that choose and set up the strategy, checked. Intervals are seconds."""
 
     consistency: Consistency
     clock: ClockChoice
@@ -82,7 +82,7 @@ class LimiterOptions:
 
     @property
     def direct(self) -> bool:
-        """Is each call one question to the store?"""
+        """True if each call is decided by one command to the store."""
         return self.consistency == "direct"
 
 
@@ -92,8 +92,8 @@ def make_strategy(
     store: Store | AsyncStore,
     attempt: Callable[[Acquire], Decision] | None,
 ) -> Strategy:
-    """What decides in this process, before `store` is asked. For a store in this process, that is
-    the store, by `attempt`: every mode is exact there.
+    """Return the strategy of `consistency=`. For a store in this process, each call is decided by
+    `attempt`, which is exact with every `consistency`.
     """
     strategy: Strategy
     clock, max_keys = store.clock, options.max_local_keys
@@ -109,7 +109,7 @@ def make_strategy(
 
 
 def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
-    """The way to ask an awaiting store that is in this process without awaiting."""
+    """Return the blocking `attempt` of an asyncio store that is in this process; else None."""
     return store.decide if isinstance(store, AsyncMemoryStore) else None
 
 
@@ -126,11 +126,11 @@ def open_store(
     name: str | None = None,
     time: Clock = SYSTEM,
 ) -> Store:
-    """The store that `store` names, for blocking callers.
+    """Return the blocking store of a URL, of a `redis.Redis` or `redis.RedisCluster` client, or a
+    store object itself.
 
-    A URL, a `redis.Redis` or `redis.RedisCluster` client (it stays the caller's: its settings are
-    used, its connections and retries are not), or a store object. Nothing is connected to yet.
-    Raises `ConfigurationError` for anything else.
+    A client stays the caller's: its settings are used, its connections and retries are not. Nothing
+    is connected to yet. Raises `ConfigurationError` for anything else.
     """
     settings = _call_settings(timeout, clock, name, time)
     if isinstance(store, str):
@@ -155,7 +155,7 @@ def open_async_store(
     name: str | None = None,
     time: Clock = SYSTEM,
 ) -> AsyncStore:
-    """The store that `store` names, for tasks. See `open_store`."""
+    """Return the asyncio store of a URL, a client or a store object. See `open_store`."""
     settings = _call_settings(timeout, clock, name, time)
     if isinstance(store, str):
         if _is_memory(store):
@@ -175,7 +175,7 @@ def open_async_store(
 
 
 def store_name(store: Any) -> str:
-    """What log lines call the store that a caller named; without passwords."""
+    """Return the name of a store for log lines, without passwords."""
     if isinstance(store, str):
         return address.masked_url(store)
     if isinstance(store, (redis.Redis, redis.asyncio.Redis)):
@@ -189,7 +189,7 @@ def store_name(store: Any) -> str:
 
 
 def admin_client(url: str, timeout: float = 5.0) -> Any:
-    """A redis-py client for looking around (SCAN, INFO) at the store of `url`."""
+    """Return a redis-py client for commands of administration (SCAN, INFO) at `url`."""
     if _is_memory(url):
         raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
     return _client(address.parse_url_text(url), timeout)
@@ -227,7 +227,9 @@ def _as_is(client: T) -> T:
 
 
 def _not_a_store(store: object, kind: str) -> str:
-    """Names the type only: what it holds may be a URL with a password."""
+    """Return the message of an error. It names the type only, because the value may be or hold a URL
+    with a password.
+    """
     return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
 
 

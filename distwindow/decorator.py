@@ -1,7 +1,8 @@
-"""The decorator `limit`: what it can be put on, and which mistakes are told when it is applied.
+"""The decorator `limit`: what it can be applied to, and the checks when it is applied.
 
-A mistake here would be silent: `@limiter.limit` without parentheses makes the function the key, and
-nothing is ever limited or even run. So everything that cannot be meant raises `ConfigurationError`.
+Without these checks a mistake would be silent: `@limiter.limit` without parentheses makes the
+function the key, and nothing is ever limited, or even called. Therefore everything that cannot be
+intended raises `ConfigurationError`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeVar, cast
 from .core.errors import ConfigurationError, short_repr
 from .core.key import normalize_key
 from .core.limit import Limit
+from .operations.command_cache import check_cost
 from .protocol.keys import key_prefix
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,8 +28,8 @@ _WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the 
 
 
 class LimitDecorator:
-    """What `limiter.limit(key)` returns. It is called with the function to be limited, once for
-    each function; `make` returns the limited one.
+    """What `limiter.limit(key)` returns. It is called once for each function that is to be limited;
+    `make` returns the limited function.
     """
 
     def __init__(self, key: Any, make: Callable[[Any], Any]) -> None:
@@ -52,12 +54,16 @@ class LimitDecorator:
         return self._make(function)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Called when a class is made with this in the place of one of its methods."""
+        """Raise where `@limiter.limit` without parentheses has replaced a method by this object.
+        Python calls this when the class is created.
+        """
         if getattr(self._key, "__name__", None) == name:
             raise ConfigurationError(self._is_the_key())
 
     def _has_replaced_its_key(self) -> bool:
-        """Is this bound to the name of its key function, as without parentheses it is?"""
+        """True if this object has taken the name of its key function, as happens with
+        `@limiter.limit` without parentheses.
+        """
         found: Any = sys.modules.get(getattr(self._key, "__module__", None) or "")
         for part in getattr(self._key, "__qualname__", "").split("."):
             found = getattr(found, part, None)
@@ -73,7 +79,7 @@ class LimitDecorator:
 
 
 def requires_key(limit: F) -> F:
-    """The method `limit`, which without a key says what to write."""
+    """Return the method `limit` with an error for a call without a key."""
 
     @functools.wraps(limit)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +95,7 @@ def check_arguments(
 ) -> None:
     """Raise `ConfigurationError` for a key or a cost with which no call could ever be decided.
 
-    `line` and `caller`: where limit is called.
+    `line` and `caller`: the line and the code object that call `limit`.
     """
     if callable(key):
         if inspect.isclass(key) and _is_class_statement_there(key, line, caller):
@@ -110,28 +116,25 @@ def check_arguments(
     if callable(cost):
         _refuse_awaiting(cost, "cost")
         return
-    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+    most = min(limit.amount for limit in limits)
+    try:
+        check_cost(cost, most)
+    except ValueError as exc:
         raise ConfigurationError(
-            f"limit(cost={short_repr(cost)}): the cost is a whole number of at least 1, or a "
+            f"limit(cost={short_repr(cost)}): {exc}; write a whole number from 1 to {most}, or a "
             "function of the limited function's arguments that returns one"
-        )
-    smallest = min(limits, key=lambda limit: limit.amount)
-    if cost > smallest.amount:
-        raise ConfigurationError(
-            f"limit(cost={cost}): the limit {smallest} can never admit it; "
-            f"write a cost of at most {smallest.amount}, or a larger limit"
-        )
+        ) from exc
 
 
 def is_awaiting(function: Any) -> bool:
-    """Is what `function` returns awaited? Coroutine functions, methods and partials of them, and
-    objects whose `__call__` is one.
+    """True if what `function` returns is awaited: for coroutine functions, methods and partials of
+    them, and objects whose `__call__` is a coroutine function.
     """
     return any(inspect.iscoroutinefunction(form) for form in _forms(function))
 
 
 def is_async_generator(function: Any) -> bool:
-    """Is what `function` returns an asynchronous generator?"""
+    """True if `function` returns an asynchronous generator."""
     return any(inspect.isasyncgenfunction(form) for form in _forms(function))
 
 
@@ -139,8 +142,8 @@ def limited_generator(
     function: Callable[..., AsyncGenerator[Any, Any]],
     admit: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[object]],
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """`function`, whose generators first await `admit`. What is sent to them and thrown into them
-    reaches the generator of `function`: `contextlib.asynccontextmanager` throws.
+    """Return `function` with generators that await `admit` first. What is sent to them and thrown
+    into them is passed on to the generator of `function`, because `asynccontextmanager` throws.
     """
 
     @functools.wraps(function)
@@ -166,12 +169,12 @@ def limited_generator(
 
 
 def name_of(function: Any) -> str:
-    """What messages call it."""
+    """Return the name of `function` for error messages."""
     return getattr(function, "__qualname__", None) or short_repr(function)
 
 
 def described(function: Any) -> str:
-    """What is called, and of which kind it is: awaited, an async generator, or neither."""
+    """Return the name and the kind of `function` for error messages."""
     if not is_awaiting(function) and not is_async_generator(function):
         return f"{name_of(function)} is no coroutine function"
     kind = "a coroutine function" if is_awaiting(function) else "an async generator"
@@ -188,7 +191,7 @@ def _no_class(found: type) -> str:
 
 
 def _forms(function: Any) -> tuple[Any, Any]:
-    """The function below `functools.partial`, and what its class calls."""
+    """Return the function inside `functools.partial`, and the `__call__` of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isclass(function):
@@ -205,18 +208,18 @@ def _refuse_awaiting(function: Any, argument: str) -> None:
 
 
 def _is_bare_decorator(line: int, caller: CodeType) -> bool:
-    """Does the line that calls `limit` read `@limiter.limit`, without parentheses? In Python 3.10
-    that line is the `def` below. Not one with `=` in it: that may be a call in a default argument.
+    """True if the source line that calls `limit` is `@limiter.limit`, without parentheses. Python
+    3.10 names the line of the `def` below it; not if it has a `=`: that may be a call in a default.
 
-    For functions that another decorator has wrapped without naming them. False where the source
-    cannot be read; then the first call of the function tells.
+    Finds functions that another decorator has wrapped without `functools.wraps`. False where the
+    source cannot be read; then the first call of the function raises.
     """
     text = linecache.getline(caller.co_filename, line).rstrip()
     return re.fullmatch(r"\s*(@[\w.\s]+(#.*)?|(async\s+)?def\s[^=]*)", text) is not None
 
 
 def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:
-    """Is `key` the class of a `class` statement that the caller is just executing?"""
+    """True if `key` is the class of a `class` statement that the caller is executing."""
     bodies = [const for const in caller.co_consts if isinstance(const, CodeType)]
     return any(
         body.co_name == key.__name__ and body.co_firstlineno <= line <= _last_line(body)
@@ -225,11 +228,12 @@ def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:
 
 
 def _is_decorated_there(key: Any, line: int, caller: CodeType) -> bool:
-    """Is `key` the function of a `def` statement that the caller is just executing?
+    """True if `key` is the function of a `def` statement that the caller is executing.
 
-    Then it is being decorated: its code lies in the caller's, and the caller is at a line between
-    its first decorator and its end. A key function that was defined before lies elsewhere. Not
-    seen where another decorator has wrapped it; then the call of the decorator tells.
+    Then it is being decorated: its code is a constant of the caller's code, and the caller is at a
+    line between the first decorator and the end of the function. A key function that was defined
+    before is not at that line. False where another decorator has wrapped the function without
+    `functools.wraps`; then the call of the decorator raises.
     """
     key = inspect.unwrap(key)
     if not isinstance(key, FunctionType) or key.__name__ == "<lambda>":

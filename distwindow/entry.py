@@ -1,7 +1,8 @@
-"""A guarded block of work: acquire before it, record what became of it after.
+"""`with limiter.entry(key)`: acquire before a block, and record its outcome after it.
 
-A record that cannot be made (the store is away, the limiter was closed meanwhile) is logged and let
-go: the work is done, and its result must not be lost to statistics.
+Where the outcome cannot be recorded (the store is away, or the limiter was closed meanwhile), that
+is logged, and nothing is raised: the work is done, and its result must not be lost because of
+statistics.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _log = logging.getLogger("distwindow")
 
 
 class _Timed:
-    """The decision of an entry, and since when it runs."""
+    """The decision of an entry, and the time at which its block began."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        """Which limiter at which store, for log lines; without passwords."""
+        """The limiter and its store, for log lines; without passwords."""
         self._decision: Decision | None = None
         self._since = 0.0
 
     @property
     def decision(self) -> Decision:
-        """What admitted this entry; there is one inside the block only."""
+        """The decision that admitted this entry. Raises `RuntimeError` before the block begins."""
         if self._decision is None:
             raise RuntimeError("this entry has not been entered")
         return self._decision
@@ -56,8 +57,8 @@ class _Timed:
 
 
 class Entry(_Timed):
-    """`with limiter.entry(key) as entry:`; whatever is raised out of the block, a cancellation too,
-    counts as an error.
+    """`with limiter.entry(key) as entry:`. Every exception that leaves the block, a cancellation as
+    well, counts as an error.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Entry(_Timed):
 
 
 class AsyncEntry(_Timed):
-    """`async with limiter.entry(key) as entry:`; the same for tasks."""
+    """`async with limiter.entry(key) as entry:`, the same for tasks."""
 
     def __init__(
         self,

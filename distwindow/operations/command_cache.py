@@ -55,7 +55,7 @@ class CommandCache:
             is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
             if command is not None and is_key:
                 return command
-        _check_cost(cost, self._largest_cost)
+        check_cost(cost, self._largest_cost)
         normalized = normalize_key(key)
         if normalized is not key:
             # The same command for both forms, so that their calls can be shared.
@@ -101,7 +101,7 @@ class CommandCache:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
             key, limits = normalize_key(item[0]), limits_of(item[1])
             cost = item[2] if len(item) == 3 else 1
-            _check_cost(cost, min(limit.amount for limit in limits))
+            check_cost(cost, min(limit.amount for limit in limits))
             charges += charges_of(key, key_prefix(self.prefix, key), limits, cost)
         if not charges:
             raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
@@ -120,8 +120,9 @@ def _cache_key(key: AnyKey, cost: int) -> Any:
     return key if cost == 1 else (_WITH_COST, key, cost)
 
 
-def _check_cost(cost: object, most: int) -> None:
+def check_cost(cost: object, most: int) -> None:
+    """Raise `ValueError` for a cost that is not an int from 1 to `most`, the smallest limit."""
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
-        raise ValueError(f"cost={cost!r} is not a whole number of at least 1")
+        raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
     if cost > most:
         raise ValueError(f"cost={cost} can never be admitted: the smallest limit is {most}")
