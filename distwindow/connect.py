@@ -227,8 +227,8 @@ def _as_is(client: T) -> T:
 
 
 def _not_a_store(store: object, kind: str) -> str:
-    """Return the message of an error. It names the type only, because the value may be or hold a URL
-    with a password.
+    """Return the message of an error. It shows only the type of `store`, because the value may hold
+    a URL with a password.
     """
     return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
 
