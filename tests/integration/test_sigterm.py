@@ -153,7 +153,7 @@ IDLE = """
 import hashlib, os, signal, sys, time
 PATCH
 from distwindow import AsyncLimiter, Limiter
-from distwindow.background.ending import ENDING
+from distwindow.worker.shutdown import SHUTDOWN
 url, prefix = sys.argv[1:]
 options = dict(prefix=prefix, consistency="eventual", timeout=1)
 options |= dict(flush_interval=60, sync_interval=60)
@@ -203,7 +203,7 @@ def told(url: str, prefix: str) -> int:
 @pytest.mark.slow
 def test_a_main_thread_that_stays_in_c_code(redis_url: str, prefix: str) -> None:
     """It does not come to the handler that ends the process."""
-    program = "while not ENDING.phase: time.sleep(0.001)\n"
+    program = "while not SHUTDOWN.phase: time.sleep(0.001)\n"
     program += "hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)\n"
     with Idle(redis_url, prefix, program) as idle:
         began = time.monotonic()
@@ -229,7 +229,7 @@ def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -
     assert code == -signal.SIGTERM
     failed, lost = complaints.splitlines()
     limiter = f"limiter '{prefix}' at {proxy.url}"
-    assert failed.startswith(f"flushing the counts of {limiter} failed (")
+    assert failed.startswith(f"flushing the counts of {limiter} failed: ")
     assert lost.startswith(
         f"7 counts of {limiter} were lost: the process was ended before they could be sent ("
     )
@@ -248,9 +248,9 @@ assert os.getpid() == 1
 for _ in range(2):
     os.kill(1, signal.SIGTERM)
     ends = time.monotonic() + 10
-    while ENDING.phase and time.monotonic() < ends:
+    while SHUTDOWN.phase and time.monotonic() < ends:
         limiter.try_acquire("k1")
-    assert not ENDING.phase
+    assert not SHUTDOWN.phase
     began = time.monotonic()
     for _ in range(1000):
         limiter.try_acquire("k0")
