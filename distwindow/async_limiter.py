@@ -49,7 +49,7 @@ from .operations.drivers import run_async
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import AsyncQueueSlot
-from .protocol.commands import Acquire
+from .protocol.commands import Acquire, Command
 from .store.memory import MemoryStore
 from .worker import TASKS
 
@@ -258,11 +258,13 @@ class AsyncLimiter(BaseLimiter):
             operation, functools.partial(self._execute_step, deadline), self._store.sleep
         )
 
-    def _execute_step(self, deadline: float | None, step: Any) -> Awaitable[Any]:
-        if type(step) is Acquire:
+    def _execute_step(
+        self, deadline: float | None, step: Command[Any] | Fetch | Pipeline
+    ) -> Awaitable[Any]:
+        if isinstance(step, Acquire):
             return self._store.attempt(step, deadline)
-        if type(step) is Pipeline:
+        if isinstance(step, Pipeline):
             return self._store.exchange(step.commands, deadline)
-        if type(step) is Fetch:
+        if isinstance(step, Fetch):
             return self._store.execute(step.command, deadline, step.on_late_reply)
         return self._store.execute(step, deadline)

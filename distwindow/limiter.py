@@ -51,7 +51,7 @@ from .operations.drivers import run_blocking
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import QueueSlot
-from .protocol.commands import Acquire
+from .protocol.commands import Acquire, Command
 from .worker import THREAD
 
 if TYPE_CHECKING:
@@ -328,11 +328,11 @@ class Limiter(BaseLimiter):
         execute = functools.partial(self._execute_step, deadline)
         return run_blocking(operation, execute, self._store.clock.sleep)
 
-    def _execute_step(self, deadline: float | None, step: Any) -> Any:
-        if type(step) is Acquire:
+    def _execute_step(self, deadline: float | None, step: Command[Any] | Fetch | Pipeline) -> Any:
+        if isinstance(step, Acquire):
             return self._store.attempt(step, deadline)
-        if type(step) is Pipeline:
+        if isinstance(step, Pipeline):
             return self._store.exchange(step.commands, deadline)
-        if type(step) is Fetch:  # a late reply is never read: its connection is closed
+        if isinstance(step, Fetch):  # a late reply is never read: its connection is closed
             return self._store.execute(step.command, deadline)
         return self._store.execute(step, deadline)

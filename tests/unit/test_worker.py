@@ -16,7 +16,7 @@ import pytest
 
 from distwindow.consistency.key_state import NEVER
 from distwindow.core.clock import SYSTEM
-from distwindow.worker import shutdown as ending
+from distwindow.worker import shutdown
 from distwindow.worker.flush_job import FlushJob, FlushJobs
 from distwindow.worker.thread import WorkerThread
 from tests.servers import until
@@ -58,9 +58,9 @@ class Work:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
     """One of its own, which does not take part in the end of this process."""
-    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", ending.Shutdown())
-    monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
-    monkeypatch.setattr(ending.Shutdown, "hook_exit", lambda *_: None)
+    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     return WorkerThread()
 
 
@@ -122,8 +122,8 @@ def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second thread is never at work beside the first."""
-    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", ending.Shutdown())
-    monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
     for number in range(1, 30):
         worker, work = WorkerThread(), Work()
         serve(worker, work)
@@ -140,7 +140,7 @@ def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["wait_for", "detach"])
 def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
     work = Work()
-    agent = serve(worker, work)
+    job = serve(worker, work)
     entered, release = threading.Event(), threading.Event()
 
     def send(last: bool) -> None:
@@ -148,15 +148,15 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
         release.wait(5)
         work.send(last)
 
-    agent.flush = send
+    job.flush = send
 
     def step() -> None:
-        getattr(worker, name)(agent)
+        getattr(worker, name)(job)
 
     def after() -> None:
         release.set()
-        if agent.flush_done is not None:
-            agent.flush_done.wait(5)
+        if job.flush_done is not None:
+            job.flush_done.wait(5)
         entered.clear()
         release.clear()
         work.count()
@@ -173,21 +173,21 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
 def test_flushing_all_needs_no_wake_up(worker: WorkerThread) -> None:
     """A caller was interrupted between counting and waking, and its process ends."""
     work = Work()
-    agent = serve(worker, work)
+    job = serve(worker, work)
     work.counted = 3
     worker.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert work.sent == 3
-    worker.detach(agent)
+    worker.detach(job)
     work.counted = 4
     worker.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert work.sent == 3, "it is closed"
 
 
 def test_a_limiter_that_is_dropped_is_forgotten() -> None:
-    agents, work = FlushJobs(), Work()
-    agent = FlushJob(work, work.send, "a test")  # type: ignore[arg-type]
-    agents.add(agent)
-    assert agents.all() == [agent]
-    del agent
-    assert agents.all() == []
-    assert not agents._refs
+    jobs, work = FlushJobs(), Work()
+    job = FlushJob(work, work.send, "a test")  # type: ignore[arg-type]
+    jobs.add(job)
+    assert jobs.all() == [job]
+    del job
+    assert jobs.all() == []
+    assert not jobs._refs
