@@ -85,17 +85,18 @@ class Limiter(BaseLimiter):
     `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
     `max_local_keys` keys are kept in this process, the most recently used ones.
 
-    SIGTERM would end the process before that. Where nobody handles it, and the limiter is made in
-    the main thread, a handler has everything sent first, for at most three seconds;
-    `handle_sigterm=False` leaves the signal alone.
+    SIGTERM would end the process before that. If the application does not handle it, and the
+    limiter is made in the main thread, a handler is installed that has everything sent first, for
+    at most three seconds. With `handle_sigterm=False` no handler is installed.
 
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
     `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
-    `name` says who this is in the list of the server's clients. Raises `ConfigurationError` for
-    arguments that can never work; nothing is connected to before the first call.
+    `name` is the name of the connections in the server's list of clients. Raises
+    `ConfigurationError` for arguments that can never work; nothing is connected to before the first
+    call.
 
-    Every call may raise `StoreTimeout` and `StoreUnavailable`, whose `.charged` tells what is known
-    of its fate, and `ConfigurationError` where the server can never serve it.
+    Every call may raise `StoreTimeout` and `StoreUnavailable`, whose `.charged` is what is known
+    about the call, and `ConfigurationError` where the server can never serve it.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class SqliteStore:
         return reply
 
     def _sweep(self) -> None:
-        """Delete what has expired, now and then: keys that nobody uses would stay for ever."""
+        """Delete expired rings, once a minute: those of unused keys would stay for ever."""
         now = self.clock.now_ms()
         if now >= self._sweep_at_ms:
             self._sweep_at_ms = now + SWEEP_EVERY_MS

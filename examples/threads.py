@@ -14,21 +14,21 @@ THREADS, CALLS = 8, 40
 
 
 def main(url: str = "memory://") -> Counter[str]:
-    told: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     with Limiter(url, "100/minute") as limiter:
         limiter.reset("examples:threads")
 
         def work() -> None:
             answers = [bool(limiter.try_acquire("examples:threads")) for _ in range(CALLS)]
-            told.update("admitted" if answer else "refused" for answer in answers)
+            counted.update("admitted" if answer else "refused" for answer in answers)
 
         threads = [threading.Thread(target=work) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    print(f"{THREADS * CALLS} calls: {told['admitted']} admitted, {told['refused']} refused")
-    return told
+    print(f"{THREADS * CALLS} calls: {counted['admitted']} admitted, {counted['refused']} refused")
+    return counted
 
 
 if __name__ == "__main__":

@@ -23,11 +23,11 @@ from tests.servers import until
 
 
 class Interrupt(BaseException):
-    """As of a signal handler."""
+    """Raised as if by a signal handler."""
 
 
 class Work:
-    """Stands in for a limiter: counts that are sent when they are due."""
+    """In the place of a strategy: counts that are sent when they are due."""
 
     def __init__(self) -> None:
         self.next_due_at = NEVER
@@ -57,7 +57,7 @@ class Work:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
-    """One of its own, which does not take part in the end of this process."""
+    """A worker that is no part of the shutdown of this process."""
     monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
     monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
@@ -69,8 +69,8 @@ def serve(worker: WorkerThread, work: Any) -> FlushJob:
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:
-    """Do `step`, with an exception before the line of that number of distwindow's code; did it come
-    to that?
+    """Call `step`, and raise before the `number`th line of distwindow's code that it runs. Return
+    True if it came to that line.
     """
     left = number
 
@@ -95,7 +95,9 @@ def interrupted(step: Callable[[], object], number: int) -> bool:
 
 
 def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int:
-    """Interrupt `step` at each of its moments, with `after` each time; how many there were."""
+    """Interrupt `step` before each of its lines in turn, and call `after` each time. Return the
+    number of lines.
+    """
     for number in range(1, 500):
         was_interrupted = interrupted(step, number)
         after()
@@ -105,7 +107,7 @@ def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int
 
 
 def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
-    """The next one has everything sent, by the one thread."""
+    """The next wake-up has everything sent, by the same thread."""
     works = [Work(), Work()]
     for work in works:
         serve(worker, work)
@@ -121,7 +123,7 @@ def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
 
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second thread is never at work beside the first."""
+    """There is never a second thread beside the first."""
     monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
     monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
     for number in range(1, 30):
