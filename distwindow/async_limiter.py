@@ -17,7 +17,7 @@ from .base_limiter import (
     no_worker,
     raise_failure,
     raise_if_refused,
-    resolve,
+    resolve_argument,
 )
 from .connect import (
     ClockChoice,
@@ -36,10 +36,10 @@ from .core.stats import Stats
 from .decorator import (
     LimitDecorator,
     check_arguments,
-    described,
+    describe_function,
+    is_async_callable,
     is_async_generator,
-    is_awaiting,
-    limited_generator,
+    limit_generator,
     requires_key,
 )
 from .entry import AsyncEntry
@@ -180,19 +180,23 @@ class AsyncLimiter(BaseLimiter):
 
         async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise_if_refused(
-                await self.try_acquire(resolve(key, args, kwargs), resolve(cost, args, kwargs))
+                await self.try_acquire(
+                    resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
+                )
             )
 
         def make(function: Any) -> Any:
             if is_async_generator(function):
-                return limited_generator(function, admit)
-            if not is_awaiting(function):
-                raise ConfigurationError(f"{described(function)}; use Limiter.limit")
+                return limit_generator(function, admit)
+            if not is_async_callable(function):
+                raise ConfigurationError(f"{describe_function(function)}; use Limiter.limit")
 
             @functools.wraps(function)
             async def limited(*args: Any, **kwargs: Any) -> Any:
                 raise_if_refused(
-                    await self.try_acquire(resolve(key, args, kwargs), resolve(cost, args, kwargs))
+                    await self.try_acquire(
+                        resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
+                    )
                 )
                 return await function(*args, **kwargs)
 

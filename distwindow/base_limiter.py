@@ -70,7 +70,7 @@ class BaseLimiter:
         return self._command_cache.prefix
 
 
-def resolve(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def resolve_argument(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the key or cost that was given to the decorator `limit`, for one call."""
     return value(*args, **kwargs) if callable(value) else value
 

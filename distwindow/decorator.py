@@ -24,7 +24,7 @@ from .protocol.keys import key_prefix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
+_HOW_TO_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
 
 
 class LimitDecorator:
@@ -37,20 +37,22 @@ class LimitDecorator:
         self._make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or self._has_replaced_its_key():
-            raise ConfigurationError(self._is_the_key())
+        if kwargs or len(args) != 1 or self._has_name_of_key():
+            raise ConfigurationError(self._key_message())
         function = args[0]
         if isinstance(function, (staticmethod, classmethod)):
             kind = type(function).__name__
             raise ConfigurationError(
-                f"limit was put above @{kind} on {name_of(function.__func__)}; "
+                f"limit was put above @{kind} on {function_name(function.__func__)}; "
                 f"write @{kind} above it and limit below"
             )
         if not callable(function):
             why = f"{short_repr(function)} is not callable, so it cannot be limited; "
-            raise ConfigurationError(why + (self._is_the_key() if callable(self._key) else _WRITE))
+            raise ConfigurationError(
+                why + (self._key_message() if callable(self._key) else _HOW_TO_WRITE)
+            )
         if inspect.isclass(function):
-            raise ConfigurationError(_no_class(function))
+            raise ConfigurationError(_class_message(function))
         return self._make(function)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -58,9 +60,9 @@ class LimitDecorator:
         Python calls this when the class is created.
         """
         if getattr(self._key, "__name__", None) == name:
-            raise ConfigurationError(self._is_the_key())
+            raise ConfigurationError(self._key_message())
 
-    def _has_replaced_its_key(self) -> bool:
+    def _has_name_of_key(self) -> bool:
         """True if this object has taken the name of its key function, as happens with
         `@limiter.limit` without parentheses.
         """
@@ -69,12 +71,14 @@ class LimitDecorator:
             found = getattr(found, part, None)
         return found is self
 
-    def _is_the_key(self) -> str:
+    def _key_message(self) -> str:
         if not callable(self._key):
-            return f"the decorator limit({short_repr(self._key)}) takes one function; {_WRITE}"
+            return (
+                f"the decorator limit({short_repr(self._key)}) takes one function; {_HOW_TO_WRITE}"
+            )
         return (
-            f"{name_of(self._key)} was given to limit as the key function, and is not limited; "
-            f"if it was to be limited, {_WRITE}"
+            f"{function_name(self._key)} was given to limit as the key function, and is not "
+            f"limited; if it was to be limited, {_HOW_TO_WRITE}"
         )
 
 
@@ -84,7 +88,7 @@ def requires_key(limit: F) -> F:
     @functools.wraps(limit)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 and "key" not in kwargs:  # the first one is the limiter
-            raise ConfigurationError(f"limit() needs a key: {_WRITE}")
+            raise ConfigurationError(f"limit() needs a key: {_HOW_TO_WRITE}")
         return limit(*args, **kwargs)
 
     return cast(F, checked)
@@ -99,12 +103,12 @@ def check_arguments(
     """
     if callable(key):
         if inspect.isclass(key) and _is_class_statement_there(key, line, caller):
-            raise ConfigurationError(_no_class(key))
+            raise ConfigurationError(_class_message(key))
         if _is_decorated_there(key, line, caller) or _is_bare_decorator(line, caller):
             raise ConfigurationError(
-                f"@limiter.limit without parentheses on {name_of(key)}: {_WRITE}"
+                f"@limiter.limit without parentheses on {function_name(key)}: {_HOW_TO_WRITE}"
             )
-        _refuse_awaiting(key, "key")
+        _check_not_async(key, "key")
     else:
         try:
             key_prefix(prefix, normalize_key(key))
@@ -114,7 +118,7 @@ def check_arguments(
                 "the limited function's arguments that returns one"
             ) from exc
     if callable(cost):
-        _refuse_awaiting(cost, "cost")
+        _check_not_async(cost, "cost")
         return
     most = min(limit.amount for limit in limits)
     try:
@@ -126,19 +130,19 @@ def check_arguments(
         ) from exc
 
 
-def is_awaiting(function: Any) -> bool:
+def is_async_callable(function: Any) -> bool:
     """True if what `function` returns is awaited: for coroutine functions, methods and partials of
     them, and objects whose `__call__` is a coroutine function.
     """
-    return any(inspect.iscoroutinefunction(form) for form in _forms(function))
+    return any(inspect.iscoroutinefunction(form) for form in _function_and_call(function))
 
 
 def is_async_generator(function: Any) -> bool:
     """True if `function` returns an asynchronous generator."""
-    return any(inspect.isasyncgenfunction(form) for form in _forms(function))
+    return any(inspect.isasyncgenfunction(form) for form in _function_and_call(function))
 
 
-def limited_generator(
+def limit_generator(
     function: Callable[..., AsyncGenerator[Any, Any]],
     admit: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[object]],
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
@@ -168,29 +172,32 @@ def limited_generator(
     return limited
 
 
-def name_of(function: Any) -> str:
+def function_name(function: Any) -> str:
     """Return the name of `function` for error messages."""
     return getattr(function, "__qualname__", None) or short_repr(function)
 
 
-def described(function: Any) -> str:
+def describe_function(function: Any) -> str:
     """Return the name and the kind of `function` for error messages."""
-    if not is_awaiting(function) and not is_async_generator(function):
-        return f"{name_of(function)} is no coroutine function"
-    kind = "a coroutine function" if is_awaiting(function) else "an async generator"
-    below, _ = _forms(function)
+    if not is_async_callable(function) and not is_async_generator(function):
+        return f"{function_name(function)} is no coroutine function"
+    kind = "a coroutine function" if is_async_callable(function) else "an async generator"
+    below, _ = _function_and_call(function)
     of_itself = inspect.iscoroutinefunction(below) or inspect.isasyncgenfunction(below)
-    return f"{name_of(function)} is {kind if of_itself else f'an object whose __call__ is {kind}'}"
+    if not of_itself:
+        kind = f"an object whose __call__ is {kind}"
+    return f"{function_name(function)} is {kind}"
 
 
-def _no_class(found: type) -> str:
+def _class_message(found: type) -> str:
     return (
-        f"{name_of(found)} is a class, and limit would put a function in its place; put it above "
-        'one of its methods, as in @limiter.limit("key"), or above a function that makes the object'
+        f"{function_name(found)} is a class, and limit would put a function in its place; put it "
+        'above one of its methods, as in @limiter.limit("key"), or above a function that makes the '
+        "object"
     )
 
 
-def _forms(function: Any) -> tuple[Any, Any]:
+def _function_and_call(function: Any) -> tuple[Any, Any]:
     """Return the function inside `functools.partial`, and the `__call__` of its class."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -199,11 +206,11 @@ def _forms(function: Any) -> tuple[Any, Any]:
     return function, inspect.getattr_static(type(function), "__call__", None)
 
 
-def _refuse_awaiting(function: Any, argument: str) -> None:
-    if is_awaiting(function) or is_async_generator(function):
+def _check_not_async(function: Any, argument: str) -> None:
+    if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
-            f"limit({argument}={name_of(function)}): the {argument} function may not be "
-            f"asynchronous; if {name_of(function)} was to be limited, {_WRITE}"
+            f"limit({argument}={function_name(function)}): the {argument} function may not be "
+            f"asynchronous; if {function_name(function)} was to be limited, {_HOW_TO_WRITE}"
         )
 
 

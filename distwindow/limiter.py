@@ -20,7 +20,7 @@ from .base_limiter import (
     no_worker,
     raise_failure,
     raise_if_refused,
-    resolve,
+    resolve_argument,
 )
 from .connect import (
     ClockChoice,
@@ -39,9 +39,9 @@ from .core.stats import Stats
 from .decorator import (
     LimitDecorator,
     check_arguments,
-    described,
+    describe_function,
+    is_async_callable,
     is_async_generator,
-    is_awaiting,
     requires_key,
 )
 from .entry import Entry
@@ -229,16 +229,18 @@ class Limiter(BaseLimiter):
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
 
         def make(function: Any) -> Any:
-            if is_awaiting(function) or is_async_generator(function):
+            if is_async_callable(function) or is_async_generator(function):
                 raise ConfigurationError(
-                    f"{described(function)}; use AsyncLimiter.limit, "
+                    f"{describe_function(function)}; use AsyncLimiter.limit, "
                     "as a blocking limiter would stop the event loop"
                 )
 
             @functools.wraps(function)
             def limited(*args: Any, **kwargs: Any) -> Any:
                 raise_if_refused(
-                    self.try_acquire(resolve(key, args, kwargs), resolve(cost, args, kwargs))
+                    self.try_acquire(
+                        resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
+                    )
                 )
                 return function(*args, **kwargs)
 

@@ -211,7 +211,7 @@ class FlushJobs:
                 job.close_done.wait(deadline - monotonic())
 
 
-def names_of(jobs: Iterable[FlushJob]) -> str:
+def job_names(jobs: Iterable[FlushJob]) -> str:
     """Return the names of these limiters and their stores, for log lines about several."""
     return ", ".join(job.name for job in jobs)
 

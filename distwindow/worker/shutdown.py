@@ -58,7 +58,7 @@ from typing import Any, Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, monotonic, names_of, report_lost
+from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds after which the main thread has to have run the handler that ends the process."""
@@ -332,7 +332,7 @@ def _log_unexpected(jobs: list[FlushJob]) -> None:
     LOG.exception(
         "flushing the counts of %s at SIGTERM failed with an unexpected error; %d counts are not "
         "sent yet, and another line is logged if they are lost",
-        names_of(jobs), sum(job.strategy.unsent_counts() for job in jobs),
+        job_names(jobs), sum(job.strategy.unsent_counts() for job in jobs),
     )  # fmt: skip
 
 

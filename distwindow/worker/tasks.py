@@ -28,7 +28,7 @@ from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic, names_of
+from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, job_names, monotonic
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
 
 _STORE_FOLDER = Path(__file__).parents[1] / "store"
@@ -281,7 +281,7 @@ def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> No
         LOG.warning(
             "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
             "%d counts are left",
-            names_of(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
+            job_names(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
         )  # fmt: skip
     finally:
         loop.close()
