@@ -18,6 +18,7 @@ SECTIONS = {
     "memory": "footprint",
     "latency": "latency",
     "threads": "threads",
+    "connections": "connections",
     "asyncio": "aio",
     "inprocess": "inprocess",
     "near": "near",

@@ -17,11 +17,12 @@ def register_after_fork(owner: T) -> T:
     if _registered is None:
         _registered = weakref.WeakSet()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork)
+            os.register_at_fork(after_in_child=begin_anew)
     _registered.add(owner)
     return owner
 
 
-def _after_fork() -> None:
+def begin_anew() -> None:
+    """Have everything drop its connections, its counts, and its locks, as in a forked child."""
     for owner in list(_registered or ()):
         owner.after_fork()

@@ -1,50 +1,53 @@
---- lease: charge `amount` for a call, and up to `more` permits to spend until the bucket ends.
+--- lease: charge `permits` for a call, and up to `extra` more to spend until the bucket ends.
 --- KEYS   ring...
---- ARGV   guard (amount limit width shape)... [times] now_ms more quiet
---- RETURN guard left now_ms index reset_ms more ends_ms      so many more; ends_ms until they die
---- RETURN guard left now_ms index reset_ms more ends_ms bucket_start_ms...   the same, a ring is ahead of now_ms
+--- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms extra prefetch
+--- RETURN guard left now_ms index reset_ms extra ends_in_ms   admitted, with `extra` more
+--- RETURN guard left now_ms index reset_ms extra ends_in_ms bucket_start_ms...   the same, a ring is ahead of now_ms
 --- RETURN guard -1 now_ms index left reset_ms retry_ms 0     refused
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
---- Never more than half of what is left, so that other processes find something. `quiet` is 1 where
---- nobody has called yet, and no block is to be counted. Where the newest bucket of one of several
---- rings begins after now_ms (the clock was set back), nothing is lent beyond the call itself.
-local guard, at = ARGV[1], #KEYS * 4 + 3
-local given = ARGV[at]
+--- At most half of what the call leaves is added, so that other processes find permits too. With
+--- `prefetch` 1 no caller waits yet, and a refusal counts no block. Where the newest bucket of one of
+--- several rings begins after now_ms (the clock was set back), nothing is added to the call.
+-- Where the arguments behind those of the rings stand.
+local NOW, EXTRA, PREFETCH = #KEYS * 4 + 3, #KEYS * 4 + 4, #KEYS * 4 + 5
+local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
 --@include shared/ring.lua
---@include shared/verdict.lua
+--@include shared/reply.lua
 
-local rings, more, quiet = rings_at(now, 4), ARGV[at + 1] or '', ARGV[at + 2]
-if not string.find(more, '^%d+$') or more - 0 > MOST or (quiet ~= '0' and quiet ~= '1') then
+local rings, max_extra, prefetch = parse_rings(now, 4), ARGV[EXTRA] or '', ARGV[PREFETCH]
+if not string.find(max_extra, '^%d+$') or max_extra - 0 > MAX_TOTAL
+  or (prefetch ~= '0' and prefetch ~= '1') then
   rings = nil
 end
-local least
+-- What the call leaves, of the ring with the fewest; negative: refused.
+local left_after
 for i = 1, rings and #rings or 0 do
   local ring = rings[i]
-  ring.cost = ring.amount
+  ring.cost = ring.permits
   if ring.cost < 1 then rings = nil break end
-  least = math.min(least or MOST, ring.limit - ring.used - ring.cost)
+  left_after = math.min(left_after or MAX_TOTAL, ring.limit - ring.used - ring.cost)
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 
-local lent = math.max(0, math.min(more - 0, math.floor(least / 2)))
-if rings[2] and is_ahead(rings, now) then lent = 0 end
-local ends
+local extra = math.max(0, math.min(max_extra - 0, math.floor(left_after / 2)))
+if rings[2] and any_ahead(rings, now) then extra = 0 end
+local ends_in_ms
 for i = 1, #rings do
   local ring = rings[i]
-  turn(ring)
-  if least >= 0 then
-    count(ring, ring.cost + lent)
-  elseif quiet == '0' then
+  rotate(ring)
+  if left_after >= 0 then
+    add_used(ring, ring.cost + extra)
+  elseif prefetch == '0' then
     redis.call('HINCRBY', ring.key, 'block', ring.cost)
   end
-  ends = math.min(ends or MOST, ring.start + ring.width - now)
+  ends_in_ms = math.min(ends_in_ms or MAX_TOTAL, ring.start + ring.bucket_ms - now)
 end
-if least >= 0 then
-  local index, left, reset = binding(rings, now)
-  return with_starts({guard, left, now, index, reset, lent, ends}, rings, now)
+if left_after >= 0 then
+  local index, left, reset_ms = binding_ring(rings, now)
+  return append_bucket_starts({guard, left, now, index, reset_ms, extra, ends_in_ms}, rings, now)
 end
-local index, left, reset, retry = refusal(rings, now)
-return {guard, -1, now, index, left, reset, retry, 0}
+local index, left, reset_ms, retry_ms = refusal(rings, now)
+return {guard, -1, now, index, left, reset_ms, retry_ms, 0}

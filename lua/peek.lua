@@ -1,27 +1,27 @@
 --- peek: what acquire would answer to one call now; writes nothing.
 --- KEYS   ring...
---- ARGV   guard (amount limit width shape)... [times] [now_ms]
+--- ARGV   guard (permits limit bucket_ms shape)... [calls] [now_ms]
 --- RETURN guard left now_ms index reset_ms                   it would be admitted; left is before it
 --- RETURN guard -1 now_ms index left reset_ms retry_ms 0     it would be refused
 --- RETURN guard -2 now_ms                                    past its deadline
-local guard, given = ARGV[1], ARGV[#KEYS * 4 + 3]
+local guard, client_now = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
 --@include shared/ring.lua
---@include shared/verdict.lua
+--@include shared/reply.lua
 
-local rings, room = rings_at(now, 2), true
+local rings, has_room = parse_rings(now, 2), true
 for i = 1, rings and #rings or 0 do
   local ring = rings[i]
-  ring.cost = ring.amount
+  ring.cost = ring.permits
   if ring.cost < 1 then rings = nil break end
-  room = room and ring.used + ring.cost <= ring.limit
+  has_room = has_room and ring.used + ring.cost <= ring.limit
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
-if room then
-  local index, left, reset = binding(rings, now)
-  return {guard, left, now, index, reset}
+if has_room then
+  local index, left, reset_ms = binding_ring(rings, now)
+  return {guard, left, now, index, reset_ms}
 end
-local index, left, reset, retry = refusal(rings, now)
-return {guard, -1, now, index, left, reset, retry, 0}
+local index, left, reset_ms, retry_ms = refusal(rings, now)
+return {guard, -1, now, index, left, reset_ms, retry_ms, 0}

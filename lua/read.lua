@@ -3,7 +3,7 @@
 --- ARGV   guard [now_ms]
 --- RETURN guard 0 now_ms (field value ...)...                one list a ring, empty where there is none
 --- RETURN guard -2 now_ms                                    past its deadline
-local guard, given = ARGV[1], ARGV[2]
+local guard, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 

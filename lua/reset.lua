@@ -1,9 +1,9 @@
---- reset: forget the rings.
+--- reset: delete the rings.
 --- KEYS   ring...
 --- ARGV   guard [now_ms]
---- RETURN guard forgotten now_ms
+--- RETURN guard deleted now_ms                               how many rings there were
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
-local guard, given = ARGV[1], ARGV[2]
+local guard, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 

@@ -450,10 +450,11 @@ class Timetable:
     def _told(self, who: int, decision: Any) -> None:
         if isinstance(decision, Decision):
             if decision.allowed:
-                where = counted_in(self.processes[who], decision.key)
+                key = str(decision.key)
+                where = counted_in(self.processes[who], key)
                 source = decision.source
                 at = decision.now_ms if source == "store" else int(self.world.ms)
-                one = Admission(who, decision.key, at, decision.cost, source, where)
+                one = Admission(who, key, at, decision.cost, source, where)
                 self.admitted.append(one)
             self._expect(who)
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from ..core.charge import Charge, limits_in, with_cost
@@ -92,7 +93,7 @@ class LocalStrategy(Generic[C]):
         """Held while a call is counted; what is counted already is moved under the cells' own."""
         self._sender = secrets.token_hex(5)
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
-        self._collect_lock = RLock()
+        self._collect_lock = threading.RLock()
         self.dropped = 0
         """How many counts were given up, because the store did not take them for so long."""
         self._states_at_close: list[C] = []
@@ -508,7 +509,7 @@ class LocalStrategy(Generic[C]):
         """The cell that counts the end of an admitted call."""
         if self._closed:
             raise ConfigurationError("this limiter is closed; make a new one")
-        charges: tuple[Charge, ...] = decision.charged
+        charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
         if state is not None and state.charges[-1].ring == charges[-1].ring:
@@ -585,7 +586,7 @@ class InProcess:
             rt_sum_ms=rt_ms,
             rt_min_ms=rt_ms,
         )
-        charges: tuple[Charge, ...] = decision.charged
+        charges = decision.charged or ()  # an admitted decision has charges
         return Flush(charges, counts=((seen,),) * len(charges))
 
     def flush_command(self, key: AnyKey) -> PendingCommand | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock, RLock
 from typing import Any, Generic, TypeVar
 
 from .key_state import KeyState
@@ -32,8 +32,8 @@ class KeyStateCache(Generic[C]):
 
     def clear(self) -> None:
         """Begin anew, with locks that nobody holds: after a fork, another thread held them."""
-        self.counter_lock = Lock()
-        self.state_lock = RLock()
+        self.counter_lock = threading.Lock()
+        self.state_lock = threading.RLock()
         self._states: OrderedDict[Any, C] = OrderedDict()
         self._evicted_unsent.clear()
         self.get = self._states.get

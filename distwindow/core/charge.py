@@ -1,4 +1,4 @@
-"""What a call counts, and where: one charge for each limit of its key."""
+"""What a call counts in which ring: one charge for each limit of its key."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from .limit import Limit
 
 
 class Charge(NamedTuple):
-    """One ring and what one call counts in it."""
+    """One ring and the permits that one call counts in it."""
 
     ring: bytes
     limit: Limit
     cost: int
     key: AnyKey
     bucket_start_ms: int | None = None
-    """The start of the bucket it was counted in, where that may not be the bucket of the decision's
-    `now_ms`: a ring is ahead of a clock that was set back, or a lease was charged before.
+    """The start of the bucket it was counted in, ms since the epoch; None for the bucket of the
+    decision's `now_ms`. They differ where a ring is ahead of a clock that was set back, and where a
+    lease was charged earlier.
     """
 
 
 def charged_in(charges: tuple[Charge, ...], starts: Sequence[int]) -> tuple[Charge, ...]:
-    """The same charges, counted in the buckets of these starts."""
+    """Return the same charges, counted in the buckets that begin at `starts` (ms)."""
     return tuple(
         charge._replace(bucket_start_ms=start)
         for charge, start in zip(charges, starts, strict=True)
@@ -31,10 +32,10 @@ def charged_in(charges: tuple[Charge, ...], starts: Sequence[int]) -> tuple[Char
 
 
 def limits_in(charges: tuple[Charge, ...]) -> list[Limit]:
-    """The limits that these are charged under."""
+    """Return the limit of each charge."""
     return [charge.limit for charge in charges]
 
 
 def with_cost(charges: Iterable[Charge], cost: int) -> tuple[Charge, ...]:
-    """The same rings, for `cost` permits."""
+    """Return the same charges with `cost` permits each."""
     return tuple(charge._replace(cost=cost) for charge in charges)

@@ -1,4 +1,4 @@
-"""The only room that reads a clock. Everything else is told the time."""
+"""The only module that reads a clock. All other modules get the time as an argument."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .errors import ConfigurationError, short_repr
 
 
 class Clock(Protocol):
-    """Time as a limiter needs it; tests hand in one they move by hand."""
+    """The clocks of a limiter. Tests pass one that they set themselves."""
 
     def now_ms(self) -> int:
-        """Wall-clock ms since the epoch."""
+        """Return the wall-clock time, ms since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds, never going back, of arbitrary origin."""
+        """Return seconds since an arbitrary moment; never less than before."""
         ...
 
     def sleep(self, seconds: float, /) -> None:
-        """Let `seconds` pass."""
+        """Return after `seconds` have passed."""
         ...
 
 
@@ -37,8 +37,9 @@ class AsyncClock(Clock, Protocol):
 
 
 def _monotonic() -> Callable[[], float]:
-    """Linux's clock that goes on while the machine is suspended: a lease or a deadline must not
-    outlive that. Elsewhere `time.monotonic`, which may stand still.
+    """Return a monotonic clock that includes the time for which the machine was suspended, because
+    a lease or a deadline must not last longer by it. Only Linux has one (CLOCK_BOOTTIME); elsewhere
+    return `time.monotonic`, which may stop during a suspension.
     """
     try:
         clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -49,11 +50,12 @@ def _monotonic() -> Callable[[], float]:
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     now_ms = staticmethod(lambda: time.time_ns() // 1_000_000)
     monotonic = staticmethod(_monotonic())
-    sleep = staticmethod(time.sleep)
+    # Looked up each time, as gevent may patch it later.
+    sleep = staticmethod(lambda seconds: time.sleep(seconds))
 
 
 SYSTEM: Clock = SystemClock()

@@ -1,10 +1,12 @@
-"""What a limiter answers: a value that explains itself."""
+"""The answer of a limiter to one call."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from .charge import Charge
 from .errors import short_repr
+from .key import AnyKey
 from .limit import Limit
 
 Reason = Literal["ok", "over_limit"]
@@ -12,36 +14,37 @@ Source = Literal["store", "lease", "deny_cache", "local"]
 
 
 class Decision(NamedTuple):
-    """The answer to one call. True when allowed; a tuple underneath, because building one is on
-    the hot path and a tuple is the cheapest frozen value Python has.
+    """The answer to one call; true when allowed. It is a tuple because one is built on the hot
+    path, and a tuple is the immutable value that Python builds fastest.
     """
 
     allowed: bool
-    key: Any
-    """The key, as `str` where it was given as bytes that are UTF-8: both name the same window. In a
-    call over several keys, that of the binding limit.
+    key: AnyKey
+    """The key; bytes that are UTF-8 as `str`, because both name the same window. In a call over
+    several keys, the key of `limit`.
     """
     cost: int
     limit: Limit
-    """The limit that binds: the one that refused (of several, the last to have room again), or
-    the one with least remaining."""
+    """The binding limit: the one that refused (of several, the one that has room last), or the one
+    with the fewest permits left.
+    """
     remaining: int
-    """Permits left under `limit` after this decision; never negative."""
+    """Permits left under `limit` after this call; never negative."""
     retry_after: float
-    """Seconds until the same call would be admitted if nobody else called; 0.0 when allowed."""
+    """Seconds until the same call would be admitted if no other calls came; 0.0 when allowed."""
     reset_after: float
-    """Seconds until the window of `limit` is empty if nobody calls again."""
+    """Seconds until the window of `limit` is empty if no more calls come."""
     wait: float
-    """Seconds to hold back before proceeding; 0.0 unless permits were borrowed."""
+    """Seconds to wait before proceeding; 0.0 unless permits were borrowed."""
     reason: Reason
     source: Source
-    """Who decided: `store` (Redis), or this process: `lease` by permits bought from the store,
-    `deny_cache` by a refusal of the store that still holds, `local` by its own window.
+    """What decided: `store` (Redis), or this process: `lease` from permits bought from the store,
+    `deny_cache` from a cached refusal of the store, `local` from its own window.
     """
     now_ms: int
-    """When it was decided, on the store's clock: ms since the epoch."""
-    charged: Any = None
-    """What was counted where, for `refund`; None when nothing was."""
+    """When it was decided, by the store's clock, ms since the epoch."""
+    charged: tuple[Charge, ...] | None = None
+    """What was counted in which ring, for `refund`; None when nothing was."""
 
     def __bool__(self) -> bool:
         return self.allowed

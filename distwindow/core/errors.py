@@ -1,4 +1,4 @@
-"""What can go wrong, as types. Every error of distwindow is a `DistwindowError`."""
+"""The exceptions of distwindow. All of them are a `DistwindowError`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
 
 
 def short_repr(key: object) -> str:
-    """`key` as messages show it: one of a megabyte must not fill a log."""
+    """Return `repr(key)`, shortened to 120 characters: a key may be a megabyte long."""
     text = repr(key)
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 20]}...{text[-17:]}"
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 20]}...{text[-17:]}"
 
 
-_BRIEF = 120
+_MAX_CHARS = 120
 
 
 class DistwindowError(Exception):
-    """Base of all errors that distwindow raises on purpose."""
+    """The base class of all exceptions of distwindow."""
 
 
 class ConfigurationError(DistwindowError, ValueError):
-    """A limit string, URL, argument or server setup that can never work; no retry will help."""
+    """A limit, URL, argument or server setup that cannot work, and for which no retry helps."""
 
 
-class RateLimitExceeded(DistwindowError):  # the name users of the field search for
+class RateLimitExceeded(DistwindowError):  # the usual name in rate limiters, hence no "Error"
     """A call was refused by its limit (`acquire`, the `limit` decorator, `entry`).
 
-    `.decision` is the refusal; `.retry_after` its seconds until the same call would be admitted.
+    `.decision` is the refusal; `.retry_after` is in seconds, until the same call would be admitted.
     """
 
     def __init__(self, decision: Decision) -> None:
@@ -48,10 +48,10 @@ class RateLimitExceeded(DistwindowError):  # the name users of the field search 
 
 
 class StoreError(DistwindowError):
-    """The store did not answer as it should.
+    """The store failed, or could not be reached.
 
-    `charged` tells what is known of the call: False, it surely was not executed; None, unknown
-    (it may have been charged, once). A call whose outcome is unknown is never sent again.
+    `charged` is False if the call was certainly not executed, and None if that is unknown (it may
+    have been charged, once). A call whose outcome is unknown is never sent again.
     """
 
     def __init__(self, message: str, *, charged: bool | None = False) -> None:
@@ -60,8 +60,8 @@ class StoreError(DistwindowError):
 
 
 class StoreTimeout(StoreError):
-    """The deadline of the call passed first."""
+    """The deadline of the call passed before the store answered."""
 
 
 class StoreUnavailable(StoreError):
-    """No connection, a connection that broke, or a server that cannot serve now."""
+    """There is no connection, it broke, or the server cannot execute calls now."""

@@ -1,92 +1,137 @@
-"""Events that stay right when a signal handler raises: Ctrl-C, Celery's soft time limit.
+"""Events that keep working when a signal handler raises (Ctrl-C, Celery's soft time limit).
 
 CPython runs signal handlers in the main thread, and only at three places: when a Python function
-begins, when a loop goes back, and after a call has returned. So
+begins, when a loop jumps back, and after a call has returned. So
 
-    with LOCK:              is safe where LOCK is a C lock (threading.Lock, RLock): whoever is
-        ...                 interrupted inside leaves it unlocked
-    a = b; c.d = e          is never interrupted in between
-    queue.put(None)         is done, and only then interrupted
+    with LOCK:              is safe if LOCK is a C lock (threading.Lock, RLock): an exception inside
+        ...                 releases it
+    a = b; c.d = e          cannot be interrupted in between
+    queue.put(None)         completes before it can be interrupted
     function_in_python()    may be interrupted before its first line
 
 threading.Event, Condition and Semaphore are written in Python: an exception between their lines
-leaves their inner lock held for ever. What waits or wakes here does so by one call of
-`queue.SimpleQueue`, which is written in C and takes no lock that could stay behind.
+leaves their inner lock held for ever. The classes here therefore wait and wake by one call of
+`queue.SimpleQueue`, which is written in C and holds no lock that an exception could leave held.
+
+gevent replaces `queue.SimpleQueue`, locks and threads by its own when it patches the standard
+library. What may be patched later is looked up in its module at each use, here and wherever
+objects of these kinds are made; `PatchState` says whether objects made before are still in use.
 """
 
 from __future__ import annotations
 
+import _thread
+import os
 import queue
 import sys
-from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from queue import Empty
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from queue import SimpleQueue
+
 T = TypeVar("T")
+
+_AT_IMPORT = queue.SimpleQueue
 
 
 def check_patched_before_import() -> None:
-    """Raise `ConfigurationError` where eventlet has patched the standard library after this module
-    took its queue from it: a wait would then stop every green thread, also the one waited for.
+    """Raise `ConfigurationError` if eventlet has patched the standard library after this module
+    imported its queue: a wait would then stop every green thread, including the one waited for.
     """
     patcher = sys.modules.get("eventlet.patcher")
     if (
         patcher is not None
         and patcher.is_monkey_patched("thread")
-        and SimpleQueue is not queue.SimpleQueue
+        and _AT_IMPORT is not queue.SimpleQueue
     ):
         raise ConfigurationError(
-            "eventlet.monkey_patch() was called after distwindow was imported, and a call would "
+            "eventlet.monkey_patch() was called after distwindow was imported, so a call would "
             "stop all green threads; call it before the first import of distwindow"
         )
 
 
-_OURS = (
+class PatchState:
+    """Which standard library the locks, queues and thread-local data that are in use were made
+    with: before or after gevent has patched it. Those made before would stop all greenlets, and
+    give each of them the same connection.
+    """
+
+    def __init__(self) -> None:
+        self._made_with: object = queue.SimpleQueue
+
+    def begin_anew(self) -> None:
+        """From now on everything is made with the standard library as it is now."""
+        self._made_with = queue.SimpleQueue
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the standard library was patched since."""
+        return self._made_with is not queue.SimpleQueue
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` where the library was patched since. Called where a
+        connection or the worker's thread is to be made: seldom, but by each greenlet.
+        """
+        if self.is_stale:
+            patch = "gevent.monkey.patch_all()"
+            if "gevent.monkey" not in sys.modules:
+                patch = "eventlet.monkey_patch()"
+            raise ConfigurationError(
+                f"{patch} was called after a limiter was made, and a call could stop all green "
+                "threads; call it in the first lines of the program, before that"
+            )
+
+
+PATCHES = PatchState()
+
+
+_LIBRARIES = (
     "distwindow", "_thread", "threading", "queue", "socket", "ssl", "redis", "hiredis", "gevent",
     "eventlet",
 )  # fmt: skip
-"""Packages whose code may stand at the end of the traceback of an error that is handled here."""
+"""Packages in which an error that distwindow handles may be raised."""
 
 
 def is_interruption(exc: BaseException) -> bool:
-    """Was this exception raised by a signal handler, and not by the code that is being tried?
-    Handlers may raise what that code raises, too (`signal.alarm` and `TimeoutError` is a common
-    pair), and then it belongs to the application.
+    """True if a signal handler raised `exc`, and not the code in the `try` block.
 
-    The handler's own frame is the innermost of the traceback, so its module tells.
+    Handlers may raise the same type as that code (`signal.alarm` with `TimeoutError` is common);
+    such an exception is the application's and must reach it. The innermost frame of the traceback
+    is the handler's own, so its module decides.
     """
     trace = exc.__traceback__
     module = "distwindow"
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
-    return module.partition(".")[0] not in _OURS
+    return module.partition(".")[0] not in _LIBRARIES
 
 
 class OneShotEvent:
-    """Set once, waited for by any number of threads.
+    """An event that is set once, and that any number of threads wait for.
 
-    The queue holds a token once the event is set. A waiter takes it and puts it back, so that the
-    next waiter finds it; in a `finally`, so that an interrupted waiter does so, too.
+    The queue holds a token once the event is set. A waiter takes it and puts it back for the next
+    waiter, in a `finally`, so that an interrupted waiter puts it back, too.
     """
 
     __slots__ = ("_tokens", "is_set")
 
     def __init__(self) -> None:
         self.is_set = False
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._tokens: SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
-        """Wake all waiters, now and later. Harmless when repeated."""
+        """Wake all waiters; later ones do not wait. May be called again."""
         self.is_set = True
         self._tokens.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Until it is set, or `seconds` have passed; is it set?"""
+        """Wait until the event is set or `seconds` have passed. True if it is set."""
         if not self.is_set:
             try:
                 self._tokens.get(True, max(0.0, seconds))
@@ -100,47 +145,63 @@ class OneShotEvent:
 
 
 class WakeUp:
-    """What one thread sleeps on, and others wake it by. A wake-up that comes early is kept."""
+    """Lets one thread sleep until another wakes it. A wake-up before the sleep ends it at once."""
 
     __slots__ = ("_tokens", "wake")
 
     def __init__(self) -> None:
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._tokens: SimpleQueue[None] = queue.SimpleQueue()
         self.wake: Callable[[], None] = partial(self._tokens.put, None)
-        """Wake the sleeper, or end its next sleep at once. One call of C, as above."""
+        """Wake the sleeper, or end its next sleep at once. One call into C, see above."""
 
     def sleep(self, seconds: float | None) -> bool:
-        """Until woken, or `seconds` (None: endless) have passed; was it woken?"""
+        """Sleep until woken or `seconds` have passed (None: no end). True if woken."""
         try:
             self._tokens.get(True, seconds)
         except Empty as exc:
             if is_interruption(exc):
                 raise
             return False
-        while not self._tokens.empty():  # several may have called at once
+        while not self._tokens.empty():  # `wake` may have been called several times
             self._tokens.get()
         return True
 
 
-def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
-    """Start a thread; False where Python is exiting, and starts none any more.
-
-    Not a `threading.Thread`, whose `start` waits for an Event: an exception leaves that half done.
+def is_before_uwsgi_forks() -> bool:
+    """Is this the process from which uWSGI will fork its workers? It does so in C, whoever holds
+    the interpreter's lock: a child that is forked while a thread has it would wait for it for ever.
     """
+    uwsgi = sys.modules.get("uwsgi")
+    if uwsgi is None or not hasattr(uwsgi, "worker_id"):
+        return False
+    return uwsgi.worker_id() == 0 and uwsgi.masterpid() in (0, os.getpid())
+
+
+def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
+    """Start a thread. False if Python is exiting and starts no more threads, or if uWSGI is about
+    to fork.
+
+    Not a `threading.Thread`: its `start` waits for an Event, and an exception there would leave the
+    thread half started.
+    """
+    if is_before_uwsgi_forks():
+        return False
     try:
-        start_new_thread(function, arguments)
+        _thread.start_new_thread(function, arguments)
     except RuntimeError as exc:
         if exc.__traceback__ is not None and exc.__traceback__.tb_next is not None:
-            raise  # out of a signal handler: `start_new_thread` has no frame
+            raise  # by a signal handler: `start_new_thread` itself has no frame
         return False
     return True
 
 
 def complete_in_thread(function: Callable[[], T]) -> T:
-    """Call `function` in a thread of its own and wait for it, for what must not be left half done:
-    a signal handler's exception ends the wait, and the call goes on to its end.
+    """Call `function` in a thread of its own, wait, and return its result or raise its error.
+
+    For work that must not be left half done: an exception of a signal handler ends the wait, and
+    the thread goes on to the end of the work.
     """
-    done = OneShotEvent()
+    finished = OneShotEvent()
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -150,15 +211,15 @@ def complete_in_thread(function: Callable[[], T]) -> T:
         except BaseException as exc:
             failures.append(exc)
         finally:
-            done.set()
+            finished.set()
 
     if not start_thread(call):
         return function()
-    while not done.is_set:
-        done.wait(_LOOK_EVERY_S)
+    while not finished.is_set:
+        finished.wait(_CHECK_EVERY_S)
     if failures:
         raise failures[0]
     return results[0]
 
 
-_LOOK_EVERY_S = 60.0
+_CHECK_EVERY_S = 60.0

@@ -1,4 +1,4 @@
-"""What is limited: a resource, and for Redis Cluster the tag that it shares a slot with."""
+"""Keys: the resource that is limited, and for Redis Cluster a tag that decides its slot."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A resource that shares a Redis Cluster slot with all others of the same `tag`.
+    """A resource that is stored in the same Redis Cluster slot as all others with the same `tag`.
 
-    Needed where one call spans several keys on a cluster: `try_acquire_all([(Key("user:42",
-    tag="acme"), ...), (Key("all", tag="acme"), ...)])`. A tagged key is another window than the
-    plain key of the same name.
+    One call over several keys needs it on a cluster: `try_acquire_all([(Key("user:42",
+    tag="acme"), ...), (Key("all", tag="acme"), ...)])`. A tagged key and the plain key of the same
+    name have different windows.
     """
 
     resource: str | bytes
@@ -30,8 +30,9 @@ AnyKey: TypeAlias = "str | bytes | Key"
 
 
 def normalize_key(key: AnyKey) -> AnyKey:
-    """The one form of a key that is written in several: bytes that are UTF-8 become text, as they
-    name the same ring. What is no key is returned as it is.
+    """Return the same key with bytes that are UTF-8 as text, because both name the same ring.
+
+    Values of other types are returned unchanged; `encode_key` raises for them.
     """
     if isinstance(key, bytes):
         try:
@@ -41,11 +42,15 @@ def normalize_key(key: AnyKey) -> AnyKey:
     if isinstance(key, Key):
         resource, tag = normalize_key(key.resource), normalize_key(key.tag)
         if resource is not key.resource or tag is not key.tag:
-            return Key(resource, tag)  # type: ignore[arg-type]  # the parts are no Keys
+            return Key(resource, tag)  # type: ignore[arg-type]  # the parts of a Key are not Keys
     return key
 
 
 def encode_key(key: str | bytes) -> bytes:
+    """Return the bytes of `key`.
+
+    Raises `TypeError` for other types, and `ValueError` for an empty key.
+    """
     if not isinstance(key, (str, bytes)):
         raise TypeError(f"a key is str, bytes or Key, not {type(key).__name__}: {key!r}")
     if not key:
@@ -54,4 +59,5 @@ def encode_key(key: str | bytes) -> bytes:
 
 
 def display_key(key: str | bytes) -> str:
+    """Return `key` as text, with `\\x..` for bytes that are not UTF-8."""
     return encode_key(key).decode("utf-8", "backslashreplace")

@@ -1,6 +1,6 @@
-"""A limit: how many permits in how long, over how many buckets, under which bound.
+"""Limits: a number of permits per interval, counted in buckets, under a bound.
 
-Units: `per` is seconds, as users write it; everything with `_ms` in its name is whole ms.
+`per` is in seconds, as users write it; names that end in `_ms` are whole ms.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .errors import ConfigurationError
 Bound = Literal["leap", "strict"]
 
 MAX_AMOUNT = 10**12
-"""Most permits of one limit: sums stay exact in Lua's doubles and print as plain digits."""
+"""The largest amount of a limit: sums stay exact in Lua's doubles and have plain digits."""
 
 MAX_BUCKETS = 512
-"""Most buckets of one limit: beyond some 500 a Redis hash leaves its compact encoding."""
+"""The most buckets of a limit: beyond some 500 a Redis hash loses its compact encoding."""
 
 MAX_INTERVAL_MS = 3660 * 86_400_000
-"""Longest interval, ten years: a typo in a unit is likelier than the wish for more."""
+"""The longest interval, ten years: a longer one is more likely a mistake in the unit."""
 
 _DEFAULT_BUCKETS: dict[Bound, int] = {"leap": 10, "strict": 60}
 
@@ -36,19 +36,19 @@ _UNITS_MS = {
     "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
 _DAYS_OF = {"month": 30, "year": 365}
-"""Not units, as their lengths differ: what to write in place of them."""
+"""Days to write in place of what is no unit, because its length differs."""
 _SEPARATORS = r"[;,|]"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-"""Never between two limits: each ends in a letter."""
-_SPOKEN = ("week", "day", "hour", "minute", "second", "ms")
+"""Never matches between two limits, because each ends in a letter."""
+_UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
 
-_GRAMMAR = re.compile(
+_LIMIT_TEXT = re.compile(
     r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
         (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
         (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)? \s*""",
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
-_HOW = 'write it like "100/second", "10 per 2 hours", "100/5m" or "5000/day strict 24 buckets"'
+_EXAMPLES = 'write it like "100/second", "10 per 2 hours", "100/5m" or "5000/day strict 24 buckets"'
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -56,12 +56,12 @@ class Limit:
     """At most `amount` permits per interval, counted in `buckets` buckets.
 
     `Limit("100/second")` or `Limit(100, per=1.0, buckets=10, bound="leap")`, `per` in seconds.
-    `bound="leap"` is Sentinel's: never more than `amount` in an aligned window of the buckets (up
-    to twice that in an arbitrary one). `bound="strict"` counts one bucket more and never admits
-    more than `amount` in any window. `buckets` must divide the interval in ms; by default it is
-    the largest divisor up to 10 (`leap`) or 60 (`strict`). `str()` gives a string that parses back.
+    `bound="leap"` is Sentinel's: never more than `amount` in a window that is aligned to the
+    buckets, and up to twice that in any other. `bound="strict"` sums one bucket more and never
+    admits more than `amount` in any window. `buckets` must divide the interval in ms; by default it
+    is the largest divisor up to 10 (`leap`) or 60 (`strict`). `Limit(str(limit)) == limit`.
 
-    Raises `ConfigurationError`, showing the value and what is wrong with it.
+    Raises `ConfigurationError` with the value, what is wrong with it, and what to write.
     """
 
     amount: int
@@ -76,20 +76,25 @@ class Limit:
         buckets: int | None = None,
         bound: Bound | None = None,
     ) -> None:
-        text, how = amount, bound
-        if isinstance(text, str) and "://" in text:  # it may hold a password: not shown
-            raise ConfigurationError(f"a URL is no limit: the store comes first; {_HOW}")
+        text = amount
+        if isinstance(text, str) and "://" in text:  # not shown, because it may hold a password
+            raise ConfigurationError(
+                "a URL is not a limit: the URL is the limiter's first argument and the limits are "
+                f"the second; {_EXAMPLES}"
+            )
         try:
             if isinstance(amount, str):
                 if per is not None:
-                    raise ConfigurationError(f"it says its interval already; drop per={per!r}")
-                amount, interval_ms, how, said_buckets = _read(amount)
-                how = how if bound is None else bound
-                buckets = said_buckets if buckets is None else buckets
+                    raise ConfigurationError(
+                        f"the string already has an interval; leave out per={per!r}"
+                    )
+                amount, interval_ms, parsed_bound, parsed_buckets = _parse(amount)
+                bound = parsed_bound if bound is None else bound
+                buckets = parsed_buckets if buckets is None else buckets
             else:
                 interval_ms = _interval_ms(1.0 if per is None else per)
-            bound = "leap" if how is None else how
-            buckets = _checked(amount, interval_ms, buckets, bound)
+            bound = "leap" if bound is None else bound
+            buckets = _number_of_buckets(amount, interval_ms, buckets, bound)
         except ConfigurationError as exc:
             if isinstance(text, str):
                 raise ConfigurationError(f"limit {text!r}: {exc}") from None
@@ -111,56 +116,63 @@ class Limit:
 
     @property
     def span(self) -> int:
-        """How many buckets are summed: one more than there are in the interval when strict."""
+        """How many buckets are summed: `buckets`, and one more when strict."""
         return self.buckets + (self.bound == "strict")
 
     def __str__(self) -> str:
-        unit = next(unit for unit in _SPOKEN if self.interval_ms % _UNITS_MS[unit] == 0)
+        unit = next(unit for unit in _UNITS_DESCENDING if self.interval_ms % _UNITS_MS[unit] == 0)
         count = self.interval_ms // _UNITS_MS[unit]
         text = f"{self.amount}/{unit}" if count == 1 else f"{self.amount}/{count} {unit}"
         text += "s" if count > 1 and unit != "ms" else ""
         text += " strict" if self.bound == "strict" else ""
-        usual = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
-        return text if self.buckets == usual else f"{text} {self.buckets} buckets"
+        default = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
+        return text if self.buckets == default else f"{text} {self.buckets} buckets"
 
     def __repr__(self) -> str:
         return f"Limit({str(self)!r})"
 
 
 LimitSpec: TypeAlias = "Limit | str | Iterable[Limit | str]"
-"""How a user may name limits: one or several, as `Limit`, as strings, in one string or in many."""
+"""One limit or several: `Limit` objects, strings, or several limits in one string."""
 
 
 def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
-    """All limits that `spec` names, shortest interval first, none twice.
+    """Return the limits of `spec`, the shortest interval first.
 
-    Raises `ConfigurationError` for an empty spec, a string that is no limit, and two limits over
-    the same buckets (the larger could never bind).
+    Raises `ConfigurationError` for an empty spec, for what is not a limit, and for two limits over
+    the same buckets, of which the larger could never refuse a call.
     """
     if isinstance(spec, Limit):
         return (spec,)
     parts: list[Limit] = []
-    for part in [spec] if isinstance(spec, str) else _each(spec):
+    for part in [spec] if isinstance(spec, str) else _iterate(spec):
         if isinstance(part, Limit):
             parts.append(part)
         elif isinstance(part, str):
-            parts.extend(_parts(part))
+            parts.extend(_split(part))
         else:
-            raise ConfigurationError(f"{part!r} is no limit; {_HOW}")
+            raise ConfigurationError(f"{part!r} is not a limit; {_EXAMPLES}")
     if not parts:
-        raise ConfigurationError(f"no limit given; {_HOW}")
+        raise ConfigurationError(f"no limit was given; {_EXAMPLES}")
     parts.sort(key=lambda limit: (limit.interval_ms, limit.bucket_ms, limit.span))
     for first, second in pairwise(parts):
         if (first.bucket_ms, first.span) == (second.bucket_ms, second.span):
             raise ConfigurationError(
-                f"limits {str(first)!r} and {str(second)!r} count the same buckets, so only the "
-                "smaller could ever bind; keep that one"
+                f"limits {str(first)!r} and {str(second)!r} count the same buckets, so the larger "
+                "could never refuse a call; leave it out"
             )
     return tuple(parts)
 
 
-def _parts(text: str) -> Iterable[Limit]:
-    """The limits of one string."""
+def expires_in_ms(limit: Limit, now_ms: int) -> int:
+    """Return how long after `now_ms` the bucket of `now_ms` expires: when the window of `limit` is
+    empty if no more calls come.
+    """
+    return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
+
+
+def _split(text: str) -> Iterable[Limit]:
+    """Yield the limits of one string."""
     for part in [text] if _THOUSANDS.search(text) else re.split(_SEPARATORS, text):
         try:
             yield Limit(part)
@@ -168,16 +180,16 @@ def _parts(text: str) -> Iterable[Limit]:
             raise ConfigurationError(f"{exc} (in {text!r})" if part != text else str(exc)) from None
 
 
-def _each(spec: object) -> Iterable[object]:
+def _iterate(spec: object) -> Iterable[object]:
     if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
         return spec
-    raise ConfigurationError(f"{spec!r} is no limit; {_HOW}")
+    raise ConfigurationError(f"{spec!r} is not a limit; {_EXAMPLES}")
 
 
-def _checked(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -> int:
-    """The number of buckets, once everything is found sound."""
+def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -> int:
+    """Check the parts of a limit, and return its number of buckets."""
     if bound not in get_args(Bound):
-        raise ConfigurationError(f'bound {bound!r} is neither "leap" nor "strict"')
+        raise ConfigurationError(f'bound={bound!r} is neither "leap" nor "strict"')
     _check_whole("amount", amount, 1, MAX_AMOUNT)
     if not 1 <= interval_ms <= MAX_INTERVAL_MS:
         raise ConfigurationError(
@@ -189,20 +201,21 @@ def _checked(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -
     if interval_ms % buckets:
         raise ConfigurationError(
             f"{buckets} buckets do not divide an interval of {interval_ms} ms evenly; "
-            f"the nearest that do: {_near_divisors(interval_ms, buckets)}"
+            f"the nearest that do: {_nearest_divisors(interval_ms, buckets)}"
         )
     return buckets
 
 
-def _read(text: str) -> tuple[int, int, Bound | None, int | None]:
-    found = _GRAMMAR.fullmatch(text)
+def _parse(text: str) -> tuple[int, int, Bound | None, int | None]:
+    """Return amount, interval in ms, bound and number of buckets; None for what is not written."""
+    found = _LIMIT_TEXT.fullmatch(text)
     if found is None:
         if _THOUSANDS.search(text):
             raise ConfigurationError(
                 f"write amounts without a comma: {_THOUSANDS.sub('', text).strip()!r}"
             )
-        hint = "; several limits go into a list" if re.search(_SEPARATORS, text) else ""
-        raise ConfigurationError(f"not understood; {_HOW}{hint}")
+        hint = "; write several limits as a list" if re.search(_SEPARATORS, text) else ""
+        raise ConfigurationError(f"not understood; {_EXAMPLES}{hint}")
     unit = found["unit"].lower()
     unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
     days = float(found["count"] or 1) * _DAYS_OF.get(unit.removesuffix("s"), 0)
@@ -213,8 +226,7 @@ def _read(text: str) -> tuple[int, int, Bound | None, int | None]:
         )
     if unit_ms is None:
         raise ConfigurationError(
-            f"{found['unit']!r} is no unit of time; "
-            "there are ms, second, minute, hour, day and week"
+            f"{found['unit']!r} is not a unit of time; write ms, second, minute, hour, day or week"
         )
     interval_ms = _interval_ms(float(found["count"] or 1) * unit_ms / 1000)
     bound: Bound | None = None
@@ -225,24 +237,30 @@ def _read(text: str) -> tuple[int, int, Bound | None, int | None]:
 
 
 def _interval_ms(per: float) -> int:
+    """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
     if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
-        raise ConfigurationError(f"per={per!r} is no interval; give seconds, such as per=60")
+        raise ConfigurationError(f"per={per!r} is not an interval; write seconds, such as per=60")
     interval_ms = round(per * 1000)
     if abs(per * 1000 - interval_ms) > 1e-6 * max(1.0, per):
-        raise ConfigurationError(f"per={per!r} s is not a whole number of milliseconds")
+        raise ConfigurationError(
+            f"per={per!r} s is not a whole number of milliseconds; round it to three decimals"
+        )
     return interval_ms
 
 
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigurationError(f"{name}={value!r} is not a whole number from {least} to {most}")
+def _check_whole(name: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise ConfigurationError(
+            f"{name}={value!r} is not a whole number from {lowest} to {highest}"
+        )
 
 
-def _largest_divisor(number: int, most: int) -> int:
-    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+def _largest_divisor(number: int, highest: int) -> int:
+    candidates = range(min(number, highest), 0, -1)
+    return next(divisor for divisor in candidates if number % divisor == 0)
 
 
-def _near_divisors(number: int, around: int) -> str:
+def _nearest_divisors(number: int, around: int) -> str:
     below = _largest_divisor(number, min(around, MAX_BUCKETS))
     above = next((n for n in range(around, min(number, MAX_BUCKETS) + 1) if number % n == 0), None)
     return str(below) if above is None else f"{below} or {above}"

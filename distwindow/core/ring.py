@@ -1,11 +1,12 @@
-"""The ring as Redis holds it, in memory: LeapArray semantics with a running total.
+"""The ring in memory: LeapArray semantics with a running total.
 
-This is the specification of `lua/shared/ring.lua`, and what `memory://` runs on. It differs from
-`LeapArray` where a shared limit must: time never goes back (Sentinel hands out a detached bucket
-and loses its count), and a total is kept so that admission costs the same for any bucket count.
+It is the specification of `lua/shared/ring.lua`, and `memory://` uses it. It differs from
+`LeapArray` in two points that a shared limit needs. Time never goes back, where Sentinel returns a
+detached bucket and loses what is counted in it. And it keeps a total, so that admission costs the
+same for any number of buckets.
 
-    number   start of a bucket in widths since the epoch
-    window   the `span` buckets up to the newest; older ones are dropped when a bucket opens
+    number   start of a bucket divided by the length of a bucket
+    window   the `span` buckets up to the newest; earlier ones are dropped when a bucket opens
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Iterable
 from .stats import Bucket, RingState
 
 MAX_TOTAL = 10**13
-"""The largest total: up to here, and no further, Lua adds exactly and writes plain digits."""
+"""The largest total: up to here Lua adds exactly and writes plain digits."""
 
 
 class Ring:
-    """One resource's window. Not locked: its owner is. All times are ms since the epoch."""
+    """The window of one resource. Not locked: its owner is. Times are ms since the epoch."""
 
     __slots__ = (
+        "_counters",
         "_passed",
-        "_tallies",
         "bucket_ms",
         "closed_total",
         "limit",
@@ -33,8 +34,8 @@ class Ring:
         "used",
     )  # fmt: skip
 
-    def __init__(self, width: int, span: int, now: int, limit: str) -> None:
-        self.bucket_ms = width
+    def __init__(self, bucket_ms: int, span: int, now: int, limit: str) -> None:
+        self.bucket_ms = bucket_ms
         self.span = span
         self._open(now, limit)
 
@@ -44,114 +45,117 @@ class Ring:
         self.used = 0
         self.closed_total = 0
         self.limit = limit
+        # By bucket number: permits of the closed buckets, and of all buckets
+        # [blocked, success, error, rt_sum_ms, rt_min_ms].
         self._passed: dict[int, int] = {}
-        self._tallies: dict[int, list[int]] = {}
+        self._counters: dict[int, list[int]] = {}
 
     def copy(self) -> Ring:
-        """A ring of the same content that can be turned without a trace."""
+        """Return a ring of the same content, which can be rotated without changing this one."""
         twin = Ring.__new__(Ring)
         twin.bucket_ms, twin.span = self.bucket_ms, self.span
         twin.newest, twin.start = self.newest, self.start
         twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
         twin._passed = dict(self._passed)
-        twin._tallies = {number: list(tally) for number, tally in self._tallies.items()}
+        twin._counters = {number: list(counters) for number, counters in self._counters.items()}
         return twin
 
     def is_stale(self, now: int) -> bool:
-        """Is nothing of this ring in the window of `now`: all expired, or all from a future?"""
+        """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
         behind = now // self.bucket_ms - self.newest >= self.span
         return behind or self.start - now > self.bucket_ms * self.span
 
     def rotate(self, now: int, limit: str) -> None:
-        """Make the newest bucket that of `now`, dropping what has left the window.
+        """Open the bucket of `now`, and drop the buckets that have expired.
 
-        Time never goes back: an earlier `now` counts as the newest bucket's, unless the ring is
-        ahead by more than its window; then it is lost state (the clock was set back) and emptied.
+        Time never goes back: the newest bucket stays the newest at an earlier `now`. Only a ring
+        that is ahead by more than its window is lost state (the clock was set back far), and is
+        emptied.
         """
         if self.is_stale(now):
             self._open(now, limit)
             return
         steps = now // self.bucket_ms - self.newest
         if steps > 0:
-            counts, tallies = self._passed, self._tallies
+            passed, counters = self._passed, self._counters
             oldest = self.newest + 1 - self.span + steps
-            gone, stale = 0, False
+            expired, any_expired = 0, False
             for number in range(oldest - steps, oldest):
-                if number in counts or number in tallies:
-                    stale = True
-                    gone += counts.get(number, 0)
-            if stale:
-                counts = {number: count for number, count in counts.items() if number >= oldest}
-                tallies = {number: tally for number, tally in tallies.items() if number >= oldest}
-            passed, closed = self.used - self.closed_total, self.used - gone
-            # From here on without a call, so that no signal handler raises in between.
-            if passed:
-                counts[self.newest] = passed
-            self._passed, self._tallies = counts, tallies
+                if number in passed or number in counters:
+                    any_expired = True
+                    expired += passed.get(number, 0)
+            if any_expired:
+                passed = {number: count for number, count in passed.items() if number >= oldest}
+                counters = {number: each for number, each in counters.items() if number >= oldest}
+            closing, closed = self.used - self.closed_total, self.used - expired
+            # No call follows, so no signal handler can raise in between.
+            if closing:
+                passed[self.newest] = closing
+            self._passed, self._counters = passed, counters
             self.newest += steps
             self.start = self.newest * self.bucket_ms
             self.used = self.closed_total = closed
             self.limit = limit
 
-    def block(self, amount: int) -> None:
+    def block(self, permits: int) -> None:
         """Count refused permits in the newest bucket."""
-        self._tallies.setdefault(self.newest, [0, 0, 0, 0, 0])[0] += amount
+        self._counters.setdefault(self.newest, [0, 0, 0, 0, 0])[0] += permits
 
     def add(self, buckets: Iterable[Bucket]) -> bool:
-        """Add counts to the buckets they were counted in; is any of them in the window? What is
-        ahead of the newest bucket counts in that.
-
-        An expired ring has to be turned before.
+        """Add counts to the buckets they were counted in; a bucket ahead of the newest counts in
+        the newest. Return False if all of them have expired. The ring has to be rotated before.
         """
-        floor = self.newest - self.span
-        live = [b for b in buckets if b.start // self.bucket_ms > floor]
+        newest_expired = self.newest - self.span
+        live = [b for b in buckets if b.start // self.bucket_ms > newest_expired]
         for bucket in live:
             number = min(self.newest, bucket.start // self.bucket_ms)
             passed = min(bucket.passed, MAX_TOTAL - self.used)
             if passed:
-                known = self._passed.get(number, 0)
+                passed_before = self._passed.get(number, 0)
                 self.used += passed
                 if number < self.newest:
                     self.closed_total += passed
-                    self._passed[number] = known + passed
-            self._add_tallies(number, bucket)
+                    self._passed[number] = passed_before + passed
+            self._add_counters(number, bucket)
         return bool(live)
 
-    def _add_tallies(self, number: int, seen: Bucket) -> None:
-        if not (seen.blocked or seen.success or seen.error):
+    def _add_counters(self, number: int, added: Bucket) -> None:
+        if not (added.blocked or added.success or added.error):
             return
-        tally = self._tallies.setdefault(number, [0, 0, 0, 0, 0])
-        tally[0] += seen.blocked
-        if seen.success or seen.error:
-            least = seen.rt_min_ms or 0
-            tally[4] = min(tally[4], least) if tally[1] or tally[2] else least
-            tally[1] += seen.success
-            tally[2] += seen.error
-            tally[3] += seen.rt_sum_ms
+        counters = self._counters.setdefault(number, [0, 0, 0, 0, 0])
+        counters[0] += added.blocked
+        if added.success or added.error:
+            rt_min_ms = added.rt_min_ms or 0
+            if counters[1] or counters[2]:
+                rt_min_ms = min(counters[4], rt_min_ms)
+            counters[4] = rt_min_ms
+            counters[1] += added.success
+            counters[2] += added.error
+            counters[3] += added.rt_sum_ms
 
     def passed(self) -> dict[int, int]:
-        """The passes of the window by the start of their bucket, the newest always among them."""
+        """Return the passes by bucket start (ms); the newest bucket is always among them."""
         passed = {number * self.bucket_ms: count for number, count in self._passed.items() if count}
         passed[self.start] = self.used - self.closed_total
         return passed
 
-    def refund(self, amount: int, start: int) -> int:
-        """Take up to `amount` out of the bucket that began at `start`; how much was there."""
+    def refund(self, permits: int, start: int) -> int:
+        """Take up to `permits` out of the bucket that begins at `start`; return how many."""
         number = start // self.bucket_ms
         if number == self.newest:
-            back = min(amount, self.used - self.closed_total)
+            taken = min(permits, self.used - self.closed_total)
         elif self.newest - self.span < number < self.newest:
-            back = min(amount, self._passed.get(number, 0))
-            if back:
-                self._passed[number] -= back
-                self.closed_total -= back
+            taken = min(permits, self._passed.get(number, 0))
+            if taken:
+                self._passed[number] -= taken
+                self.closed_total -= taken
         else:
             return 0
-        self.used -= back
-        return back
+        self.used -= taken
+        return taken
 
     def room_at_ms(self, need: int) -> int:
-        """When the oldest buckets that together hold `need` permits have left the window."""
+        """Return when the oldest buckets that together hold `need` permits have expired."""
         for number in range(self.newest + 1 - self.span, self.newest):
             need -= self._passed.get(number, 0)
             if need <= 0:
@@ -159,7 +163,7 @@ class Ring:
         return (self.newest + self.span) * self.bucket_ms
 
     def empty_at_ms(self) -> int:
-        """When the newest bucket that holds a permit leaves the window; 0 when there is none."""
+        """Return when the newest bucket that holds a permit expires; 0 if none does."""
         if self.used > self.closed_total:
             return (self.newest + self.span) * self.bucket_ms
         if self.used == 0:
@@ -168,26 +172,28 @@ class Ring:
         return (newest + self.span) * self.bucket_ms
 
     def state(self) -> RingState:
-        """Everything there is, as a value."""
+        """Return everything that the ring holds."""
         passed = dict(self._passed)
         passed[self.newest] = self.used - self.closed_total
         buckets = []
-        for number in sorted(passed.keys() | self._tallies.keys()):
-            block, success, error, rt_sum, rt_min = self._tallies.get(number, (0, 0, 0, 0, 0))
+        for number in sorted(passed.keys() | self._counters.keys()):
+            block, success, error, rt_sum, rt_min = self._counters.get(number, (0, 0, 0, 0, 0))
             count = passed.get(number, 0)
-            least = rt_min if success or error else None
-            bucket = Bucket(number * self.bucket_ms, count, block, success, error, rt_sum, least)
+            rt_min_ms = rt_min if success or error else None
+            start = number * self.bucket_ms
+            bucket = Bucket(start, count, block, success, error, rt_sum, rt_min_ms)
             if count or block or success or error:
                 buckets.append(bucket)
         return RingState(self.start, self.used, self.closed_total, self.limit, tuple(buckets))
 
 
 class SenderRecords:
-    """Which flushes a ring has taken: of each sender the last `seq`, and the newest bucket then.
+    """Which flushes a ring has taken: for each sender the last `seq`, and the newest bucket then.
 
     They outlive the ring: a flush that was taken before a reset is not taken again after it. A
-    record holds until its bucket has left the window, because whatever its sender may send again
-    has then left it, too. After that it counts as none, so nobody can tell when it is deleted.
+    record is valid until its bucket has expired, because whatever its sender may send again has
+    then expired, too. From then on it is treated as a missing one, so it makes no difference when
+    it is deleted.
     """
 
     __slots__ = ("_records", "expires_at")
@@ -195,17 +201,19 @@ class SenderRecords:
     def __init__(self) -> None:
         self._records: dict[str, tuple[int, int]] = {}
         self.expires_at = 0
-        """When no record holds any more, ms since the epoch."""
+        """When all records have expired, ms since the epoch."""
 
     def has(self, sender: str, seq: int, ring: Ring) -> bool:
-        """Has `ring` taken this flush of `sender`, or a later one?"""
-        last, number = self._records.get(sender, (-1, ring.newest - ring.span))
-        return seq <= last and number > ring.newest - ring.span
+        """True if `ring` has taken this flush of `sender`, or a later one."""
+        last_seq, number = self._records.get(sender, (-1, ring.newest - ring.span))
+        return seq <= last_seq and number > ring.newest - ring.span
 
     def remember(self, sender: str, seq: int, ring: Ring, now: int) -> None:
-        """`ring` has taken this flush of `sender`."""
+        """Write the record of this flush; a new sender's first record deletes the expired ones."""
         if sender not in self._records:
-            floor = ring.newest - ring.span
-            self._records = {who: last for who, last in self._records.items() if last[1] > floor}
+            expired = ring.newest - ring.span
+            self._records = {
+                name: record for name, record in self._records.items() if record[1] > expired
+            }
         self._records[sender] = (seq, ring.newest)
         self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.bucket_ms

@@ -1,20 +1,20 @@
-"""A ring as it was at one moment, and the statistics a person reads from it.
+"""What a ring holds at one moment, and the statistics of it.
 
-What is recorded follows Sentinel's MetricBucket: pass, block, success, exception (here: error),
-response-time sum and minimum.
+The counters are those of Sentinel's MetricBucket: pass, block, success, exception (here:
+error), and the sum and minimum of response times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from .key import AnyKey
 from .limit import Limit
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket's counters. `start` is ms since the epoch; response times are ms."""
+    """The counters of one bucket. `start` is ms since the epoch; response times are ms."""
 
     start: int
     passed: int = 0
@@ -27,8 +27,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class RingState:
-    """Everything a ring holds: the start of its newest bucket, the running totals (see
-    `lua/README.md`), the limit it was last called with ("100 leap"), and its buckets, oldest first.
+    """Everything a ring holds: the start of its newest bucket (ms), its totals (`lua/README.md`),
+    the amount and bound of the limit last used ("100 leap"), and its buckets that are not empty,
+    oldest first.
     """
 
     start: int
@@ -40,7 +41,7 @@ class RingState:
 
 @dataclass(frozen=True, slots=True)
 class WindowStats:
-    """The live window of one limit on one key."""
+    """The window of one limit on one key."""
 
     limit: Limit
     passed: int
@@ -51,22 +52,22 @@ class WindowStats:
     rt_min_ms: int | None
     remaining: int
     window_ms: int
-    """How much time is summed, ms: the interval, and one bucket more when strict."""
+    """The time that is summed, ms: the interval, and one bucket more when strict."""
     buckets: tuple[Bucket, ...]
-    """The non-empty buckets of the window, oldest first."""
+    """The buckets of the window that are not empty, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The live statistics of one key. With several limits, the figures are those of the window
-    with the shortest interval, `remaining` is the least, and `windows` has them all.
+    """The statistics of one key now. With several limits, the figures are those of the window with
+    the shortest interval, `remaining` is the smallest of all, and `windows` has every window.
 
-    `passed` and `blocked` count permits (a refused call of cost 3 blocks 3); `success`, `error`
-    and response times are there where `entry` recorded them. `borrowed` is 0, as
-    nothing can be borrowed in this version; `concurrency` is None, as it is not recorded.
+    `passed` and `blocked` count permits (a refused call of cost 3 blocks 3). `success`, `error` and
+    response times are recorded by `entry` only. `borrowed` is 0 and `concurrency` is None, because
+    this version records neither.
     """
 
-    key: Any
+    key: AnyKey
     limits: tuple[Limit, ...]
     passed: int
     blocked: int
@@ -76,7 +77,7 @@ class Stats:
     rt_sum_ms: int
     rt_min_ms: int | None
     avg_rt_ms: float | None
-    """Mean response time of the finished calls, ms; None when there was none."""
+    """The mean response time of the finished calls, ms; None when there was none."""
     concurrency: int | None
     remaining: int
     pass_qps: float
@@ -88,16 +89,17 @@ class Stats:
 
 
 def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats:
-    """The window of `limit` at `now_ms` over what its ring holds.
+    """Return the window of `limit` at `now_ms` from the state of its ring.
 
-    Time never goes back: the window ends with the bucket of now or with the newest one, whichever
-    is later; a ring ahead of now by more than its window is lost state, and empty.
+    Time never goes back: the window ends with the bucket of `now_ms` or with the ring's newest one,
+    whichever is later. A ring that is ahead of `now_ms` by more than its window is lost state (the
+    clock was set back far), and its window is empty.
     """
-    width, span = limit.bucket_ms, limit.span
+    bucket_ms, span = limit.bucket_ms, limit.span
     live: tuple[Bucket, ...] = ()
-    if state is not None and state.start - now_ms <= width * span:
-        newest = max(now_ms - now_ms % width, state.start)
-        live = tuple(b for b in state.buckets if newest - width * span < b.start <= newest)
+    if state is not None and state.start - now_ms <= bucket_ms * span:
+        newest = max(now_ms - now_ms % bucket_ms, state.start)
+        live = tuple(b for b in state.buckets if newest - bucket_ms * span < b.start <= newest)
     passed = sum(bucket.passed for bucket in live)
     return WindowStats(
         limit=limit,
@@ -108,15 +110,15 @@ def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats
         rt_sum_ms=sum(bucket.rt_sum_ms for bucket in live),
         rt_min_ms=min((b.rt_min_ms for b in live if b.rt_min_ms is not None), default=None),
         remaining=max(0, limit.amount - passed),
-        window_ms=width * span,
+        window_ms=bucket_ms * span,
         buckets=live,
     )
 
 
-def stats_of(key: Any, windows: tuple[WindowStats, ...], now_ms: int) -> Stats:
-    """One key's statistics from its windows, the shortest interval first."""
+def stats_of(key: AnyKey, windows: tuple[WindowStats, ...], now_ms: int) -> Stats:
+    """Return the statistics of `key` from its windows, the shortest interval first."""
     first = windows[0]
-    done = first.success + first.error
+    finished = first.success + first.error
     seconds = first.window_ms / 1000
     return Stats(
         key=key,
@@ -128,7 +130,7 @@ def stats_of(key: Any, windows: tuple[WindowStats, ...], now_ms: int) -> Stats:
         borrowed=0,
         rt_sum_ms=first.rt_sum_ms,
         rt_min_ms=first.rt_min_ms,
-        avg_rt_ms=first.rt_sum_ms / done if done else None,
+        avg_rt_ms=first.rt_sum_ms / finished if finished else None,
         concurrency=None,
         remaining=min(window.remaining for window in windows),
         pass_qps=first.passed / seconds,

@@ -1,23 +1,24 @@
-"""The language spoken with the scripts: commands, how they are sent, what comes back.
+"""Commands: the calls of the Lua scripts, their arguments, and how their replies are read.
 
-Every command is one EVALSHA. Its first argument is the *guard*, `<deadline ms>.<nonce>` in one
-word because each argument costs the server 0.1 us: the script does nothing once the server's clock
-has passed the deadline, and answers with the guard, so that a reply that belongs to another call
-(client libraries have crossed replies) is never acted on.
+Every command is one EVALSHA. Its first argument is the *guard*, `<deadline ms>.<nonce>`. The script
+does nothing once the server's clock has passed the deadline, and its reply begins with the guard,
+so that a reply that belongs to another call (client libraries have crossed replies) is never used.
+The guard is one word because each argument costs the server 0.1 us.
 
-A command says its script, its rings, and the arguments behind the guard; a reply is a named tuple.
-`MemoryStore` executes the same commands, and a property test demands equal replies from all stores.
+A command has the name of its script, its rings, and the arguments behind the guard; its reply is a
+named tuple. `MemoryStore` executes the same commands, and a property test compares the replies of
+all stores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from ..core.charge import Charge
 from ..core.key import AnyKey
-from ..core.limit import Limit
+from ..core.limit import Limit, expires_in_ms
 from ..core.stats import Bucket
 from .keys import ring_name, senders_name
 from .replies import (
@@ -26,8 +27,8 @@ from .replies import (
     FleetCounts,
     LeaseReply,
     ReadReply,
-    _acquire_reply,
-    _hash_fields,
+    hash_fields,
+    parse_acquire_reply,
     ring_state,
 )
 from .scripts import load_script
@@ -36,66 +37,77 @@ Reply = TypeVar("Reply")
 C = TypeVar("C", bound="Command[Any]")
 
 
+ScriptReply: TypeAlias = "Sequence[Any]"
+"""A script's reply as RESP has it: the guard, then integers; `read` and `flush` append lists."""
+
 _MAX_CACHED_COMBINED = 64
+"""An `Acquire` keeps its combined calls up to this number of calls."""
 
 GUARD_BYTES = 20
 """13 digits of ms, a point, 6 digits of nonce."""
 
 CURRENT_BUCKET = 10**13
-"""The start, in a `Flush`, of whatever bucket is the newest."""
+"""The start, in a `Flush`, of counts that belong in whatever bucket is the newest."""
 
 NO_DEADLINE_MS = 9_999_999_999_999
-"""Of a call whose server's clock is not known yet (year 2286)."""
+"""The deadline in a guard as long as the time of the server is unknown (year 2286)."""
 
 
-def charges_of(key: AnyKey, stem: bytes, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:
-    """What a call of `cost` counts for `key` under `limits`."""
-    return tuple(Charge(ring_name(stem, limit), limit, cost, key) for limit in limits)
+def charges_of(
+    key: AnyKey, key_prefix: bytes, limits: Sequence[Limit], cost: int
+) -> tuple[Charge, ...]:
+    """Return what a call of `cost` counts for `key` under `limits`."""
+    return tuple(Charge(ring_name(key_prefix, limit), limit, cost, key) for limit in limits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Command(Generic[Reply]):
-    """One script call. `now_ms` is the caller's clock where the server's is not to be asked.
+    """One script call. `now_ms` is the client's time with `clock="client"`; with None the script
+    uses the server's.
 
-    Equal only to itself: callers of one key use one command object, and share its script calls.
+    A command is equal only to itself. Callers of one key use one command object, so that stores can
+    let them share a script call.
     """
 
     script: ClassVar[str]
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None
-    _packed: list[tuple[bytes, bytes]] = field(default_factory=list, repr=False, kw_only=True)
+    _split_frame: list[tuple[bytes, bytes]] = field(default_factory=list, repr=False, kw_only=True)
 
     @property
     def keys(self) -> list[bytes]:
+        """KEYS of the script."""
         return [charge.ring for charge in self.charges]
 
     def arguments(self) -> list[bytes | int | str]:
-        """ARGV behind the guard."""
+        """Return ARGV without the guard, which is its first word."""
         raise NotImplementedError
 
-    def reply(self, raw: Sequence[Any]) -> Reply:
-        """The reply from the script's, guard included."""
+    def reply(self, raw: ScriptReply) -> Reply:
+        """Return the script's reply, which begins with the guard, as a named tuple."""
         raise NotImplementedError
 
     def frame(self, guard: bytes) -> bytes:
-        """The EVALSHA of this command in RESP. A guard has 20 bytes, so the rest is packed once."""
-        if not self._packed:
-            self._packed.append(self._pack(b"EVALSHA", load_script(self.script).sha))
-        head, tail = self._packed[0]
+        """Return the EVALSHA in RESP. A guard has 20 bytes, so what surrounds it is built once."""
+        if not self._split_frame:
+            self._split_frame.append(
+                self._frame_around_guard(b"EVALSHA", load_script(self.script).sha)
+            )
+        head, tail = self._split_frame[0]
         return head + guard + tail
 
     def eval_frame(self, guard: bytes) -> bytes:
-        """The same as an EVAL of the whole script, for a server that does not have it."""
-        head, tail = self._pack(b"EVAL", load_script(self.script).text)
+        """Return an EVAL with the whole script, for a server that does not have the script."""
+        head, tail = self._frame_around_guard(b"EVAL", load_script(self.script).text)
         return head + guard + tail
 
     def with_time(self: C, now_ms: int) -> C:
-        """This command with the caller's time."""
-        return replace(self, now_ms=now_ms, _packed=[])
+        """Return this command with the client's time."""
+        return replace(self, now_ms=now_ms, _split_frame=[])
 
-    def _pack(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
-        """What goes before and behind the guard."""
+    def _frame_around_guard(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
+        """Return what comes before and after the guard."""
         keys, arguments = self.keys, self.arguments()
         words = len(keys) + len(arguments) + 4
         opening: list[bytes | int | str] = [verb, script, len(keys), *keys]
@@ -111,6 +123,7 @@ def _bulk_string(word: bytes | int | str) -> bytes:
 
 
 def _ring_arguments(charges: tuple[Charge, ...], calls: int = 1) -> list[bytes | int | str]:
+    """Return (permits, limit, bucket_ms, shape) of each ring."""
     arguments: list[bytes | int | str] = []
     for _, limit, cost, _, _ in charges:
         shape = f"{limit.buckets}+1" if limit.bound == "strict" else limit.buckets
@@ -124,13 +137,13 @@ def _time_argument(now_ms: int | None) -> int | str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acquire(Command[AcquireReply]):
-    """`times` calls of the same cost, decided one after the other."""
+    """`calls` calls of the same cost, decided one after the other."""
 
     script: ClassVar[str] = "acquire"
 
     calls: int = 1
     store_limit: bool = False
-    """Note the limits in their rings now (a ring's first call from this process), for `stats`."""
+    """Store the limits in their rings, for `stats`: on the first call of a key in this process."""
 
     _combined: dict[int, Acquire] = field(default_factory=dict, repr=False, kw_only=True)
 
@@ -142,23 +155,24 @@ class Acquire(Command[AcquireReply]):
             return [*arguments, self.calls, self.now_ms]
         return [*arguments, self.calls] if self.calls > 1 else arguments
 
-    def reply(self, raw: Sequence[Any]) -> AcquireReply:
+    def reply(self, raw: ScriptReply) -> AcquireReply:
         if len(raw) == 3:
-            limit, left, now = self.charges[0].limit, raw[1], raw[2]
-            width = limit.bucket_ms
-            return AcquireReply(self.calls, 0, left, limit.span * width - now % width, 0, now)
-        return _acquire_reply(raw, self.calls)
+            left, now = raw[1], raw[2]
+            return AcquireReply(
+                self.calls, 0, left, expires_in_ms(self.charges[0].limit, now), 0, now
+            )
+        return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return replace(self, now_ms=now_ms, _packed=[], _combined={})
+        return replace(self, now_ms=now_ms, _split_frame=[], _combined={})
 
     def combined(self, calls: int) -> Acquire:
-        """The one call that stands for `times` calls like this one."""
+        """Return the one command that stands for `calls` commands like this one."""
         if calls == 1:
             return self
         shared = self._combined.get(calls)
         if shared is None:
-            shared = replace(self, calls=calls, _packed=[], _combined={})
+            shared = replace(self, calls=calls, _split_frame=[], _combined={})
             if calls <= _MAX_CACHED_COMBINED:
                 self._combined[calls] = shared
         return shared
@@ -166,22 +180,22 @@ class Acquire(Command[AcquireReply]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peek(Command[AcquireReply]):
-    """What `Acquire` would answer."""
+    """The reply that `Acquire` would get now; nothing is written."""
 
     script: ClassVar[str] = "peek"
 
     def arguments(self) -> list[bytes | int | str]:
         return [*_ring_arguments(self.charges), 1, _time_argument(self.now_ms)]
 
-    def reply(self, raw: Sequence[Any]) -> AcquireReply:
-        return _acquire_reply(raw, 1)
+    def reply(self, raw: ScriptReply) -> AcquireReply:
+        return parse_acquire_reply(raw, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease(Command[LeaseReply]):
-    """A call, and permits for its process to spend until the bucket ends.
+    """One call, and up to `extra` permits for its process to spend until the bucket ends.
 
-    `quiet`: nobody has called yet, so a refusal is no block.
+    With `prefetch` no caller waits for it, so a refusal counts no block.
     """
 
     script: ClassVar[str] = "lease"
@@ -190,22 +204,22 @@ class Lease(Command[LeaseReply]):
     prefetch: bool = False
 
     def arguments(self) -> list[bytes | int | str]:
-        ring = _ring_arguments(self.charges)
-        return [*ring, 1, _time_argument(self.now_ms), self.extra, int(self.prefetch)]
+        rings = _ring_arguments(self.charges)
+        return [*rings, 1, _time_argument(self.now_ms), self.extra, int(self.prefetch)]
 
-    def reply(self, raw: Sequence[Any]) -> LeaseReply:
+    def reply(self, raw: ScriptReply) -> LeaseReply:
         if raw[1] < 0:
-            return LeaseReply(_acquire_reply(raw, 1), 0, 0)
-        return LeaseReply(_acquire_reply([*raw[:5], *raw[7:]], 1), raw[5], raw[6])
+            return LeaseReply(parse_acquire_reply(raw, 1), 0, 0)
+        return LeaseReply(parse_acquire_reply([*raw[:5], *raw[7:]], 1), raw[5], raw[6])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flush(Command[FleetCounts]):
-    """What a process has counted, by ring and bucket.
+    """The counts of a process, by ring and bucket.
 
     A ring takes each `seq` (rising) of a `sender` (hexadecimal) once, so that a flush whose outcome
-    is unknown can be sent again; without a sender it is taken whenever it is sent. With `pull` the
-    reply tells what the whole fleet has passed.
+    is unknown can be sent again; without a sender the ring takes every flush. With `pull` the reply
+    has the passes of all processes.
     """
 
     script: ClassVar[str] = "flush"
@@ -221,20 +235,20 @@ class Flush(Command[FleetCounts]):
         return [*rings, *map(senders_name, rings)]
 
     def arguments(self) -> list[bytes | int | str]:
-        ring = _ring_arguments(self.charges)
-        parts = [_counts_argument(part) for part in self.counts] or [""] * len(self.charges)
+        rings = _ring_arguments(self.charges)
+        counts = [_counts_argument(buckets) for buckets in self.counts] or [""] * len(self.charges)
         return [
-            *ring,
+            *rings,
             1,
             _time_argument(self.now_ms),
             self.sender,
             self.seq,
             int(self.pull),
-            *parts,
+            *counts,
         ]
 
-    def reply(self, raw: Sequence[Any]) -> FleetCounts:
-        passed = (dict(zip(part[::2], part[1::2], strict=True)) for part in raw[3:])
+    def reply(self, raw: ScriptReply) -> FleetCounts:
+        passed = (dict(zip(ring[::2], ring[1::2], strict=True)) for ring in raw[3:])
         return FleetCounts(tuple(passed), raw[2])
 
 
@@ -247,8 +261,8 @@ def _counts_argument(buckets: Sequence[Bucket]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refund(Command[CountReply]):
-    """Give back what was charged at `charged_ms`, out of the bucket of that time, or where a charge
-    names its bucket, out of that.
+    """Give back what was charged: out of the bucket that a charge names, or if it names none, out
+    of the bucket of `charged_ms`.
     """
 
     script: ClassVar[str] = "refund"
@@ -256,7 +270,7 @@ class Refund(Command[CountReply]):
     charged_ms: int = 0
 
     def bucket_starts_ms(self) -> list[int]:
-        """The start of the bucket of each ring."""
+        """Return the start of the bucket in each ring."""
         at = self.charged_ms
         return [
             at - at % c.limit.bucket_ms if c.bucket_start_ms is None else c.bucket_start_ms
@@ -271,22 +285,22 @@ class Refund(Command[CountReply]):
             *self.bucket_starts_ms(),
         ]
 
-    def reply(self, raw: Sequence[Any]) -> CountReply:
+    def reply(self, raw: ScriptReply) -> CountReply:
         return CountReply(raw[1], raw[2])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read(Command[ReadReply]):
-    """The rings as they are."""
+    """The rings as they are stored."""
 
     script: ClassVar[str] = "read"
 
     def arguments(self) -> list[bytes | int | str]:
         return [_time_argument(self.now_ms)]
 
-    def reply(self, raw: Sequence[Any]) -> ReadReply:
+    def reply(self, raw: ScriptReply) -> ReadReply:
         states = (
-            ring_state(_hash_fields(fields), charge.limit.bucket_ms, charge.limit.span)
+            ring_state(hash_fields(fields), charge.limit.bucket_ms, charge.limit.span)
             for fields, charge in zip(raw[3:], self.charges, strict=True)
         )
         return ReadReply(tuple(states), raw[2])
@@ -294,14 +308,14 @@ class Read(Command[ReadReply]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reset(Command[CountReply]):
-    """Forget the rings."""
+    """Delete the rings."""
 
     script: ClassVar[str] = "reset"
 
     def arguments(self) -> list[bytes | int | str]:
         return [_time_argument(self.now_ms)]
 
-    def reply(self, raw: Sequence[Any]) -> CountReply:
+    def reply(self, raw: ScriptReply) -> CountReply:
         return CountReply(raw[1], raw[2])
 
 

@@ -1,4 +1,4 @@
-"""From the reply of a script to the `Decision` that callers get."""
+"""Decisions from the replies of scripts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from .replies import AcquireReply
 
 
 def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Source) -> Decision:
-    """What a verdict means to the caller."""
-    was_admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
-    if was_admitted:
+    """Return the decision that `reply` to one call is."""
+    admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
+    if admitted:
         decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
         if starts is not None and decision.charged:
             decision = decision._replace(charged=charged_in(command.charges, starts))
         return decision
     _, limit, cost, key, _ = command.charges[index]
-    return Decision(
-        False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
-        "over_limit", source, now_ms,
+    return _new_tuple(
+        Decision,
+        (
+            False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
+            "over_limit", source, now_ms, None,
+        ),
     )  # fmt: skip
 
 
@@ -31,11 +34,10 @@ def admitted_decision(
     now_ms: int,
     source: Source,
 ) -> Decision:
-    """The decision of an admitted call. Stores come here directly on their hot paths."""
+    """Return the decision of an admitted call. Stores call this directly on their hot paths."""
     charges = command.charges
     _, limit, cost, key, _ = charges[index]
     charged = charges if type(command) is Acquire else None
-    # Decision(...) itself costs twice as much.
     return _new_tuple(
         Decision,
         (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
@@ -43,3 +45,4 @@ def admitted_decision(
 
 
 _new_tuple = tuple.__new__
+"""`Decision(...)` takes twice as long; with keywords a refusal on memory:// takes 8 % longer."""

@@ -1,8 +1,8 @@
-"""Names of rings: `prefix:{resource}:bucket_ms:span`, and back.
+"""The names of rings, `prefix:{resource}:bucket_ms:span`, and parsing them.
 
-The braces are Redis Cluster's hash tag: all rings of one resource lie on one node, so several
-limits are one script call. With `Key(resource, tag=...)` the tag is in the braces and the resource
-behind them, and all resources of a tag lie together.
+The braces are Redis Cluster's hash tag: all rings of one resource are on one node, so one script
+call can decide several limits. With `Key(resource, tag=...)` the tag is in the braces, followed by
+the resource, and all resources of one tag are on one node.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from ..core.errors import ConfigurationError
 from ..core.key import AnyKey, Key, encode_key
 from ..core.limit import Limit
 
-_MAX_ESCAPED = 64
+_MAX_ESCAPED_BYTES = 64
 _KEPT_BYTES = 31
-_DIGEST = 16
-# Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters
-# (and, on the byte level, whatever is not UTF-8) would hurt whoever reads keys in a terminal.
+_DIGEST_BYTES = 16
+# Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters, and
+# bytes that are not UTF-8, could not be read or typed in a terminal.
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
 _SENDERS = b":senders"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
 def key_prefix(prefix: str, key: AnyKey) -> bytes:
-    """What all rings of `key` begin with: `prefix:{resource}`."""
+    """Return the beginning of the names of all rings of `key`: `prefix:{resource}`."""
     if isinstance(key, Key):
         return b"%s:{%s}%s" % (prefix.encode(), escape(key.tag), escape(key.resource))
     return b"%s:{%s}" % (prefix.encode(), escape(key))
 
 
-def ring_name(stem: bytes, limit: Limit) -> bytes:
-    """The Redis key of the ring that counts `limit`.
+def ring_name(key_prefix: bytes, limit: Limit) -> bytes:
+    """Return the Redis key of the ring that counts `limit`.
 
-    The amount is not in it: changing an amount keeps the history. The span is: `strict` sums one
-    bucket more than `leap` over the same buckets.
+    The amount is not part of it, so that a changed amount keeps the history. The span is, because
+    `strict` sums one bucket more than `leap` over the same buckets.
     """
-    return b"%s:%d:%d" % (stem, limit.bucket_ms, limit.span)
+    return b"%s:%d:%d" % (key_prefix, limit.bucket_ms, limit.span)
 
 
 def senders_name(ring: bytes) -> bytes:
-    """The Redis key of the hash in which a ring remembers what it has taken of which sender."""
+    """Return the Redis key of the hash with the sender records of a ring."""
     return ring + _SENDERS
 
 
 class RingName(NamedTuple):
-    """A ring's Redis key, read back."""
+    """The parts of a ring's Redis key."""
 
     key: str
     """As `unescape` has it; of a tagged key `{tag}resource`."""
@@ -56,7 +56,7 @@ class RingName(NamedTuple):
 
 
 def parse_ring_name(prefix: str, name: bytes) -> RingName | None:
-    """The parts of a ring's Redis key, or None when it is none of `prefix`'s."""
+    """Return the parts of a ring's Redis key; None if it is not one of this prefix."""
     start = prefix.encode() + b":"
     found = _RING.fullmatch(name, len(start)) if name.startswith(start) else None
     if found is None:
@@ -67,13 +67,13 @@ def parse_ring_name(prefix: str, name: bytes) -> RingName | None:
 
 
 def is_senders_name(prefix: str, name: bytes) -> bool:
-    """Is this the `senders_name` of a ring of `prefix`? No ring's own name ends like that."""
+    """True if `name` is the `senders_name` of a ring of this prefix; no ring has such a name."""
     ring = name.removesuffix(_SENDERS)
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 
 def check_prefix(prefix: str) -> str:
-    """`prefix` itself; `ConfigurationError` when it could not stand before a hash tag."""
+    """Return `prefix`; raise `ConfigurationError` if it cannot precede a hash tag."""
     if not isinstance(prefix, str) or not prefix or re.search(r"[\x00-\x20\x7f{}*?\[\]\\]", prefix):
         raise ConfigurationError(
             f"prefix {prefix!r} must be a word without spaces, braces or glob characters"
@@ -82,24 +82,25 @@ def check_prefix(prefix: str) -> str:
 
 
 def escape(key: str | bytes) -> bytes:
-    """`key` as printable UTF-8 without braces, of at most 64 bytes.
+    """Return `key` as printable UTF-8 without braces, of at most 64 bytes.
 
-    Percent-escaped where needed; beyond 64 bytes the start is kept and the rest becomes a digest
-    (BLAKE2b, 128 bits), so that a key of a megabyte costs Redis no more than any other.
+    Other characters are percent-escaped. Of more than 64 bytes the first are kept, and a digest of
+    the whole key (BLAKE2b, 128 bits) replaces the rest, so that a key of a megabyte costs Redis no
+    more than any other.
     """
     raw = encode_key(key)
-    if len(raw) <= _MAX_ESCAPED:
+    if len(raw) <= _MAX_ESCAPED_BYTES:
         escaped = _escaped(raw)
-        if len(escaped) <= _MAX_ESCAPED:
+        if len(escaped) <= _MAX_ESCAPED_BYTES:
             return escaped
-    digest = hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest().encode()
+    digest = hashlib.blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest().encode()
     return _cut(_escaped(raw[:_KEPT_BYTES]), _KEPT_BYTES) + b"~" + digest
 
 
 def unescape(name: bytes) -> str:
-    """A key's text from its escaped form; of a digested key, the start, '~' and the digest.
+    """Return the text of an escaped key; of a digested key its beginning, '~' and the digest.
 
-    Bytes that are no UTF-8 become lone surrogates, as Python has them in arguments from a shell.
+    Bytes that are not UTF-8 become lone surrogates, as in `sys.argv`.
     """
     raw = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
     return raw.decode("utf-8", "surrogateescape")
@@ -114,11 +115,11 @@ def _escaped(raw: bytes) -> bytes:
     return safe
 
 
-def _cut(escaped: bytes, most: int) -> bytes:
-    """At most `most` bytes of `escaped`, without a torn escape or a torn UTF-8 character."""
-    if len(escaped) <= most:
+def _cut(escaped: bytes, max_bytes: int) -> bytes:
+    """Return at most `max_bytes` of `escaped`, without a part of an escape or of a character."""
+    if len(escaped) <= max_bytes:
         return escaped.decode("utf-8", "ignore").encode()
-    cut = escaped[:most]
+    cut = escaped[:max_bytes]
     percent = cut.rfind(b"%", -2)
     if percent >= 0:
         cut = cut[:percent]

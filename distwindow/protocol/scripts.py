@@ -1,6 +1,6 @@
-"""The Lua scripts: found, their shared pieces joined once, each with its SHA1 and its head.
+"""Finds and loads the Lua scripts. A script is joined with the pieces that it names, once.
 
-They live in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel.
+The scripts are in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Script:
-    """One script as the server gets it. `head` is its `---` lines: name, KEYS, ARGV, RETURN."""
+    """One script as it is sent. `head` is the `---` lines of its file: name, KEYS, ARGV, RETURN."""
 
     name: str
     text: str
@@ -29,10 +29,10 @@ class Script:
 
 
 def scripts_folder() -> Path:
-    """Where the `.lua` files are; `ConfigurationError` when the installation lacks them."""
-    for place in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
-        if (place / "acquire.lua").is_file():
-            return place
+    """Return the folder of the `.lua` files; raise `ConfigurationError` if there is none."""
+    for folder in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
+        if (folder / "acquire.lua").is_file():
+            return folder
     raise ConfigurationError(
         f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
         f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
@@ -40,15 +40,15 @@ def scripts_folder() -> Path:
 
 
 def script_names() -> list[str]:
-    """The names of all scripts, sorted."""
+    """Return the names of all scripts, sorted."""
     return sorted(path.stem for path in scripts_folder().glob("*.lua"))
 
 
 @cache
 def load_script(name: str) -> Script:
-    """The script `name`, its include lines replaced by the pieces they name.
+    """Return the script `name`, with its include lines replaced by the pieces that they name.
 
-    Comments are cut: EVAL sends the text, and a server keeps it.
+    Comments are removed, because EVAL sends the text and the server keeps it.
     """
     root = scripts_folder()
     source = (root / f"{name}.lua").read_text(encoding="utf-8")

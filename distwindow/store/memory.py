@@ -6,6 +6,7 @@ It is the specification that every other store is compared with, and `memory://`
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ class MemoryStore:
         self.unknown_total = 0
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
-        self._lock: Lock | _Closed = Lock()
+        self._lock: Lock | _Closed = threading.Lock()
         self._sweep_at = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
@@ -98,7 +99,7 @@ class MemoryStore:
     def after_fork(self) -> None:
         """A lock that another thread held at the fork would never be free in the child."""
         if not isinstance(self._lock, _Closed):
-            self._lock = Lock()
+            self._lock = threading.Lock()
 
     def _acquire(self, command: Acquire, now: int) -> AcquireReply:
         calls, rings, admitted = command.calls, [], command.calls

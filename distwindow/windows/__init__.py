@@ -1,1 +1,1 @@
-"""Sentinel's and go-zero's windows in one process: public, and without a store."""
+"""The windows of Sentinel, sentinel-golang and go-zero, in one process. They need no store."""

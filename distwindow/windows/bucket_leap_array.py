@@ -1,4 +1,4 @@
-"""A LeapArray of metric buckets and its reads (Sentinel `BucketLeapArray` and `ArrayMetric`)."""
+"""A LeapArray of metric buckets, and reading it (Sentinel `BucketLeapArray`, `ArrayMetric`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .metric_bucket import MetricBucket
 
 
 class MetricNode(NamedTuple):
-    """One window as a report shows it (Sentinel `MetricNode`); `timestamp` is its start in ms.
+    """The counts of one window (Sentinel `MetricNode`); `timestamp` is its start in ms.
 
     `rt` is the average response time in whole ms, or the sum if nothing succeeded.
     """
@@ -28,12 +28,12 @@ class MetricNode(NamedTuple):
 class BucketLeapArray(LeapArray[MetricBucket]):
     """Counts of the last `interval_ms`, in `sample_count` buckets.
 
-    Every call that takes `now` (ms) first brings the current bucket up to date, then sums all
-    windows that are not expired, the current, partial one included. So what is counted reaches
-    back from `now` by at least the interval less one bucket, and by less than the interval.
+    Every method that takes `now` (ms) first rotates to the current bucket, then sums all windows
+    that are not expired, including the current, incomplete one. So the sum covers at least the
+    interval less one bucket before `now`, and less than the interval.
 
-    If time goes back by an interval or more, what is added there is lost, as in Sentinel. Not
-    locked. `statistic_max_rt` (ms) is where the smallest response time starts.
+    If time goes back by an interval or more, what is added then is lost, as in Sentinel. Not
+    locked. `statistic_max_rt` (ms) is the initial value of the smallest response time.
     """
 
     __slots__ = ("statistic_max_rt",)
@@ -43,7 +43,7 @@ class BucketLeapArray(LeapArray[MetricBucket]):
         self.statistic_max_rt = statistic_max_rt
 
     def new_bucket(self, t: int) -> MetricBucket:
-        """An empty bucket."""
+        """Return an empty bucket."""
         return MetricBucket(self.statistic_max_rt)
 
     def reset_bucket(self, bucket: MetricBucket, start: int) -> None:
@@ -61,60 +61,60 @@ class BucketLeapArray(LeapArray[MetricBucket]):
         window.value.add(event, n)
 
     def total(self, now: int, event: Event) -> int:
-        """The sum of `event` over the window."""
+        """Return the sum of `event` over the window."""
         return sum([bucket.counts[event] for bucket in self._rotated(now)])
 
     def average(self, now: int, event: Event) -> float:
-        """The sum of `event` per second of the interval (Sentinel's QPS)."""
+        """Return the sum of `event` per second of the interval (Sentinel's QPS)."""
         return self.total(now, event) / self.interval_sec
 
     def min_rt(self, now: int) -> int:
-        """The smallest response time in ms, never below 1; `statistic_max_rt` without any."""
-        least = [bucket.min_rt for bucket in self._rotated(now)]
-        return max(1, min(least, default=self.statistic_max_rt))
+        """Return the smallest response time in ms, at least 1; `statistic_max_rt` without any."""
+        smallest = [bucket.min_rt for bucket in self._rotated(now)]
+        return max(1, min(smallest, default=self.statistic_max_rt))
 
     def max_success(self, now: int) -> int:
-        """The most successes in one bucket, never below 1."""
+        """Return the most successes in one bucket, at least 1."""
         return max([1, *(bucket.counts[Event.SUCCESS] for bucket in self._rotated(now))])
 
     def previous_pass(self, now: int) -> int:
-        """The passes of the bucket before the current one; 0 without one.
+        """Return the passes of the bucket before the current one; 0 if there is none.
 
         Raises `ConfigurationError` where `previous_window` does.
         """
         return self._previous(now, Event.PASS)
 
     def previous_block(self, now: int) -> int:
-        """The blocks of the bucket before the current one; 0 without one.
+        """Return the blocks of the bucket before the current one; 0 if there is none.
 
         Raises `ConfigurationError` where `previous_window` does.
         """
         return self._previous(now, Event.BLOCK)
 
     def current_pass(self, now: int) -> int:
-        """The passes of the current bucket. Raises `ConfigurationError` for a negative `now`."""
+        """Return the passes of the current bucket; `ConfigurationError` for a negative `now`."""
         window = self.current_window(now)
         if window is None:
             raise _no_window(now)
         return window.value.counts[Event.PASS]
 
     def window_pass(self, t: int) -> int:
-        """The passes of the window that `t` lies in; 0 if it is not there. Does not rotate."""
+        """Return the passes of the window of `t`; 0 if it is not there. Does not rotate."""
         bucket = self.window_value(t)
         return 0 if bucket is None else bucket.counts[Event.PASS]
 
     def details(self, now: int) -> list[MetricNode]:
-        """Each window that is not expired, in slot order."""
+        """Return the counts of each window that is not expired, in slot order."""
         self.current_window(now)
         return [_node(window) for window in self.windows(now)]
 
     def waiting(self, now: int) -> int:
-        """Passes borrowed from windows to come: always 0, this array lends none."""
+        """Return 0: this array does not lend passes from later windows."""
         return 0
 
     def add_waiting(self, t: int, n: int) -> None:
-        """Borrow from the window of `t`: this array lends none, so `NotImplementedError`."""
-        raise NotImplementedError("only an occupiable array lends from windows to come")
+        """Raise `NotImplementedError`: this array does not lend passes from later windows."""
+        raise NotImplementedError("only an occupiable array lends passes from later windows")
 
     def _rotated(self, now: int) -> list[MetricBucket]:
         self.current_window(now)
@@ -127,14 +127,14 @@ class BucketLeapArray(LeapArray[MetricBucket]):
 
 
 def _no_window(t: int) -> ConfigurationError:
-    return ConfigurationError(f"there is no window at {t} ms, before time 0")
+    return ConfigurationError(f"there is no window at {t} ms, because that is before time 0")
 
 
 def _node(window: Window[MetricBucket]) -> MetricNode:
     counts = window.value.counts
     success, rt = counts[Event.SUCCESS], counts[Event.RT]
     if success:
-        # Integer division as Java does it, toward zero.
+        # Java's integer division rounds toward zero.
         rt = abs(rt) // abs(success) * (1 if (rt < 0) == (success < 0) else -1)
     return MetricNode(
         timestamp=window.start,

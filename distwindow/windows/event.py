@@ -1,4 +1,4 @@
-"""What a bucket counts. The values are the indices of a bucket's counters."""
+"""The events that a bucket counts. Their values are the indices of a bucket's counters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import IntEnum
 
 
 class Event(IntEnum):
-    """One kind of count: Sentinel's `MetricEvent`, with sentinel-golang's names as aliases.
+    """A type of event: Sentinel's `MetricEvent`, with sentinel-golang's names as aliases.
 
-    `RT` is a response time in ms: it is summed, and the smallest is kept besides.
-    `OCCUPIED_PASS` is a pass borrowed from a bucket to come; sentinel-golang has none.
+    `RT` is a response time in ms: a bucket has the sum and the smallest.
+    `OCCUPIED_PASS` is a pass borrowed from a later bucket; sentinel-golang has no such event.
     """
 
     PASS = 0

@@ -9,10 +9,10 @@ and lies in slot `t // L % n`, so each slot is used again one interval later:
                                      ^                      ^
                                      the oldest counted     t = 1100
 
-A rotating operation at `t` brings the slot of `t` up to date, and no other. Buckets of past laps
-stay in their slots until their turn comes; they are told from live ones by their age.
+A rotating operation at `t` updates the slot of `t`, and no other. Expired buckets stay in their
+slots until a later bucket replaces them; readers recognize them by their age.
 
-Nothing in this module is locked and nothing reads a clock: times are ms, as arguments.
+Nothing in this module is locked, and nothing reads a clock: times are arguments, in ms.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ B = TypeVar("B")
 
 
 def bucket_length_ms(sample_count: int, interval_ms: int) -> int:
-    """The length in ms of each of `sample_count` equal buckets of `interval_ms`.
+    """Return the length in ms of one of `sample_count` equal buckets of `interval_ms`.
 
-    Raises `ConfigurationError` unless both are positive ints and the one divides the other.
+    Raises `ConfigurationError` unless both are positive ints and the first divides the second.
     """
     for name, value in (("sample_count", sample_count), ("interval_ms", interval_ms)):
-        # Exactly int: True is no count, and 1000.0 would make every start a float.
+        # Not isinstance: True is not a count, and 1000.0 would make every start a float.
         if type(value) is not int or value <= 0:
             raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
     length, rest = divmod(interval_ms, sample_count)
     if rest:
         raise ConfigurationError(
-            f"interval_ms must divide evenly: {interval_ms} ms in {sample_count} buckets"
+            f"interval_ms={interval_ms} cannot be divided evenly into {sample_count} buckets"
         )
     return length
 
 
 class Window(Generic[B]):
-    """One bucket and its place in time: `[start, start + length_ms)` (Sentinel `WindowWrap`).
+    """One bucket and its time, `[start, start + length_ms)` ms (Sentinel `WindowWrap`).
 
-    A window in an array is used again: a later lap moves its `start` and resets its `value`.
+    An array reuses its windows: a later bucket in the same slot changes `start` and resets `value`.
     """
 
     __slots__ = ("length_ms", "start", "value")
@@ -56,7 +56,7 @@ class Window(Generic[B]):
         self.value = value
 
     def contains(self, t: int) -> bool:
-        """Does `t` lie in this window?"""
+        """True if `t` is in this window."""
         return self.start <= t < self.start + self.length_ms
 
     def __repr__(self) -> str:
@@ -64,13 +64,13 @@ class Window(Generic[B]):
 
 
 class LeapArray(ABC, Generic[B]):
-    """The ring of windows, for any kind of bucket; a subclass says how one is made and reset.
+    """The array of windows, for any type of bucket; a subclass makes and resets buckets.
 
-    Only `current_window` rotates. All else reads what is there, by these rules of Sentinel:
+    Only `current_window` rotates. All other methods read what is there, by Sentinel's rules:
 
-    - a window is expired when `t - start` is more than the interval, strictly: one aged exactly
-      the interval still counts, as long as no rotation has put the new lap in its slot;
-    - a window that starts in the future is not expired.
+    - a window is expired when `t - start` is strictly more than the interval: at exactly the
+      interval it still counts, until a rotation replaces it;
+    - a window that starts after `t` is not expired.
 
     Windows are listed in slot order, not in order of time. Not locked. Raises
     `ConfigurationError` as `bucket_length_ms` does.
@@ -86,20 +86,21 @@ class LeapArray(ABC, Generic[B]):
 
     @abstractmethod
     def new_bucket(self, t: int) -> B:
-        """An empty bucket for the window of `t`."""
+        """Return an empty bucket for the window of `t`."""
 
     @abstractmethod
     def reset_bucket(self, bucket: B, start: int) -> None:
-        """Empty `bucket` for the window that begins at `start`, later than its own."""
+        """Empty `bucket` for the window that begins at `start`, which is later than its own."""
 
     def horizon(self, t: int) -> int:
-        """The earliest start that is not expired at `t`."""
+        """Return the earliest start that is not expired at `t`."""
         return t - self.interval_ms
 
     def overtaken(self, t: int, later: Window[B]) -> Window[B] | None:
-        """What `current_window(t)` gives when its slot already holds `later`, of a later lap.
+        """Return what `current_window(t)` returns if its slot already holds `later`, a later
+        window.
 
-        As in Sentinel a new window that is not in the array: what is added to it is lost.
+        As in Sentinel this is a new window outside the array, so what is added to it is lost.
         """
         length = self.window_length_ms
         return Window(t - t % length, length, self.new_bucket(t))
@@ -110,9 +111,9 @@ class LeapArray(ABC, Generic[B]):
         return self.interval_ms / 1000.0
 
     def current_window(self, t: int) -> Window[B] | None:
-        """The window of `t`, made or reset if it is not there yet; None for a negative `t`.
+        """Return the window of `t`, made or reset if it is not there yet; None for a negative `t`.
 
-        Rotates the slot of `t`. If time has gone back by a lap or more, see `overtaken`.
+        Rotates the slot of `t`. If time has gone back by an interval or more, see `overtaken`.
         """
         if t < 0:
             return None
@@ -132,35 +133,35 @@ class LeapArray(ABC, Generic[B]):
         return window
 
     def is_deprecated(self, t: int, window: Window[B]) -> bool:
-        """Is `window` expired at `t`?"""
+        """True if `window` is expired at `t`."""
         return window.start < self.horizon(t)
 
     def windows(self, t: int) -> list[Window[B]]:
-        """The windows that are not expired at `t`. Does not rotate."""
+        """Return the windows that are not expired at `t`. Does not rotate."""
         horizon = self.horizon(t)
         return [w for w in self._slots if w is not None and w.start >= horizon]
 
     def values(self, t: int) -> list[B]:
-        """The buckets of `windows(t)`; none for a negative `t`. Does not rotate."""
+        """Return the buckets of `windows(t)`; none for a negative `t`. Does not rotate."""
         return [w.value for w in self.windows(t)] if t >= 0 else []
 
     def all_windows(self) -> list[Window[B]]:
-        """Every window there is, expired or not. Does not rotate."""
+        """Return every window, expired or not. Does not rotate."""
         return [w for w in self._slots if w is not None]
 
     def window_value(self, t: int) -> B | None:
-        """The bucket of the window that `t` lies in; None if it is not there. Does not rotate."""
+        """Return the bucket of the window of `t`; None if it is not there. Does not rotate."""
         if t < 0:
             return None
         window = self._slots[self._slot(t)]
         return window.value if window is not None and window.contains(t) else None
 
     def previous_window(self, t: int, now: int) -> Window[B] | None:
-        """The window before that of `t`, if there is one not expired at `now`. Does not rotate.
+        """Return the window before that of `t` if it is not expired at `now`. Does not rotate.
 
         With one bucket this is the current window itself. None for a negative `t`. Raises
-        `ConfigurationError` where Sentinel's `getPreviousWindow` runs out of its array: at time 0,
-        unless there is only one bucket.
+        `ConfigurationError` where Sentinel's `getPreviousWindow` indexes outside its array: at time
+        0, unless there is only one bucket.
         """
         if t < 0:
             return None
@@ -171,7 +172,8 @@ class LeapArray(ABC, Generic[B]):
         return window if window.start + self.window_length_ms >= before else None
 
     def valid_head(self, t: int, now: int) -> Window[B] | None:
-        """The oldest window of the interval that ends with the window of `t`. Does not rotate.
+        """Return the oldest window of the interval that ends with the window of `t`. Does not
+        rotate.
 
         None if its slot is empty or holds a window that is expired at `now`. Raises
         `ConfigurationError` for a `t` before time 0 that has no slot.
@@ -180,10 +182,10 @@ class LeapArray(ABC, Generic[B]):
         return None if window is None or self.is_deprecated(now, window) else window
 
     def _slot(self, t: int) -> int:
-        """The slot of `t`, also before time 0, where Java's division goes toward zero."""
+        """Return the slot of `t`, also before time 0, where Java's division rounds toward zero."""
         if t >= 0:
             return t // self.window_length_ms % self.sample_count
-        # Python's own -1 % n would silently find the last slot.
+        # In Python -1 % n is the last slot; Java's -1 % n is outside the array.
         if -t // self.window_length_ms % self.sample_count:
-            raise ConfigurationError(f"there is no window at {t} ms, before time 0")
+            raise ConfigurationError(f"there is no window at {t} ms, because that is before time 0")
         return 0

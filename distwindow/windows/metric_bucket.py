@@ -1,10 +1,10 @@
-"""The counters of one bucket of time. Not locked: whoever shares a bucket locks it."""
+"""The counters of one bucket. Not locked: code that shares a bucket has to lock it."""
 
 from __future__ import annotations
 
 from .event import Event
 
-# A plain int: looking up a member of an enum on every add costs more than the add.
+# A plain int, because looking up an enum member costs more than the addition.
 _RT = int(Event.RT)
 _EMPTY = (0,) * len(Event)
 
@@ -12,8 +12,8 @@ _EMPTY = (0,) * len(Event)
 class MetricBucket:
     """A sum for each `Event`, and the smallest response time (Sentinel `MetricBucket`).
 
-    `min_rt` starts at `statistic_max_rt` (ms), and only a smaller response time changes it: one
-    that is larger counts in the sum alone. Not locked.
+    `min_rt` starts at `statistic_max_rt` (ms), and only a smaller response time changes it. A
+    larger one is only added to the sum. Not locked.
     """
 
     __slots__ = ("counts", "min_rt", "statistic_max_rt")
@@ -30,18 +30,19 @@ class MetricBucket:
             self.min_rt = n
 
     def get(self, event: Event) -> int:
-        """The sum of `event` since the bucket was made or reset; for `RT` in ms."""
+        """Return the sum of `event` since the bucket was made or reset; for `RT` in ms."""
         return self.counts[event]
 
     def reset(self) -> None:
-        """Make the bucket as new."""
-        # In place: the next lap of the array allocates nothing.
+        """Set all counters to their initial values."""
+        # In place, so that reusing a bucket allocates nothing.
         self.counts[:] = _EMPTY
         self.min_rt = self.statistic_max_rt
 
 
 class ConcurrencyBucket(MetricBucket):
-    """A bucket that also keeps the most calls that ran at once (sentinel-golang `MetricBucket`).
+    """A bucket that also has the largest number of concurrent calls (sentinel-golang
+    `MetricBucket`).
 
     Not locked.
     """
@@ -53,11 +54,11 @@ class ConcurrencyBucket(MetricBucket):
         self.max_concurrency = 0
 
     def update_concurrency(self, n: int) -> None:
-        """Note that `n` calls run now."""
+        """Record that `n` calls are running."""
         if n > self.max_concurrency:
             self.max_concurrency = n
 
     def reset(self) -> None:
-        """Make the bucket as new."""
+        """Set all counters to their initial values."""
         super().reset()
         self.max_concurrency = 0

@@ -1,7 +1,7 @@
 """The rolling window of go-zero (`core/collection/rollingwindow.go`).
 
-Buckets are aligned to the time the window was made, not to the epoch, and the current one is
-where the last add was: reading moves nothing. Times are ms, as arguments. Not locked.
+Buckets are aligned to the time when the window was made, not to the epoch. The current bucket is
+that of the last addition, and reading does not change it. Times are arguments, in ms. Not locked.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..core.errors import ConfigurationError
 
 
 class RollingBucket(Protocol):
-    """What a rolling window needs of a bucket (go-zero `BucketInterface`)."""
+    """The methods that a rolling window calls on a bucket (go-zero `BucketInterface`)."""
 
     def add(self, v: float) -> None:
-        """Take in one value."""
+        """Add one value."""
 
     def reset(self) -> None:
-        """Make the bucket as new."""
+        """Remove all values."""
 
 
 class SumBucket:
@@ -32,12 +32,12 @@ class SumBucket:
         self.count = 0
 
     def add(self, v: float) -> None:
-        """Take in one value."""
+        """Add one value."""
         self.sum += v
         self.count += 1
 
     def reset(self) -> None:
-        """Make the bucket as new."""
+        """Remove all values."""
         self.sum = 0.0
         self.count = 0
 
@@ -46,14 +46,14 @@ RB = TypeVar("RB", bound=RollingBucket)
 
 
 class RollingWindow(Generic[RB]):
-    """The last `size` buckets of `bucket_ms` each, made at `now` with all of them empty.
+    """The last `size` buckets of `bucket_ms` each. At `now` (ms), when it is made, all are empty.
 
-    With `ignore_current` the current bucket, which is not complete, is left out of `buckets`, but
-    only while the last add (or the start) lies in it: once time has moved on there is nothing in
-    the current one, and the newest bucket is a complete one.
+    With `ignore_current` the current, incomplete bucket is left out of `buckets`, but only while
+    the last addition (or the start) is in it: later the current bucket is empty, and the newest
+    bucket with values is complete.
 
-    Time that goes back by less than a bucket counts as the present. By a bucket or more it counts
-    as everything expired: `buckets` has none and `add` clears all.
+    If time goes back by less than a bucket, it is treated as unchanged. If it goes back by a bucket
+    or more, everything is treated as expired: `buckets` returns none and `add` clears all.
 
     `offset` is the slot of the newest bucket, `last_time` its start in ms. Not locked. Raises
     `ConfigurationError` unless `size` and `bucket_ms` are positive ints.
@@ -92,7 +92,7 @@ class RollingWindow(Generic[RB]):
         new_bucket: Callable[[], Any] = SumBucket,
     ) -> None:
         for name, value in (("size", size), ("bucket_ms", bucket_ms)):
-            # Exactly int: True is no size, and a float would make every index one.
+            # Not isinstance: True is not a size, and a float would make every index a float.
             if type(value) is not int or value <= 0:
                 raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
         self.size = size
@@ -103,27 +103,27 @@ class RollingWindow(Generic[RB]):
         self._buckets: list[RB] = [new_bucket() for _ in range(size)]
 
     def add(self, now: int, v: float = 1.0) -> None:
-        """Add `v` to the bucket of `now`, after clearing those that time has passed over."""
+        """Add `v` to the bucket of `now`, after clearing the buckets since the last addition."""
         span = self._span(now)
         if span:
             self._advance(now, span)
         self._buckets[self.offset].add(v)
 
     def buckets(self, now: int) -> list[RB]:
-        """The live buckets, oldest first (go-zero `Reduce`). Moves nothing."""
+        """Return the buckets that are not expired, oldest first (go-zero `Reduce`)."""
         span = self._span(now)
         left_out = 1 if span == 0 and self.ignore_current else span
         first = self.offset + span + 1
-        # The slots passed over follow the newest; after them come the live ones, oldest first.
+        # Behind the newest bucket are `span` expired ones, then the others, oldest first.
         return [
             self._buckets[slot % self.size] for slot in range(first, first + self.size - left_out)
         ]
 
     def _span(self, now: int) -> int:
-        """How many buckets ago the last add was; `size` when nothing of it is live."""
+        """Return how many buckets ago the last addition was; `size` if all buckets are expired."""
         elapsed = now - self.last_time
         if elapsed < 0:
-            # Go's division goes toward zero: less than a bucket back is no bucket at all.
+            # Go's division rounds toward zero: less than a bucket back is 0 buckets.
             return 0 if -elapsed < self.bucket_ms else self.size
         return min(elapsed // self.bucket_ms, self.size)
 
@@ -132,6 +132,6 @@ class RollingWindow(Generic[RB]):
             self._buckets[slot % self.size].reset()
         self.offset = (self.offset + span) % self.size
         elapsed = now - self.last_time
-        # Go's remainder has the sign of its dividend: time that went back aligns upwards.
+        # Go's remainder has the sign of its dividend: a time that went back is rounded up.
         rest = elapsed % self.bucket_ms if elapsed >= 0 else -(-elapsed % self.bucket_ms)
         self.last_time = now - rest

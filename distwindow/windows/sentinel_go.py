@@ -1,7 +1,7 @@
 """The array of sentinel-golang and the views over it (`core/stat/base`).
 
-One array is kept per resource; each rule looks at it through a `SlidingWindowMetric` of its own
-interval, which stores nothing. Times are ms, as arguments. Nothing here is locked.
+There is one array per resource. Each rule reads it through a `SlidingWindowMetric` with an interval
+of its own, which stores nothing. Times are arguments, in ms. Nothing here is locked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .event import Event
 from .leap_array import LeapArray, Window, bucket_length_ms
 from .metric_bucket import ConcurrencyBucket
 
-# Upstream's times are unsigned: an age or a start below zero is a huge number.
+# Upstream's times are unsigned: a negative age or start is a huge number.
 _UINT64 = 2**64 - 1
 
 
@@ -28,7 +28,7 @@ class NotReusableError(ConfigurationError):
 class SecondMetric(NamedTuple):
     """The counts of one whole second (sentinel-golang `MetricItem`); `timestamp` in ms.
 
-    `avg_rt` is in whole ms, or the sum if no call completed; `concurrency` is the largest seen.
+    `avg_rt` is in whole ms, or the sum if no call completed; `concurrency` is the largest recorded.
     """
 
     timestamp: int
@@ -45,11 +45,11 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
 
     It differs from Sentinel's, and from `BucketLeapArray`:
 
-    - made at `now`, it holds the current window and the next `sample_count - 1`;
-    - a window that starts in the future is expired: its age is unsigned, thus huge;
-    - time going back to a slot of a later lap is refused, and what is added there is dropped;
-      with one bucket it goes into that later window;
-    - time 0 is refused.
+    - when it is made at `now`, it has the current window and the next `sample_count - 1`;
+    - a window that starts in the future is expired, because its age is unsigned and thus huge;
+    - at a time whose slot holds a later window there is no window, and what is added is dropped;
+      with one bucket it is added to the later window;
+    - at time 0 there is no window.
 
     Not locked. Raises `ConfigurationError` as `bucket_length_ms` does, and for a negative `now`.
     """
@@ -70,7 +70,7 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
             self._slots[number % sample_count] = Window(start, length, self.new_bucket(start))
 
     def new_bucket(self, t: int) -> ConcurrencyBucket:
-        """An empty bucket."""
+        """Return an empty bucket."""
         return ConcurrencyBucket(self.statistic_max_rt)
 
     def reset_bucket(self, bucket: ConcurrencyBucket, start: int) -> None:
@@ -80,23 +80,23 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
     def overtaken(
         self, t: int, later: Window[ConcurrencyBucket]
     ) -> Window[ConcurrencyBucket] | None:
-        """Refused, unless there is but one bucket: then it is `later`."""
+        """Return None, or with a single bucket `later`."""
         return later if self.sample_count == 1 else None
 
     def current_window(self, t: int) -> Window[ConcurrencyBucket] | None:
-        """The window of `t`, reset if it is of a past lap; None where time is refused. Rotates."""
+        """Return the window of `t`, reset if it was expired; None if `t` has none. Rotates."""
         return super().current_window(t) if t > 0 else None
 
     def is_deprecated(self, t: int, window: Window[ConcurrencyBucket]) -> bool:
-        """Is `window` expired at `t`, or still to come?"""
+        """True if `window` is expired at `t`, or begins after `t`."""
         return window.start > t or super().is_deprecated(t, window)
 
     def windows(self, t: int) -> list[Window[ConcurrencyBucket]]:
-        """The windows neither expired at `t` nor to come; none at time 0. Does not rotate."""
+        """Return the windows that are not expired and not after `t`; none at 0. Does not rotate."""
         return [w for w in super().windows(t) if w.start <= t] if t > 0 else []
 
     def add(self, now: int, event: Event, n: int = 1) -> bool:
-        """Count `n` of `event` at `now` (for `Event.RT` one time of `n` ms); False if dropped."""
+        """Count `n` of `event` at `now` (for `Event.RT` one time of `n` ms). False if dropped."""
         window = self.current_window(now)
         if window is None:
             return False
@@ -104,7 +104,7 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
         return True
 
     def update_concurrency(self, now: int, n: int) -> bool:
-        """Note that `n` calls run at `now`; False if it was dropped."""
+        """Record that `n` calls are running at `now`. False if dropped."""
         window = self.current_window(now)
         if window is None:
             return False
@@ -112,16 +112,16 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
         return True
 
     def total(self, now: int, event: Event) -> int:
-        """The sum of `event` over the window. Rotates."""
+        """Return the sum of `event` over the window. Rotates."""
         return sum([bucket.counts[event] for bucket in self._rotated(now)])
 
     def min_rt(self, now: int) -> int:
-        """The smallest response time in ms; `statistic_max_rt` without any. Rotates."""
-        least = [bucket.min_rt for bucket in self._rotated(now)]
-        return min([self.statistic_max_rt, *least])
+        """Return the smallest response time in ms; `statistic_max_rt` if there is none. Rotates."""
+        smallest = [bucket.min_rt for bucket in self._rotated(now)]
+        return min([self.statistic_max_rt, *smallest])
 
     def max_concurrency(self, now: int) -> int:
-        """The most calls that ran at once. Rotates."""
+        """Return the largest number of concurrent calls. Rotates."""
         return max([bucket.max_concurrency for bucket in self._rotated(now)], default=0)
 
     def _rotated(self, now: int) -> list[ConcurrencyBucket]:
@@ -132,12 +132,12 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
 class SlidingWindowMetric:
     """A view of the last `interval_ms` of an array (sentinel-golang `SlidingWindowMetric`).
 
-    It stores nothing and never rotates the array. The windows it sees are those whose start lies
-    in `start_range(now)`, so never one aged the whole interval. `sample_count` only says how far
-    back `previous_qps` looks: by one of the view's own buckets.
+    It stores nothing and never rotates the array. It reads the windows whose start is in
+    `start_range(now)`, so never one as old as the whole interval. `sample_count` only determines
+    how far back `previous_qps` reads: one of the view's own buckets.
 
-    Raises `ConfigurationError` for a shape that `bucket_length_ms` refuses, `NotReusableError`
-    for one that does not fit the array. Not locked.
+    Raises `ConfigurationError` as `bucket_length_ms` does, and `NotReusableError` for an interval
+    or a bucket that does not fit the array. Not locked.
     """
 
     __slots__ = ("array", "bucket_length_ms", "interval_ms", "sample_count")
@@ -146,11 +146,12 @@ class SlidingWindowMetric:
         length = bucket_length_ms(sample_count, interval_ms)
         if array.interval_ms % interval_ms:
             raise NotReusableError(
-                f"a view of {interval_ms} ms does not divide the {array.interval_ms} ms kept"
+                f"a view of {interval_ms} ms does not divide the array's interval of "
+                f"{array.interval_ms} ms"
             )
         if length % array.window_length_ms:
             raise NotReusableError(
-                f"a view's bucket of {length} ms is not made of buckets of "
+                f"a view's bucket of {length} ms is not a multiple of the array's buckets of "
                 f"{array.window_length_ms} ms"
             )
         self.array = array
@@ -159,57 +160,59 @@ class SlidingWindowMetric:
         self.bucket_length_ms = length
 
     def start_range(self, now: int) -> tuple[int, int]:
-        """The first and the last start (ms) that the view sees at `now`.
+        """Return the first and the last start (ms) of the windows that the view reads at `now`.
 
-        As upstream, the first wraps to a huge number, and nothing is seen, while the interval
-        would reach back before time 0.
+        As upstream, the first wraps around to a huge number, and nothing is read, as long as the
+        interval would begin before time 0.
         """
         length = self.array.window_length_ms
         end = now - now % length
         return (end - self.interval_ms + length) & _UINT64, end
 
     def windows(self, now: int) -> list[Window[ConcurrencyBucket]]:
-        """The windows that the view sees at `now`, in slot order."""
+        """Return the windows that the view reads at `now`, in slot order."""
         first, last = self.start_range(now)
         return [w for w in self.array.windows(now) if first <= w.start <= last]
 
     def total(self, now: int, event: Event) -> int:
-        """The sum of `event` over the view."""
+        """Return the sum of `event` over the view."""
         return sum([w.value.counts[event] for w in self.windows(now)])
 
     def qps(self, now: int, event: Event) -> float:
-        """The sum of `event` per second of the view's interval."""
+        """Return the sum of `event` per second of the view's interval."""
         return self.total(now, event) / (self.interval_ms / 1000.0)
 
     def previous_qps(self, now: int, event: Event) -> float:
-        """`qps` as the array shows it for one of the view's buckets earlier."""
+        """Return `qps` for one of the view's buckets earlier, from the array as it is now."""
         return self.qps(now - self.bucket_length_ms, event)
 
     def max_of_single_bucket(self, now: int, event: Event) -> int:
-        """The largest count of `event` in one bucket of the array, never below 0."""
+        """Return the largest count of `event` in one bucket of the array, at least 0."""
         return max([0, *(w.value.counts[event] for w in self.windows(now))])
 
     def min_rt(self, now: int) -> int:
-        """The smallest response time in ms, never below 1; the array's maximum without any."""
-        least = [w.value.min_rt for w in self.windows(now)]
-        return max(1, min([self.array.statistic_max_rt, *least]))
+        """Return the smallest response time in ms, at least 1; the array's maximum without any."""
+        smallest = [w.value.min_rt for w in self.windows(now)]
+        return max(1, min([self.array.statistic_max_rt, *smallest]))
 
     def avg_rt(self, now: int) -> float:
-        """Response time per completed call, ms: NaN without either, infinite without calls."""
+        """Return the response time per completed call, ms. Without calls it is infinite, and NaN if
+        the sum is 0, too.
+        """
         rt, completed = self.total(now, Event.RT), self.total(now, Event.COMPLETE)
         if completed == 0:
             return math.copysign(math.inf, rt) if rt else math.nan
         return rt / completed
 
     def max_concurrency(self, now: int) -> int:
-        """The most calls that ran at once."""
+        """Return the largest number of concurrent calls."""
         return max([w.value.max_concurrency for w in self.windows(now)], default=0)
 
     def second_metrics(self, now: int, since: int, until: int) -> list[SecondMetric]:
-        """Counts per second of the windows with `since <= start < until` (ms), by time.
+        """Return the counts per second of the windows with `since <= start < until` (ms), by time.
 
-        Windows must be live at `now`, but may lie outside the view: the whole array is reported,
-        as upstream's `SecondMetricsOnCondition` does.
+        The windows must not be expired at `now`, but may be outside the view: like upstream's
+        `SecondMetricsOnCondition`, this reads the whole array.
         """
         seconds: dict[int, list[ConcurrencyBucket]] = {}
         for window in self.array.windows(now):

@@ -10,10 +10,12 @@ handle that signal: see `shutdown.py`.
 from __future__ import annotations
 
 from .._fork import register_after_fork
+from .patching import PATCHING
 from .shutdown import SHUTDOWN
 from .tasks import WorkerTasks
 from .thread import WorkerThread
 
 register_after_fork(SHUTDOWN)
+register_after_fork(PATCHING)
 THREAD = register_after_fork(WorkerThread())
 TASKS = register_after_fork(WorkerTasks())

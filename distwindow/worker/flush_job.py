@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 from weakref import ref
 
@@ -67,7 +67,7 @@ class FlushJob:
         """The flush that is under way in an event loop."""
         self.close_done: OneShotEvent | None = None
         """Set when the close that is under way has ended."""
-        self.closing_lock = Lock()
+        self.closing_lock = threading.Lock()
         """Held by the thread that closes a blocking limiter; other threads that close it wait."""
         self.detached = False
         """True once the limiter is closed: the worker skips it until it is called again."""

@@ -41,6 +41,7 @@ been sent.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import os
@@ -48,11 +49,10 @@ import signal
 import sys
 import threading
 import time
-from _thread import interrupt_main, start_new_thread
+from _thread import interrupt_main
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -97,6 +97,8 @@ class Shutdown:
         """True once `flush_at_exit` is registered with `atexit`. A forked child inherits that."""
         self._sigterm_blocked = False
         """True while SIGTERM is blocked in the main thread, for uvicorn."""
+        self._rehooked: set[str] = set()
+        """Modules that call `_hook_exit_again` when a child begins."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -129,13 +131,18 @@ class Shutdown:
 
     def hook_exit(self) -> None:
         """Have `flush_at_exit` called in processes that end without `atexit`, through the libraries
-        that are imported. Called anew in each process, because multiprocessing drops the finalizers
-        of the parent in a child.
+        that are imported. Each process has to do so itself: when a child begins, multiprocessing
+        drops all finalizers, also those of the child ("forkserver" and "spawn" import the main
+        module before that). Then it calls what is registered for the time after a fork.
         """
         for name in ("multiprocessing.util", "billiard.util"):
             if name in sys.modules and name not in self._hooked:
-                sys.modules[name].Finalize(None, self.flush_at_exit, exitpriority=100)
+                util = sys.modules[name]
+                util.Finalize(None, self.flush_at_exit, exitpriority=100)
                 self._hooked.add(name)
+                if name not in self._rehooked:  # this, a child inherits
+                    self._rehooked.add(name)
+                    util.register_after_fork(self, Shutdown._hook_exit_again)
         name = "celery.signals"
         if name in sys.modules and name not in self._hooked:
             sys.modules[name].worker_process_shutdown.connect(
@@ -143,14 +150,23 @@ class Shutdown:
             )
             self._hooked.add(name)
 
+    def _hook_exit_again(self) -> None:
+        self._hooked.clear()
+        self.hook_exit()
+
     def pause(self) -> None:
         """Delay a call during the first flush. After that, block it until the process has ended, or
         has survived.
         """
-        if self.phase != RUNNING and get_ident() not in self.flushing_threads:
+        if self.phase != RUNNING and _thread.get_ident() not in self.flushing_threads:
             time.sleep(YIELD_S)
             while self.phase >= PAUSED:
                 time.sleep(POLL_S)
+
+    def flush(self) -> None:
+        """Send everything that is pending, while the process goes on."""
+        for worker in self._workers:
+            worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
 
     def flush_at_exit(self) -> None:
         """Send everything that is pending, as the process exits. If SIGTERM has come before, wait
@@ -194,7 +210,7 @@ class Shutdown:
             self._watching = True
             with suppress(RuntimeError):  # no thread can be started: uvicorn ends the process
                 # Start the thread before SIGTERM is blocked, because threads inherit the mask.
-                start_new_thread(self._watch_action, (number, signal.getsignal(number)))
+                _thread.start_new_thread(self._watch_action, (number, signal.getsignal(number)))
                 self._sigterm_blocked = True
                 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
@@ -202,7 +218,7 @@ class Shutdown:
         self.phase = FLUSHING
         self._pause_calls()
         try:
-            start_new_thread(self._flush_and_end, (number,))
+            _thread.start_new_thread(self._flush_and_end, (number,))
         except RuntimeError as exc:
             if not self._exit_began:
                 why = f"no thread could be started for that: {exc}"
@@ -282,7 +298,7 @@ class Shutdown:
                 done = OneShotEvent()
                 flush = partial(self._flush_worker, worker, deadline, final, done)
                 try:
-                    start_new_thread(flush, ())
+                    _thread.start_new_thread(flush, ())
                 except RuntimeError:  # the main thread is exiting: no thread can be started
                     flush()
                 flushes.append(done)
@@ -293,7 +309,7 @@ class Shutdown:
     def _flush_worker(
         self, worker: FlushWorker, deadline: float, final: bool, done: OneShotEvent
     ) -> None:
-        ident = get_ident()
+        ident = _thread.get_ident()
         self.flushing_threads.add(ident)
         try:
             worker.flush_all(deadline, final=final)

@@ -13,10 +13,10 @@ its loop is closed without that       its jobs go to the task of the next loop t
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import socket
 import threading
-from _thread import start_new_thread
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -104,7 +104,7 @@ class WorkerTasks:
             finally:
                 done.set()
 
-        start_new_thread(flush, ())
+        _thread.start_new_thread(flush, ())
         done.wait(deadline - monotonic())
 
     def _wake(self, job: FlushJob) -> None:

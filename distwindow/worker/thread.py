@@ -15,20 +15,22 @@ calls of C functions (see `core/interrupts.py`), in an order in which nothing ha
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from threading import Lock, get_ident
 from typing import Any
 
 from ..consistency.base import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
-from ..core.interrupts import OneShotEvent, WakeUp, start_thread
+from ..core.interrupts import PATCHES, OneShotEvent, WakeUp, start_thread
 from ..operations.strategy import Strategy
 from .flush_job import EXIT_TIMEOUT_S, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .patching import PATCHING
 from .shutdown import SHUTDOWN
+from .uwsgi import UWSGI
 
 
 class WorkerThread:
@@ -45,9 +47,9 @@ class WorkerThread:
         """
         for job in self.jobs.all():
             job.flush_done = job.close_done = None  # whatever was under way will never end here
-            job.closing_lock = Lock()
+            job.closing_lock = threading.Lock()
         self._wake_up = WakeUp()
-        self._running = Lock()
+        self._running = threading.Lock()
         """Held by the thread for as long as it runs."""
         self._thread_ident: int | None = None
         self._unsent: set[FlushJob] = set()
@@ -73,6 +75,8 @@ class WorkerThread:
         if clock is SYSTEM and not isinstance(strategy, InProcess):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
+            PATCHING.watch()
+            UWSGI.hook_fork()
             SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
         return job
 
@@ -86,7 +90,7 @@ class WorkerThread:
 
     def wait_for(self, job: FlushJob) -> None:
         """Wait until the flush of `job` that is under way has ended."""
-        if get_ident() != self._thread_ident:
+        if _thread.get_ident() != self._thread_ident:
             job.wait(EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
@@ -116,6 +120,7 @@ class WorkerThread:
         self._wake_up.wake()
 
     def _start(self) -> None:
+        PATCHES.check()
         SHUTDOWN.hook_exit()
         start_thread(self._run)  # False where Python is exiting: then `flush_all` flushes instead
 
@@ -123,14 +128,17 @@ class WorkerThread:
         running, wake_up = self._running, self._wake_up
         if not running.acquire(False):  # another caller has just started one
             return
-        self._thread_ident = get_ident()
+        self._thread_ident = _thread.get_ident()
         try:
             threading.current_thread().name = "distwindow"
             while True:
                 next_due_at = self._flush_due()
                 wake_up.sleep(None if next_due_at == NEVER else max(0.0, next_due_at - monotonic()))
+                if self._wake_up is not wake_up:  # gevent has patched threads: start another
+                    return
         finally:
-            self._thread_ident = None
+            if self._running is running:
+                self._thread_ident = None
             running.release()
 
     def _flush_due(self) -> float:

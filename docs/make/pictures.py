@@ -237,7 +237,7 @@ def leased():
             if isinstance(command, Lease):
                 held += reply.extra + command.prefetch
             elif isinstance(command, Refund):
-                held -= reply.done
+                held -= reply.affected
         left.append(held)
     return left, calls, store.log
 
@@ -255,7 +255,7 @@ def leases() -> str:
         for ms, command, reply in log
         if isinstance(command, Lease) and reply.extra + command.prefetch
     ]
-    returned = [(ms, reply.done) for ms, command, reply in log if isinstance(command, Refund)]
+    returned = [(ms, reply.affected) for ms, command, reply in log if isinstance(command, Refund)]
     asked = sum(source == "store" for _, source in calls)
     parts = [
         text(
@@ -300,7 +300,7 @@ def leases() -> str:
     for start in range(0, RUN, width):
         own = [ms for ms, _ in calls if start <= ms < start + width]
         back = sum(
-            reply.done
+            reply.affected
             for _, command, reply in log
             if isinstance(command, Refund) and start <= command.charged_ms - EPOCH < start + width
         )

@@ -1,6 +1,7 @@
-"""Prints the heads of `lua/*.lua` into docs/wire.md: python docs/make/wire.py
+"""Write the generated sections of docs/wire.md: python docs/make/wire.py
 
-Its generated section stands between two markers; a test fails when it is stale.
+The ring's hash is copied from `lua/README.md`; the scripts are made from their heads. Each
+section stands between two markers; a test fails when one is stale.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from pathlib import Path
 from distwindow.protocol import scripts as script
 
 PAGE = Path(__file__).resolve().parent.parent / "wire.md"
-BEGIN, END = "<!-- scripts -->\n", "<!-- /scripts -->"
 
 
-def section() -> str:
-    """The generated section, without its markers."""
+def ring_section() -> str:
+    """The section of `lua/README.md` on the ring's hash, without its markers."""
+    readme = (script.scripts_folder() / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^<!-- ring: .*-->\n(.*?)^<!-- /ring -->$", readme, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise SystemExit("lua/README.md has lost its markers <!-- ring: ... --> and <!-- /ring -->")
+    return found[1]
+
+
+def scripts_section() -> str:
+    """A description of each script from its head."""
     parts = []
     for name in script.script_names():
         head = script.load_script(name).head
         purpose = head[0].partition(": ")[2]
         source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
-        pieces = re.findall(r"^--@include shared/(\w+)\.lua$", source, re.MULTILINE)
+        pieces = re.findall(r"^--@include (\w+/\w+)\.lua$", source, re.MULTILINE)
         lines = "\n".join(line.rstrip() for line in head[1:])
         parts.append(
             f"### {name}\n\n{purpose[0].upper()}{purpose[1:]}\n\n```text\n{lines}\n```\n\n"
@@ -31,9 +40,14 @@ def section() -> str:
 
 
 def renewed(page: str) -> str:
-    """`page` with its generated section as it should be."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + section() + END + rest.split(END)[1]
+    """`page` with its generated sections as they should be."""
+    for name, section in (("ring", ring_section()), ("scripts", scripts_section())):
+        before, rest = page.split(f"<!-- {name} -->\n")
+        page = (
+            f"{before}<!-- {name} -->\n{section}<!-- /{name} -->"
+            + rest.split(f"<!-- /{name} -->")[1]
+        )
+    return page
 
 
 if __name__ == "__main__":

@@ -1,33 +1,36 @@
--- What comes and is kept as text. Numbers are whole and at most 1e13: sums stay exact, and both
--- redis.call (%.17g) and `..` (%.14g) write them in plain digits.
-local MOST = 1e13
+-- Arguments and stored values as text. Numbers are whole and at most MAX_TOTAL: so sums stay exact,
+-- and both redis.call (%.17g) and `..` (%.14g) write them in plain digits.
+local MAX_TOTAL = 1e13
 
--- Ring i of the call: amount, limit, width, span, and the limit as its hash keeps it (negative when
--- strict). Nothing where that is not what we send. The shape is '10' for ten buckets (leap), '10+1'
--- for one more in the sum (strict).
-local function arguments(i)
+-- The arguments of ring i: permits, limit, bucket_ms, span, and the limit as the hash's field `limit`
+-- has it (negative when strict). nil if they are malformed. The shape is '10' for ten buckets (leap),
+-- '10+1' where one more bucket is summed (strict).
+local function ring_arguments(i)
   local at = 4 * i - 2
-  local amount, limit, width, shape = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local permits, limit, bucket_ms, shape = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   if not shape then return nil end
-  local buckets, more, told = shape, 0, limit
+  local buckets, added, limit_field = shape, 0, limit
   if not tonumber(shape) then
-    buckets, more, told = string.match(shape, '^(%d+)%+1$') or '', 1, '-' .. limit
+    buckets, added, limit_field = string.match(shape, '^(%d+)%+1$') or '', 1, '-' .. limit
   end
-  if string.find(amount .. limit .. width .. buckets, '%D') then return nil end
-  amount, limit, width, buckets = tonumber(amount), tonumber(limit), tonumber(width), tonumber(buckets)
-  if amount and limit and width and buckets and amount <= MOST and limit <= MOST
-    and width >= 1 and width <= MOST and buckets >= 1 and buckets <= 512 then
-    return amount, limit, width, buckets + more, told
+  if string.find(permits .. limit .. bucket_ms .. buckets, '%D') then return nil end
+  permits, limit, bucket_ms, buckets =
+    tonumber(permits), tonumber(limit), tonumber(bucket_ms), tonumber(buckets)
+  if permits and limit and bucket_ms and buckets and permits <= MAX_TOTAL and limit <= MAX_TOTAL
+    and bucket_ms >= 1 and bucket_ms <= MAX_TOTAL and buckets >= 1 and buckets <= 512 then
+    return permits, limit, bucket_ms, buckets + added, limit_field
   end
 end
 
--- A closed bucket: 'pass', 'pass block' or 'pass block success error rt min_rt'.
-local function closing(pass, block, done)
-  if done ~= '0' then return pass .. ' ' .. block .. ' ' .. done end
+-- A closed bucket as its slot holds it: 'pass', 'pass block' or
+-- 'pass block success error rt_sum_ms rt_min_ms'.
+local function encode_bucket(pass, block, finished)
+  if finished ~= '0' then return pass .. ' ' .. block .. ' ' .. finished end
   if block ~= '0' then return pass .. ' ' .. block end
   return pass
 end
 
-local function pass(bucket)
+-- The permits that passed in a closed bucket, from the value of its slot; 0 for a missing slot.
+local function passed_in(bucket)
   return bucket and (tonumber(bucket) or tonumber(string.match(bucket, '^%d+'))) or 0
 end

@@ -1,10 +1,23 @@
--- A ring: the last `span` buckets of `width` ms of one resource, in one hash (fields: lua/README.md).
--- `used`, the running total of the window, makes a call's cost independent of the bucket count.
--- Buckets are numbered by their start, in widths since the epoch; slot = number % span. The slot of
--- the newest bucket is not its own: what lies there has left the window and waits to be overwritten.
+-- A ring: the last `span` buckets of `bucket_ms` of one resource, in one hash (its fields:
+-- lua/README.md). The running total `used` makes a call's cost independent of the number of buckets.
+-- Buckets are numbered by their start divided by bucket_ms; slot = number % span. The slot of the
+-- newest bucket holds the bucket before by a whole ring, which has expired, until the newest is closed.
+--
+-- In a script a ring is a table:
+--   key permits limit bucket_ms span limit_field   its key and arguments (parse_rings)
+--   start             of the newest bucket, ms; after read_ring, the one that `rotate` will open
+--   used closed       permits in the window; the same without the newest bucket
+--   is_empty          true if there is no hash, or nothing in it that counts now
+--   head              the field `head` of the hash that an empty ring has all the same
+--   has_refusal       true if `head` holds a stored refusal
+--   closing           number of the bucket that `rotate` will close; nil if the newest one goes on
+--   closing_passed    permits in that bucket
+--   expired_slots     slots that `rotate` will delete
+--   cost              permits of one call (acquire, peek, lease)
+--   passed_before passed_upto   for which costs a refusal holds (refusal, in shared/reply.lua)
 
--- The closed buckets first..last, by number. A few are fetched by name; many with one pass over
--- the hash, because each lookup by name is itself a walk in a compact hash.
+-- The closed buckets first..last, by number. A few are fetched by name; more of them by reading the
+-- whole hash once, because in a compact hash each lookup by name walks through its fields.
 local function closed_buckets(ring, first, last)
   local key, span, found = ring.key, ring.span, {}
   if last - first < 4 then
@@ -21,110 +34,119 @@ local function closed_buckets(ring, first, last)
   return found
 end
 
--- Complete `ring` {key, width, span} with what the hash holds at `now`; writes nothing.
--- Time never goes back: the bucket is that of `now` or the newest one, whichever is later. A ring
--- that is ahead by more than its window is lost state (the clock was set back far): empty.
-local function look(ring, now)
-  local width, span = ring.width, ring.span
-  local head = redis.call('HMGET', ring.key, 'start', 'used', 'closed')
-  local start = tonumber(head[1])
-  if head[1] and not start then
-    -- Neither a start nor a note: no ring of ours, and an error rather than a window without end.
-    ring.noted, start = true, string.match(head[1], '^(%d+) %d+ [%d -]+$') - 0
+-- Complete `ring` with what its hash holds at `now`; writes nothing.
+-- Time never goes back: the newest bucket is that of `now` or the stored one, whichever is later.
+-- A ring that is ahead of now by more than its window (the clock was set back far) is lost state and
+-- taken for empty.
+local function read_ring(ring, now)
+  local bucket_ms, span = ring.bucket_ms, ring.span
+  local values = redis.call('HMGET', ring.key, 'head', 'used', 'closed')
+  local head = values[1]
+  local start = tonumber(head)
+  if head and not start then
+    -- Where `head` is neither a start nor a stored refusal, this is not a ring of distwindow. Then
+    -- `nil - 0` ends the script with an error, rather than admitting without a limit.
+    ring.has_refusal, start = true, string.match(head, '^(%d+) %d+ [%d -]+$') - 0
   end
-  ring.start = now - now % width
-  local steps = start and (ring.start - start) / width
-  if not start or steps >= span or start - now > width * span then
-    ring.fresh, ring.lost, ring.used, ring.closed = true, head[1], 0, 0
+  ring.start = now - now % bucket_ms
+  local steps = start and (ring.start - start) / bucket_ms
+  if not start or steps >= span or start - now > bucket_ms * span then
+    ring.is_empty, ring.head, ring.used, ring.closed = true, head, 0, 0
     return
   end
-  ring.used, ring.closed = head[2] - 0, head[3] - 0
+  ring.used, ring.closed = values[2] - 0, values[3] - 0
   if steps <= 0 then
     ring.start = start
     return
   end
-  local newest = start / width
-  ring.last, ring.last_pass, ring.expired = newest, ring.used - ring.closed, {}
+  local newest = start / bucket_ms
+  ring.closing, ring.closing_passed, ring.expired_slots = newest, ring.used - ring.closed, {}
   local first = newest + 1 - span
   for number, bucket in pairs(closed_buckets(ring, first, first + steps - 1)) do
-    ring.used = ring.used - pass(bucket)
-    ring.expired[#ring.expired + 1] = number % span
+    ring.used = ring.used - passed_in(bucket)
+    ring.expired_slots[#ring.expired_slots + 1] = number % span
   end
   ring.closed = ring.used
 end
 
--- Write what `look` saw: close the bucket that was newest into its slot, drop what has left the
--- window, open the bucket of now. The limit is kept for `stats`, which knows keys only.
--- Fields of every call are set first and never removed: in a compact hash, first is found first.
-local function turn(ring)
+-- Write what `read_ring` has found: close the bucket that was the newest into its slot, delete what
+-- has expired, open the bucket of now. acquire/rotate.lua does the same for one ring.
+-- The fields of every call are set first, in this order, and never removed: in a compact hash Redis
+-- finds the first fields first.
+local function rotate(ring)
   local key = ring.key
-  if ring.fresh then
-    -- Not in vain: once a script has written anything, Redis lets it write beyond its maxmemory.
-    if ring.lost then redis.call('DEL', key) end
-  elseif ring.last then
-    if ring.expired[1] then redis.call('HDEL', key, unpack(ring.expired)) end
-    local head = redis.call('HMGET', key, 'block', 'done')
-    redis.call('HSET', key, ring.last % ring.span, closing(ring.last_pass, head[1], head[2]))
+  if ring.is_empty then
+    -- Do not DEL a missing key: once a script has written anything, and a DEL counts as a write,
+    -- Redis lets it write beyond maxmemory.
+    if ring.head then redis.call('DEL', key) end
+  elseif ring.closing then
+    if ring.expired_slots[1] then redis.call('HDEL', key, unpack(ring.expired_slots)) end
+    local values = redis.call('HMGET', key, 'block', 'finished')
+    redis.call('HSET', key, ring.closing % ring.span,
+      encode_bucket(ring.closing_passed, values[1], values[2]))
   else
     return
   end
-  redis.call('HSET', key, 'start', ring.start, 'used', ring.used, 'closed', ring.closed,
-    'block', '0', 'done', '0', 'limit', ring.told)
-  redis.call('PEXPIRE', key, (ring.span + 1) * ring.width)
-  ring.noted = false
+  redis.call('HSET', key, 'head', ring.start, 'used', ring.used, 'closed', ring.closed,
+    'block', '0', 'finished', '0', 'limit', ring.limit_field)
+  redis.call('PEXPIRE', key, (ring.span + 1) * ring.bucket_ms)
+  ring.has_refusal = false
 end
 
--- Count `amount` in (or, negative, out of) the total. A refusal's note in `start` holds for an
--- unchanged total only.
-local function count(ring, amount)
-  if ring.noted then redis.call('HSET', ring.key, 'start', ring.start) end
-  ring.used = redis.call('HINCRBY', ring.key, 'used', amount)
+-- Add `permits` (negative: take them out) to the total. A stored refusal is valid for an unchanged
+-- total only, so the plain start replaces it.
+local function add_used(ring, permits)
+  if ring.has_refusal then redis.call('HSET', ring.key, 'head', ring.start) end
+  ring.used = redis.call('HINCRBY', ring.key, 'used', permits)
 end
 
--- When the bucket leaves the window at which `need` permits are reached, counting from the oldest
--- bucket (step 1) or from the newest (step -1); with it, how many lie before that bucket on the way
--- and up to its end. Holds before and after `turn`.
-local function leaves_at(ring, need, step)
-  local newest = ring.start / ring.width
+-- When the bucket expires with which `need` permits are reached, adding up buckets from the oldest
+-- (step 1) or from the newest (step -1), in ms since the epoch; with it, how many permits the buckets
+-- before it on this way hold, without and with its own. Holds before and after `rotate`.
+local function expires_at(ring, need, step)
+  local newest = ring.start / ring.bucket_ms
   local oldest = newest + 1 - ring.span
-  if ring.fresh or (step < 0 and ring.used - ring.closed >= need) then
-    return (newest + ring.span) * ring.width
+  if ring.is_empty or (step < 0 and ring.used - ring.closed >= need) then
+    return (newest + ring.span) * ring.bucket_ms
   end
-  local over, upto = 0, 0
+  local passed_before, passed_upto = 0, 0
   local from, last = oldest, newest
   if step < 0 then from, last = newest, oldest end
   while true do
     local to = from + 3 * step
     if from ~= oldest and from ~= newest or (last - to) * step < 0 then to = last end
     local found = closed_buckets(ring, math.min(from, to), math.max(from, to))
-    if ring.last then
-      for number = ring.last + 1, newest do found[number] = nil end
-      found[ring.last] = ring.last_pass
+    if ring.closing then
+      for number = ring.closing + 1, newest do found[number] = nil end
+      found[ring.closing] = ring.closing_passed
     end
     found[newest] = ring.used - ring.closed
     for number = from, to, step do
-      over, upto = upto, upto + pass(found[number])
-      if upto >= need or number == last then return (number + ring.span) * ring.width, over, upto end
+      passed_before, passed_upto = passed_upto, passed_upto + passed_in(found[number])
+      if passed_upto >= need or number == last then
+        return (number + ring.span) * ring.bucket_ms, passed_before, passed_upto
+      end
     end
     from = to + step
   end
 end
 
--- The rings of this call, which are its first `many` keys (all, if not said); `more` arguments at
--- most follow theirs. nil: not sent by us.
-local function rings_at(now, more, many)
+-- The rings of this call, read at `now`: the first `ring_count` keys (nil: all keys). At most
+-- `max_extra` arguments may follow those of the rings. nil if the arguments are malformed.
+local function parse_rings(now, max_extra, ring_count)
   local rings, seen = {}, {}
-  many = many or #KEYS
-  if #ARGV > many * 4 + 1 + more or not (now >= 0 and now <= MOST)
-    or given and string.find(given, '%D') then
+  ring_count = ring_count or #KEYS
+  if #ARGV > ring_count * 4 + 1 + max_extra or not (now >= 0 and now <= MAX_TOTAL)
+    or client_now and string.find(client_now, '%D') then
     return nil
   end
-  for i = 1, many do
+  for i = 1, ring_count do
     local key = KEYS[i]
-    local amount, limit, width, span, told = arguments(i)
-    if not amount or seen[key] then return nil end
-    local ring = {key = key, amount = amount, limit = limit, width = width, span = span, told = told}
-    look(ring, now)
+    local permits, limit, bucket_ms, span, limit_field = ring_arguments(i)
+    if not permits or seen[key] then return nil end
+    local ring = {key = key, permits = permits, limit = limit, bucket_ms = bucket_ms, span = span,
+      limit_field = limit_field}
+    read_ring(ring, now)
     rings[i], seen[key] = ring, true
   end
   return rings[1] and rings

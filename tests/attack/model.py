@@ -85,25 +85,27 @@ class Subject:
         method: Callable[..., tuple[Any, Any]] = getattr(self, f"_{verb}")
         return method(*rest)
 
-    def _acquire(self, rings: Any, times: int, tell: bool) -> tuple[Any, Any]:
+    def _acquire(self, rings: Any, calls: int, store_limit: bool) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
-        reply = self.store.execute(Acquire(tuple(charges), calls=times, store_limit=tell))
-        return self.model.acquire(parts, self.clock.ms, times), answer(reply)
+        reply = self.store.execute(Acquire(tuple(charges), calls=calls, store_limit=store_limit))
+        return self.model.acquire(parts, self.clock.ms, calls), answer(reply)
 
     def _peek(self, rings: Any) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
         reply = self.store.execute(Peek(tuple(charges)))
         return self.model.peek(parts, self.clock.ms), answer(reply)
 
-    def _lease(self, rings: Any, more: int, quiet: bool) -> tuple[Any, Any]:
+    def _lease(self, rings: Any, extra: int, prefetch: bool) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
         now = self.clock.ms
         if len(parts) > 1 and any(
             self.model.newest(part, now) > now // part.bucket_ms for part in parts
         ):
-            more = 0  # where the clock is behind one of several rings, nothing need be lent
-        reply = self.store.execute(Lease(tuple(charges), extra=more, prefetch=quiet))
-        expected = self.model.lease(parts, self.clock.ms, more, quiet)
+            extra = (
+                0  # where the clock is behind one of several rings, nothing is added to the call
+            )
+        reply = self.store.execute(Lease(tuple(charges), extra=extra, prefetch=prefetch))
+        expected = self.model.lease(parts, self.clock.ms, extra, prefetch)
         return expected, (answer(reply.acquire_reply), reply.extra, reply.ends_in_ms)
 
     def _flush(self, rings: Any, counts: Any, sender: str, pull: bool, how: str) -> tuple[Any, Any]:
@@ -167,11 +169,11 @@ class Subject:
 
     def _reset(self, rings: Any) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
-        return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).done
+        return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).affected
 
 
-def answer(verdict: AcquireReply) -> Answer:
-    v = verdict
+def answer(reply: AcquireReply) -> Answer:
+    v = reply
     return Answer(v.admitted, v.binding_ring, v.left, v.reset_ms, v.retry_ms, v.admitted_by)
 
 

@@ -1,7 +1,7 @@
-"""An independent model of the rings, written from the documentation: naive and slow on purpose.
+"""An independent model of the rings, written from the documentation: simple and slow on purpose.
 
 A ring is a list of what was counted, with the number of the bucket it was counted in. Every answer
-is a sum over that list. Nothing is kept up to date, so nothing can go stale.
+is a sum over that list. There are no running totals that could be wrong.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Ring:
     """The last flush taken of each sender, and the newest bucket then."""
 
     def lost(self, now: int, bucket_ms: int, span: int) -> bool:
-        """Is there nothing of it at `now`: never made, all of it gone, or lost state, which is a
-        ring that is ahead by more than the summed time?
+        """True if it holds nothing at `now`: never made, all expired, or lost state, which is a
+        ring that is ahead by more than the summed time.
         """
         if self.newest is None:
             return True
@@ -84,19 +84,19 @@ class Model:
     def __init__(self) -> None:
         self.rings: dict[str, Ring] = {}
 
-    def acquire(self, parts: Sequence[Part], now: int, times: int = 1) -> Answer:
+    def acquire(self, parts: Sequence[Part], now: int, calls: int = 1) -> Answer:
         rings = self._open(parts, now)
         admitted = 0
-        while admitted < times and _fits(parts, rings):
+        while admitted < calls and _fits(parts, rings):
             _add(parts, rings, [part.cost for part in parts])
             admitted += 1
         by = _binding(parts, rings, now) if admitted else None
-        if admitted == times:
+        if admitted == calls:
             assert by is not None
-            return Answer(times, *by, 0)
+            return Answer(calls, *by, 0)
         for part, ring in zip(parts, rings, strict=True):
             assert ring.newest is not None
-            ring.log.append(Counted(ring.newest, blocked=part.cost * (times - admitted)))
+            ring.log.append(Counted(ring.newest, blocked=part.cost * (calls - admitted)))
         return Answer(admitted, *_refusal(parts, rings, now), by)
 
     def peek(self, parts: Sequence[Part], now: int) -> Answer:
@@ -106,20 +106,20 @@ class Model:
         return Answer(0, *_refusal(parts, rings, now))
 
     def lease(
-        self, parts: Sequence[Part], now: int, more: int, quiet: bool
+        self, parts: Sequence[Part], now: int, extra: int, prefetch: bool
     ) -> tuple[Answer, int, int]:
-        """With it, how many permits more, and until when the bucket lasts."""
+        """Return the answer, the permits added to the call, and the time until the bucket ends."""
         rings = self._open(parts, now)
         if not _fits(parts, rings):
             for part, ring in zip(parts, rings, strict=True):
                 assert ring.newest is not None
-                if not quiet:
+                if not prefetch:
                     ring.log.append(Counted(ring.newest, blocked=part.cost))
             return Answer(0, *_refusal(parts, rings, now)), 0, 0
         rest = min(
             part.amount - ring.passed() - part.cost for part, ring in zip(parts, rings, strict=True)
         )
-        granted = min(more, rest // 2)
+        granted = min(extra, rest // 2)
         _add(parts, rings, [part.cost + granted for part in parts])
         ends = min(
             (ring.newest or 0) * part.bucket_ms + part.bucket_ms - now

@@ -152,7 +152,7 @@ def test_what_is_no_ring_is_skipped_and_counted(
     client.hset(f"{prefix}:{{hash}}:100:10", "x", "y")
     client.hset(
         f"{prefix}:{{odd}}:100:10",
-        mapping={"start": 1, "used": 0, "closed": 0, "limit": "0", "done": "0", "block": "0"},
+        mapping={"head": 1, "used": 0, "closed": 0, "limit": "0", "finished": "0", "block": "0"},
     )
     client.set(f"{prefix}:settings", "x")
     assert "4 skipped" in cli("stats").out

@@ -4,6 +4,7 @@ comes next. None shows a password.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import signal
 import time
@@ -16,7 +17,7 @@ import pytest
 from distwindow import AsyncLimiter, Limiter, StoreError
 from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.urls import masked_url
-from distwindow.worker import flush_job, shutdown, tasks
+from distwindow.worker import flush_job, tasks
 from distwindow.worker.flush_job import FlushJob
 from distwindow.worker.shutdown import Shutdown
 from distwindow.worker.thread import WorkerThread
@@ -120,7 +121,7 @@ def test_at_sigterm_without_a_thread(
     def no_thread(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(shutdown, "start_new_thread", no_thread)
+    monkeypatch.setattr(_thread, "start_new_thread", no_thread)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signal, "raise_signal", lambda _: None)
     monkeypatch.setattr(Shutdown, "_pause_calls", lambda _: None)

@@ -350,7 +350,7 @@ def test_a_hash_that_is_no_ring_is_never_counted_in(
 ) -> None:
     with admin(redis_url) as server:
         name = f"{prefix}:{{k}}:360000:10"
-        server.hset(name, mapping={"start": "yesterday", "used": "x", "owner": "somebody"})
+        server.hset(name, mapping={"head": "yesterday", "used": "x", "owner": "somebody"})
         limiter = face.limiter(redis_url, prefix=prefix)
         for ask in (limiter.try_acquire, limiter.peek, limiter.stats):
             try:

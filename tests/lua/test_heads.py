@@ -1,4 +1,4 @@
-"""What a script's head says is what Python sends and accepts."""
+"""The head of each script describes what Python sends and accepts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def charges(*limits: Limit, cost: int = 5) -> tuple[Charge, ...]:
 
 
 def lines(name: str, word: str) -> list[str]:
-    """The head's lines that begin with `word`, without it and without their remarks."""
+    """Return the head's lines that begin with `word`, without it and without their remarks."""
     found = [
         line.removeprefix(word) for line in script.load_script(name).head if line.startswith(word)
     ]
@@ -37,7 +37,8 @@ def lines(name: str, word: str) -> list[str]:
 
 
 def grammar(text: str, rings: int) -> re.Pattern[str]:
-    """A grammar line as a pattern over words: `name`, `[optional]...`, `(of a ring)...`, `-1`.
+    """Return a grammar line as a pattern over words: `name`, `[optional]...`, `(of a ring)...`,
+    `-1`.
 
     Names of a ring get its number: `limit_1`.
     """
@@ -63,13 +64,13 @@ def _word(name: str) -> str:
 
 
 def parsed(text: str, words: list[Any], rings: int) -> dict[str, str] | None:
-    said = " ".join(map(shown, words))
-    found = grammar(text, rings).fullmatch(said)
+    sent = " ".join(map(shown, words))
+    found = grammar(text, rings).fullmatch(sent)
     return None if found is None else {k: v for k, v in found.groupdict().items() if v is not None}
 
 
 def shown(word: Any) -> str:
-    """An argument as one word of the grammar, also where it is empty or has spaces."""
+    """Return an argument as one word of the grammar, even if it is empty or has spaces."""
     return str(word).replace(" ", "_") or '""'
 
 
@@ -86,7 +87,7 @@ def test_a_head_has_its_name_and_each_line(name: str) -> None:
 
 
 KEYS = {"flush": "ring... senders..."}
-"""What is not `ring...`."""
+"""The scripts whose KEYS are not `ring...`."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -131,40 +132,40 @@ def variants() -> list[Command[Any]]:
 
 
 @pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
-def test_what_is_sent_is_what_the_head_asks_for(command: Command[Any]) -> None:
+def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     rings = len(command.charges)
     (line,) = lines(command.script, "ARGV")
     said = parsed(line, [GUARD.decode(), *command.arguments()], rings)
     assert said is not None, f"{command.arguments()} does not fit {line!r}"
-    times = getattr(command, "calls", 1)
-    expected = {"guard": GUARD.decode(), "times": str(times), "tell": "1"}
+    calls = getattr(command, "calls", 1)
+    expected = {"guard": GUARD.decode(), "calls": str(calls), "store_limit": "1"}
     expected["now_ms"] = '""' if command.now_ms is None else str(command.now_ms)
     for i, charge in enumerate(command.charges, 1):
         limit = charge.limit
         expected |= {
-            f"amount_{i}": str(charge.cost * times),
+            f"permits_{i}": str(charge.cost * calls),
             f"limit_{i}": str(limit.amount),
-            f"width_{i}": str(limit.bucket_ms),
+            f"bucket_ms_{i}": str(limit.bucket_ms),
             f"shape_{i}": f"{limit.buckets}+1" if limit.bound == "strict" else str(limit.buckets),
             f"bucket_start_ms_{i}": str((NOW - 70_000) // limit.bucket_ms * limit.bucket_ms),
         }
-    for name in ("more", "quiet", "sender", "seq", "pull"):
-        value = getattr(command, {"more": "extra", "quiet": "prefetch"}.get(name, name), "")
+    for name in ("extra", "prefetch", "sender", "seq", "pull"):
+        value = getattr(command, name, "")
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
     counts = COUNTS if getattr(command, "counts", ()) else ("", "")
     expected |= {f"counts_{i}": shown(count) for i, count in enumerate(counts, 1)}
     assert said == {name: expected[name] for name in said}
     if command.now_ms is not None:
         assert said["now_ms"] == str(NOW)
-    assert said.get("times", "1") == str(times)
-    assert ("tell" in said) == getattr(command, "store_limit", False)
+    assert said.get("calls", "1") == str(calls)
+    assert ("store_limit" in said) == getattr(command, "store_limit", False)
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
     said = " ".join(script.load_script("flush").head)
     (names,) = re.findall(r"`counts` of a ring: '([^;]*);' for each bucket", said)
     order = {"start": 10, "pass": 11, "block": 12, "success": 13, "error": 14}
-    order |= {"rt_sum": 15, "rt_min": 16}
+    order |= {"rt_sum_ms": 15, "rt_min_ms": 16}
     seen = Bucket(10, 11, 12, 13, 14, 15, 16)
     written = wire.Flush(charges(LEAP), counts=((seen,),)).arguments()[-1]
     assert written == " ".join(str(order[name]) for name in names.split()) + ";"
@@ -188,7 +189,7 @@ def test_a_frame_is_the_evalsha_of_these_words(command: Command[Any]) -> None:
 
 
 def unpacked(frame: bytes) -> list[bytes]:
-    """The words of a RESP array."""
+    """Return the words of a RESP array."""
     head, _, rest = frame.partition(b"\r\n")
     words = []
     for _ in range(int(head[1:])):
@@ -205,7 +206,7 @@ def unpacked(frame: bytes) -> list[bytes]:
 
 VALUES: dict[str, Any] = {
     "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
-    "admitted": 0, "given": 4, "forgotten": 1, "more": 6, "ends_ms": 450, "start": 60_000,
+    "admitted": 0, "refunded": 4, "deleted": 1, "extra": 6, "ends_in_ms": 450, "start": 60_000,
     "passed": 11,
 }  # fmt: skip
 AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
@@ -213,8 +214,8 @@ STARTS = (1_699_999_980_000, 1_699_999_200_000)
 
 
 def reply_of(form: str, rings: int) -> list[Any]:
-    """A reply of this form, with the values above. Of lists, one a ring, only the first has any,
-    and that of `read` neither: hashes are read elsewhere.
+    """Return a reply of this form with the values above. Of lists, one per ring, only the first is
+    filled, and that of `read` is empty, too: other tests read hashes.
     """
     if listed := re.fullmatch(r"(.*) \((.*) \.\.\.\)\.\.\.", form):
         first = [VALUES[word] for word in listed[2].split() if word in VALUES]
@@ -237,54 +238,54 @@ def forms(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_script_can_say_that_it_came_too_late(name: str) -> None:
+def test_every_script_has_the_reply_past_its_deadline(name: str) -> None:
     assert "guard -2 now_ms" in lines(name, "RETURN")
     assert EXPIRED == -2
 
 
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in ("acquire", "peek") for f in forms(n)])
-def test_a_verdict_is_read_from_each_form(name: str, form: str) -> None:
+def test_an_acquire_reply_is_parsed_from_each_form(name: str, form: str) -> None:
     command = COMMANDS[name](charges(LEAP, STRICT))
-    verdict = command.reply(reply_of(form, 2))
-    assert verdict.now_ms == NOW
-    assert verdict.left == 8
+    reply = command.reply(reply_of(form, 2))
+    assert reply.now_ms == NOW
+    assert reply.left == 8
     if form == "guard left now_ms":
         width, span = LEAP.bucket_ms, LEAP.span
-        assert (verdict.binding_ring, verdict.retry_ms) == (0, 0)
-        assert verdict.reset_ms == NOW // width * width + width * span - NOW
+        assert (reply.binding_ring, reply.retry_ms) == (0, 0)
+        assert reply.reset_ms == NOW // width * width + width * span - NOW
         return
-    assert (verdict.binding_ring, verdict.reset_ms) == (1, 1500)
+    assert (reply.binding_ring, reply.reset_ms) == (1, 1500)
     refused = "retry_ms" in form
-    assert verdict.retry_ms == (900 if refused else 0)
-    assert verdict.admitted == (0 if refused else 1)
+    assert reply.retry_ms == (900 if refused else 0)
+    assert reply.admitted == (0 if refused else 1)
     partly = form.count("index") == 2
-    assert verdict.admitted_by == ((0, 3, 77) if partly else None)
-    assert verdict.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+    assert reply.admitted_by == ((0, 3, 77) if partly else None)
+    assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
-def test_the_short_refusal_names_nobody_else() -> None:
+def test_the_refusal_of_all_calls_has_no_admitted_ones() -> None:
     (form,) = [form for form in forms("acquire") if "[" in form]
-    verdict = wire.Acquire(charges(LEAP, STRICT)).reply(reply_of(form.partition(" [")[0], 2))
-    assert verdict.admitted_by is None
+    reply = wire.Acquire(charges(LEAP, STRICT)).reply(reply_of(form.partition(" [")[0], 2))
+    assert reply.admitted_by is None
 
 
 @pytest.mark.parametrize("form", forms("lease"))
-def test_a_grant_is_read_from_each_form(form: str) -> None:
-    grant = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
-    verdict, refused = grant.acquire_reply, "retry_ms" in form
-    assert (verdict.now_ms, verdict.left, verdict.binding_ring, verdict.reset_ms) == (
+def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
+    lease = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    reply, refused = lease.acquire_reply, "retry_ms" in form
+    assert (reply.now_ms, reply.left, reply.binding_ring, reply.reset_ms) == (
         NOW,
         8,
         1,
         1500,
     )
-    assert (verdict.admitted, verdict.retry_ms) == ((0, 900) if refused else (1, 0))
-    assert (grant.extra, grant.ends_in_ms) == ((0, 0) if refused else (6, 450))
-    assert verdict.admitted_by is None
-    assert verdict.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+    assert (reply.admitted, reply.retry_ms) == ((0, 900) if refused else (1, 0))
+    assert (lease.extra, lease.ends_in_ms) == ((0, 0) if refused else (6, 450))
+    assert reply.admitted_by is None
+    assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
-def test_the_fleet_is_read_from_each_form() -> None:
+def test_fleet_counts_are_parsed_from_each_form() -> None:
     plain, listed = forms("flush")
     flush = wire.Flush(charges(LEAP, STRICT), pull=True)
     assert flush.reply(reply_of(plain, 2)) == FleetCounts((), NOW)
@@ -292,18 +293,18 @@ def test_the_fleet_is_read_from_each_form() -> None:
 
 
 @pytest.mark.parametrize("name", ["refund", "read", "reset"])
-def test_the_other_forms_are_read(name: str) -> None:
+def test_the_other_forms_are_parsed(name: str) -> None:
     (form,) = forms(name)
     reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
     assert reply.now_ms == NOW
     if name == "read":
         assert reply.states == (None, None)
     else:
-        assert reply.done == {"refund": 4, "reset": 1}[name]
+        assert reply.affected == {"refund": 4, "reset": 1}[name]
 
 
-def test_the_forms_of_every_script_are_read_here() -> None:
-    """A script that is added has to be added above."""
+def test_the_forms_of_every_script_are_parsed_here() -> None:
+    """A new script has to be added above."""
     assert set(COMMANDS) == {"acquire", "peek", "lease", "flush", "refund", "read", "reset"}
 
 
@@ -339,11 +340,19 @@ def test_every_piece_is_used() -> None:
             re.MULTILINE,
         )
     }
-    assert used == {f"shared/{path.name}" for path in script.scripts_folder().glob("shared/*.lua")}
+    root = script.scripts_folder()
+    assert used == {path.relative_to(root).as_posix() for path in root.glob("*/*.lua")}
+
+
+def test_the_readme_lists_every_file() -> None:
+    root = script.scripts_folder()
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w/]+\.lua)`", readme.partition("## The ring")[0]))
+    assert listed == {path.relative_to(root).as_posix() for path in root.glob("**/*.lua")}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_word_of_a_user_reaches_the_text(name: str) -> None:
+def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
     key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
     hostile = charges_of(key, key_prefix("p", key), [LEAP], 1)
     plain = charges_of("key", key_prefix("p", "key"), [LEAP], 1)
@@ -352,12 +361,3 @@ def test_no_word_of_a_user_reaches_the_text(name: str) -> None:
     for given in (hostile, plain):
         assert unpacked(command(given).eval_frame(GUARD))[1] == text
         assert unpacked(command(given).frame(GUARD))[1] == sha
-
-
-def test_the_table_for_people_says_the_same() -> None:
-    table = (script.scripts_folder() / "README.md").read_text(encoding="utf-8")
-    for name in script.script_names():
-        (argv,) = lines(name, "ARGV")
-        assert f"| `{name}` | {KEYS.get(name, 'ring...')} | {argv} | {forms(name)[0]}" in table
-        for form in forms(name)[1:]:
-            assert f"| {form} " in table

@@ -1,6 +1,6 @@
-"""Whatever is thrown straight at EVALSHA: never an admission, and the ring stays as it was.
+"""Hostile arguments sent directly with EVALSHA: never an admission, and the ring is unchanged.
 
-Python refuses all this before anything is sent. The scripts do not rely on it.
+Python refuses all of them before anything is sent. The scripts do not rely on that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
 W = 60_000
 NOW = T0 // W * W
-FAR = "9999999999999.000001"
+GUARD = "9999999999999.000001"
 LIMIT = Limit(5, per=300, buckets=5)
 OTHER = Limit(9, per=3600, buckets=2, bound="strict")
 
@@ -48,7 +48,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 class Target:
-    """One key's rings in some state, and what is sent to them."""
+    """The rings of one key in some state, and the calls of them."""
 
     def __init__(self, server: redis.Redis, limits: tuple[Limit, ...], now: int, used: int) -> None:
         self.server = server
@@ -59,7 +59,7 @@ class Target:
             self.send(wire.Acquire(self.charges, NOW))
 
     def words(self, command: wire.Command[Any]) -> list[bytes | int | str]:
-        return [FAR, *command.arguments()]
+        return [GUARD, *command.arguments()]
 
     def send(self, command: wire.Command[Any]) -> Any:
         return self.run(command.script, self.words(command))
@@ -75,11 +75,11 @@ class Target:
             return exc
 
     def content(self) -> list[Any]:
-        """The rings, byte for byte, and which flushes they remember."""
+        """Return the bytes of the rings and of their sender records."""
         return [self.server.dump(key) for key in self.keys("flush")]
 
     def run_each(self, name: str, each: list[list[Any]]) -> list[tuple[Any, bool]]:
-        """The reply to each of these calls, and whether it left the rings as they were."""
+        """Return the reply to each of these calls, and whether the rings were unchanged."""
         keys, dumped = self.keys(name), self.keys("flush")
         pipe = self.server.pipeline(transaction=False)
         for words in each:
@@ -94,7 +94,7 @@ class Target:
         return answers
 
     def command(self, name: str, *, full: bool) -> wire.Command[Any]:
-        """A call that would do something, with all its arguments or with as few as go."""
+        """Return a call that would change something, with all arguments or as few as possible."""
         if name == "acquire":
             return wire.Acquire(self.charges, self.now, calls=1, store_limit=full)
         if name == "lease":
@@ -106,7 +106,7 @@ class Target:
         return wire.COMMANDS[name](self.charges, self.now)
 
     def flush(self, seq: int = 7, *, pull: bool = False) -> wire.Flush:
-        """Counts of now and of a bucket before."""
+        """Return counts of now and of an earlier bucket."""
         seen = (Bucket(self.now, 1, 2, 3, 4, 50, 6), Bucket(self.now - W, 1, 2, 3, 4, 50, 6))
         counts = (seen,) * len(self.charges)
         return wire.Flush(self.charges, self.now, counts=counts, sender="0fa1", seq=seq, pull=pull)
@@ -116,7 +116,7 @@ STATES = {
     "absent": (NOW, 0),
     "open": (NOW + 5, 3),
     "at its limit": (NOW + 5, 5),
-    "noted": (NOW + 5, 7),
+    "with a stored refusal": (NOW + 5, 7),
     "due for the next bucket": (NOW + W + 5, 3),
     "long over": (NOW + 50 * W, 3),
     "ahead of now": (NOW - W, 3),
@@ -134,36 +134,37 @@ FAR_AHEAD = ("inf", "Infinity", "1e400", "1e13", "9007199254740992", "9223372036
 
 
 def harmless(name: str, place: str, word: str) -> bool:
-    """Odd, but no lie: a deadline that is far away, another way to say once, any word for yes, the
-    server's own clock, no counts, any hexadecimal sender; and what is not looked at.
+    """True for strange arguments that are allowed: a deadline far ahead, another spelling of one
+    call, any word for `store_limit`, the server's own clock, no counts, any hexadecimal sender; and
+    for arguments that the script ignores.
     """
-    if place == "times":
+    if place == "calls":
         return name != "acquire" or word in ONE
     if place == "guard":
         return word in FAR_AHEAD
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
-    return place == "tell" or (word == "" and place in ("now_ms", "counts"))
+    return place == "store_limit" or (word == "" and place in ("now_ms", "counts"))
 
 
 def spelled(name: str, place: str, word: str) -> bool:
-    """On the hot path a limit or a width may be spelled otherwise (lua/README.md)."""
-    return name == "acquire" and place in ("limit", "width") and word in ("1e3", "1e13", "0x10")
+    """True where the hot path allows another spelling of a number (lua/README.md)."""
+    return name == "acquire" and place in ("limit", "bucket_ms") and word in ("1e3", "1e13", "0x10")
 
 
 def places(name: str, count: int, rings: int) -> list[str]:
-    """What the first `count` arguments of this script are."""
+    """Return the names of the first `count` arguments of this script."""
     last = {
-        "lease": ["more", "quiet"],
+        "lease": ["extra", "prefetch"],
         "flush": ["sender", "seq", "pull", *(["counts"] * rings)],
         "refund": ["bucket_start_ms"] * rings,
-    }.get(name, ["tell"])
-    ring = ["amount", "limit", "width", "shape"] * rings
-    return ["guard", *ring, "times", "now_ms", *last][:count]
+    }.get(name, ["store_limit"])
+    ring = ["permits", "limit", "bucket_ms", "shape"] * rings
+    return ["guard", *ring, "calls", "now_ms", *last][:count]
 
 
 def malformed(reply: Any) -> bool:
-    """The error that says so. The client cuts the `ERR` in front."""
+    """True for the error of malformed arguments. The client removes the `ERR ` before it."""
     said = "distwindow: malformed arguments"
     return isinstance(reply, redis.ResponseError) and str(reply).removeprefix("ERR ") == said
 
@@ -193,9 +194,9 @@ def test_a_hostile_argument_is_never_admitted(
 
 
 @pytest.mark.xfail(
-    strict=True, reason="the hot path takes a limit or a width that is not in plain digits"
+    strict=True, reason="the hot path takes a limit or a bucket length that is not in plain digits"
 )
-@pytest.mark.parametrize("place", ["limit", "width"])
+@pytest.mark.parametrize("place", ["limit", "bucket_ms"])
 def test_a_limit_spelled_otherwise_is_not_admitted_either(server: redis.Redis, place: str) -> None:
     target = Target(server, (LIMIT,), NOW + 5, 3)
     words = target.words(target.command("acquire", full=False))
@@ -225,18 +226,18 @@ def test_a_negative_number_of_calls_is_not_admitted(server: redis.Redis, state: 
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("amount", ["0", "6", "10000000000001", "9007199254740993"])
+@pytest.mark.parametrize("permits", ["0", "6", "10000000000001", "9007199254740993"])
 @pytest.mark.parametrize("name", ["acquire", "lease"])
-def test_an_amount_that_cannot_be_is_not_admitted(
-    server: redis.Redis, name: str, state: str, amount: str
+def test_impossible_permits_are_not_admitted(
+    server: redis.Redis, name: str, state: str, permits: str
 ) -> None:
     now, used = STATES[state]
     target = Target(server, (LIMIT,), now, used)
     words = target.words(target.command(name, full=False))
     before = used_of(target)
-    reply = target.run(name, [words[0], amount, *words[2:]])
+    reply = target.run(name, [words[0], permits, *words[2:]])
     assert not admitted(reply)
-    if amount != "6" or state not in ("absent", "long over"):  # a plain refusal opens a bucket
+    if permits != "6" or state not in ("absent", "long over"):  # a plain refusal opens a bucket
         assert used_of(target) == before
 
 
@@ -293,8 +294,8 @@ def test_a_hostile_argument_counts_nothing(
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", ["lease", "flush"])
-def test_what_is_malformed_is_called_so(server: redis.Redis, name: str, state: str) -> None:
-    """All but the guard and the time, which are computed with before anything is looked at."""
+def test_malformed_arguments_are_reported(server: redis.Redis, name: str, state: str) -> None:
+    """All but the guard and the time, with which scripts compute before they validate."""
     now, used = STATES[state]
     for limits in ((LIMIT,), (LIMIT, OTHER)):
         target = Target(server, limits, now, used)
@@ -303,9 +304,9 @@ def test_what_is_malformed_is_called_so(server: redis.Redis, name: str, state: s
             (at, place, word)
             for at, place in enumerate(places(name, len(words), len(limits)))
             for word in (*HOSTILE, "10000000000001", "2", "0 0", "1;")
-            if place not in ("guard", "times", "now_ms") and not harmless(name, place, word)
+            if place not in ("guard", "calls", "now_ms") and not harmless(name, place, word)
             if place != "shape" or word not in ("2", "10000000000001")
-            if place in ("quiet", "pull", "counts", "sender") or word != "2"
+            if place in ("prefetch", "pull", "counts", "sender") or word != "2"
         ]
         each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
         tries += [(at, "missing", "") for at in range(2, len(words))]
@@ -330,7 +331,7 @@ GOOD = ("1", "2", "3", "4", "5", "6")
 @pytest.mark.parametrize("pull", ["0", "1"])
 @pytest.mark.parametrize("state", STATES)
 def test_malformed_counts_count_nothing(server: redis.Redis, state: str, pull: str) -> None:
-    """In no bucket and in no ring, whatever is good beside them."""
+    """They count in no bucket and in no ring, whatever valid counts are beside them."""
     now, used = STATES[state]
     target = Target(server, (LIMIT, OTHER), now, used)
     words = target.words(target.command("flush", full=True))
@@ -374,7 +375,7 @@ def test_a_flush_sent_again_changes_nothing(server: redis.Redis, state: str) -> 
     assert target.content() != before
 
 
-def test_a_number_is_kept_as_short_as_it_can_be(server: redis.Redis) -> None:
+def test_a_seq_is_stored_without_leading_zeros(server: redis.Redis) -> None:
     target = Target(server, (LIMIT,), NOW, 1)
     words = target.words(target.flush(7))
     words[words.index("0fa1") + 1] = "0" * 7000 + "7"
@@ -385,7 +386,7 @@ def test_a_number_is_kept_as_short_as_it_can_be(server: redis.Redis) -> None:
 
 @pytest.mark.parametrize("words", [b"1" * 10**6, b"1 " * 500_000, b"1 1 1 1 1 1 1" * 70_000])
 def test_a_megabyte_of_digits_does_not_stall_the_server(server: redis.Redis, words: bytes) -> None:
-    """It is walked through once; once for each digit would take minutes."""
+    """The script searches it once; once for each digit would take minutes."""
     target = Target(server, (LIMIT,), NOW, 1)
     before = target.content()
     began = time.monotonic()
@@ -397,7 +398,7 @@ def test_a_megabyte_of_digits_does_not_stall_the_server(server: redis.Redis, wor
 
 @pytest.mark.parametrize("late", [0, W], ids=["newest bucket", "closed bucket"])
 def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, late: int) -> None:
-    """However much is flushed, all of it leaves the window, and the ring admits again."""
+    """However much is flushed, all of it expires, and the ring admits again."""
     target = Target(server, (LIMIT,), NOW, 1)
     memory = MemoryStore()
     memory.execute(wire.Acquire(target.charges, NOW))
@@ -421,30 +422,30 @@ def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, la
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_lease_leaves_the_others_something(server: redis.Redis, state: str) -> None:
-    """However much is asked for, and never more than the limit."""
+def test_a_lease_leaves_permits_for_others(server: redis.Redis, state: str) -> None:
+    """However many are requested, at most half of the rest is added."""
     now, used = STATES[state]
-    for more in ("0", "1", "5", "9999999999999", "10000000000000"):
-        for quiet in ("0", "1"):
+    for most in ("0", "1", "5", "9999999999999", "10000000000000"):
+        for prefetch in ("0", "1"):
             target = Target(server, (LIMIT, OTHER), now, used)
             words = target.words(target.command("lease", full=True))
-            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], more, quiet])
+            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], most, prefetch])
             if state not in ("absent", "long over"):
                 left -= min(used, LIMIT.amount)
             if left < 1:
                 assert not admitted(reply)
                 continue
-            given = min(int(more), (left - 1) // 2)
-            assert (reply[1], reply[5]) == (left - 1 - given, given)
+            extra = min(int(most), (left - 1) // 2)
+            assert (reply[1], reply[5]) == (left - 1 - extra, extra)
             assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
 @pytest.mark.parametrize("name", script_names())
 def test_no_keys_at_all(server: redis.Redis, name: str) -> None:
     sha = load_script(name).sha
-    for words in ([], [FAR], [FAR, "1"], [FAR, "1", "5", str(W), "5"]):
+    for words in ([], [GUARD], [GUARD, "1"], [GUARD, "1", "5", str(W), "5"]):
         if name == "read" and words:
-            continue  # nothing is read, and nothing is said of it
+            continue  # it reads nothing, and replies so
         with pytest.raises(redis.ResponseError):
             server.evalsha(sha, 0, *words)
 
@@ -471,7 +472,7 @@ def test_a_ring_named_twice_is_refused(server: redis.Redis, name: str) -> None:
 
 
 def test_a_flush_takes_no_other_keys_for_its_records(server: redis.Redis) -> None:
-    """One for each ring, named after it: what one ring took is new to another."""
+    """Each ring has its own records: another ring may not have taken the same flush."""
     target = Target(server, (LIMIT, OTHER), NOW, 1)
     one, other, of_one, of_other = target.keys("flush")
     words, before = target.words(target.flush()), target.content()
@@ -490,7 +491,7 @@ def test_a_flush_takes_no_other_keys_for_its_records(server: redis.Redis) -> Non
         assert target.content() == before, keys
 
 
-def test_beside_records_of_another_type_nothing_is_written(server: redis.Redis) -> None:
+def test_records_of_another_type_prevent_all_writes(server: redis.Redis) -> None:
     target = Target(server, (LIMIT, OTHER), NOW + W, 1)
     server.set(target.keys("flush")[-1], "x")
     before = target.content()
@@ -522,7 +523,7 @@ def test_a_key_of_another_type_is_left_alone(server: redis.Redis, name: str, kin
 
 
 @pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund"])
-def test_beside_a_key_of_another_type_nothing_is_written(server: redis.Redis, name: str) -> None:
+def test_a_key_of_another_type_prevents_all_writes(server: redis.Redis, name: str) -> None:
     target = Target(server, (LIMIT, OTHER), NOW + W, 0)
     for charge in target.charges:
         server.set(charge.ring, "x")
@@ -535,15 +536,15 @@ def test_beside_a_key_of_another_type_nothing_is_written(server: redis.Redis, na
 
 
 READ = {
-    "open": ("start", "used"),  # an open bucket is decided on by its total
-    "noted": ("start", "used"),
-    "due for the next bucket": ("start", "used", "closed"),
-    "at its limit": ("start", "used", "closed"),
+    "open": ("head", "used"),  # only the total decides in an open bucket
+    "with a stored refusal": ("head", "used"),
+    "due for the next bucket": ("head", "used", "closed"),
+    "at its limit": ("head", "used", "closed"),
 }
 
 
 def strange(server: redis.Redis, name: str, state: str, fields: tuple[str, ...]) -> list[Any]:
-    """What is admitted by hashes that have something else in one of these fields."""
+    """Return what is admitted by hashes that have a strange value in one of these fields."""
     now, used = STATES[state]
     wrong = []
     for field in fields:
@@ -557,26 +558,26 @@ def strange(server: redis.Redis, name: str, state: str, fields: tuple[str, ...])
 
 
 @pytest.mark.parametrize("state", READ)
-def test_a_hash_that_is_no_ring_is_not_admitted_to(server: redis.Redis, state: str) -> None:
+def test_a_hash_that_is_not_a_ring_admits_nothing(server: redis.Redis, state: str) -> None:
     assert strange(server, "acquire", state, READ[state]) == []
 
 
 @pytest.mark.parametrize("state", READ)
-def test_a_hash_that_is_no_ring_lends_nothing(server: redis.Redis, state: str) -> None:
+def test_a_hash_that_is_not_a_ring_gives_no_lease(server: redis.Redis, state: str) -> None:
     assert strange(server, "lease", state, ("used", "closed")) == []
 
 
 @pytest.mark.parametrize("name", ["lease", "flush", "peek"])
-def test_a_hash_without_a_start_is_not_taken_for_a_ring(server: redis.Redis, name: str) -> None:
-    assert strange(server, name, "open", ("start",)) == []
+def test_a_hash_with_a_strange_head_is_not_a_ring(server: redis.Redis, name: str) -> None:
+    assert strange(server, name, "open", ("head",)) == []
 
 
 def used_of(target: Target) -> list[Any]:
     return [target.server.hget(charge.ring, "used") for charge in target.charges]
 
 
-def test_a_ring_goes_by_itself(server: redis.Redis) -> None:
-    """Its time to live is that of its window and one bucket, set when a bucket opens."""
+def test_a_ring_expires(server: redis.Redis) -> None:
+    """Its time to live is its window and one bucket, set when a bucket opens."""
     target = Target(server, (LIMIT, OTHER), NOW, 1)
     for charge in target.charges:
         lives = server.pttl(charge.ring)

@@ -1,9 +1,8 @@
-"""The two bounds, against models so plain that they can be seen to be right.
+"""The two bounds, compared with models that are simple enough to be checked by reading.
 
 leap     exactly what a sum over a dictionary of buckets admits; at most the limit in any
          aligned window, at most twice that in an arbitrary one
-strict   at most the limit in any window whatsoever; for that a saturated key gets
-         n / (n + 1) of it
+strict   at most the limit in any window; in return a saturated key gets n / (n + 1) of it
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
 
 class Arrival(NamedTuple):
     later: int
-    """ms since the one before."""
+    """ms since the arrival before."""
     cost: int
     calls: int
 
@@ -62,25 +61,25 @@ anywhere = st.one_of(forward, st.integers(-12 * W, 0), st.sampled_from([-W, -1, 
 costs, calls = st.integers(1, 4), st.integers(1, 5)
 arrivals = st.lists(st.builds(Arrival, forward, costs, calls), min_size=1, max_size=40)
 strays = st.lists(st.builds(Arrival, anywhere, costs, calls), min_size=1, max_size=40)
-asked_by = st.sampled_from([1, 4])  # how many callers share a script call at the most
+asked_by = st.sampled_from([1, 4])  # at most this many callers share a script call
 
 
 def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -> list[Admission]:
-    """What is admitted of these arrivals."""
+    """Return what is admitted of these arrivals."""
     key, now, admitted = fresh(), T0, []
     for later, cost, count in coming:
         now += later
         charges = charges_of(key, key_prefix("bounds", key), [limit], cost)
         while count:
-            times = min(count, most)
-            verdict = execute(Acquire(charges, now, calls=times))
-            admitted += [Admission(now, cost)] * verdict.admitted
-            count -= times
+            calls = min(count, most)
+            reply = execute(Acquire(charges, now, calls=calls))
+            admitted += [Admission(now, cost)] * reply.admitted
+            count -= calls
     return admitted
 
 
 class Oracle:
-    """Buckets in a dictionary, summed from scratch each time."""
+    """Buckets in a dictionary, summed anew for each call."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -89,7 +88,7 @@ class Oracle:
     def admits(self, now: int, cost: int) -> bool:
         width, span = self.limit.bucket_ms, self.limit.span
         newest = max(self.buckets, default=now // width)
-        if newest * width - now > span * width:  # the clock was set back: what was known is void
+        if newest * width - now > span * width:  # the clock was set back: lost state
             self.buckets.clear()
             newest = now // width
         newest = max(newest, now // width)
@@ -153,7 +152,7 @@ def test_strict_keeps_every_window_there_is(
 
 
 def most_in_aligned(admitted: list[Admission], limit: Limit, buckets: int) -> int:
-    """The most in any run of `buckets` buckets."""
+    """Return the most admitted in any `buckets` consecutive buckets."""
     numbers = {at // limit.bucket_ms for at, _ in admitted}
     return max(
         (
@@ -165,7 +164,7 @@ def most_in_aligned(admitted: list[Admission], limit: Limit, buckets: int) -> in
 
 
 def most_in_any(admitted: list[Admission], interval_ms: int) -> int:
-    """The most in any [t, t + interval): such a window can begin with an admission."""
+    """Return the most admitted in any [t, t + interval) that begins with an admission."""
     return max(
         (
             sum(cost for at, cost in admitted if begin <= at < begin + interval_ms)
@@ -181,7 +180,7 @@ def most_in_any(admitted: list[Admission], interval_ms: int) -> int:
 @pytest.mark.parametrize("buckets", [1, 2, 5, 10])
 @pytest.mark.parametrize("bound", ["leap", "strict"])
 def test_a_saturated_key_gets_its_share(execute: Execute, bound: Bound, buckets: int) -> None:
-    """The limit per interval under `leap`, n / (n + 1) of that under `strict`: no more, no less."""
+    """That is the limit per interval under `leap`, and n / (n + 1) of it under `strict`."""
     limit = Limit(7, buckets * W / 1000, buckets, bound)
     period = limit.span * W
     laps = 4
@@ -195,8 +194,8 @@ def test_a_saturated_key_gets_its_share(execute: Execute, bound: Bound, buckets:
 
 
 def test_leap_can_admit_twice_the_limit_and_strict_cannot(execute: Execute) -> None:
-    """The reason for `strict`: the limit at the end of one bucket, and again one interval less one
-    bucket later.
+    """The limit is admitted at the end of a bucket, and again one interval less one bucket later.
+    This is the reason for `strict`.
     """
     end_of_bucket = W - 1 - T0 % W
     for bound, most in (("leap", 14), ("strict", 7)):

@@ -1,4 +1,4 @@
-"""Keys of any content and length become short, printable, distinct names, and are read back."""
+"""Keys of any content and length get short, printable, distinct names that can be parsed."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def test_different_keys_have_different_names(one: str | bytes, other: str | byte
 
 
 @given(st.text("abcXYZ019:/.-_*?[]é漢🙂", min_size=1, max_size=16))
-def test_a_harmless_key_reads_as_it_is(key: str) -> None:
+def test_a_harmless_key_is_not_escaped(key: str) -> None:
     assert escape(key) == key.encode()
 
 
 @given(st.one_of(weird, st.text(min_size=1, max_size=30)))
-def test_a_key_is_read_back(key: str) -> None:
+def test_an_escaped_key_is_unescaped(key: str) -> None:
     name = escape(key)
-    if b"~" in name:  # digested: the start is kept
+    if b"~" in name:  # digested: the beginning is kept
         shown = unescape(name).partition("~")[0]
         assert encoded(key).startswith(shown.encode("utf-8", "surrogateescape"))
     else:
         assert unescape(name) == encoded(key).decode("utf-8", "surrogateescape")
 
 
-def test_ten_thousand_weird_keys_collide_nowhere() -> None:
+def test_ten_thousand_weird_keys_have_distinct_names() -> None:
     draw = random.Random(20240229)
     alphabet = "{}%~ \x00\n\r:*\\aé漢🙂\ud800"
     made: set[bytes] = set()
@@ -85,7 +85,7 @@ def test_ten_thousand_weird_keys_collide_nowhere() -> None:
 @given(keys)
 @example(b"x" * 1_000_000)
 @example("漢" * 400_000)
-def test_the_name_of_a_ring_is_read_back(key: str | bytes) -> None:
+def test_the_name_of_a_ring_is_parsed(key: str | bytes) -> None:
     ring = ring_name(key_prefix("prefix", key), LIMIT)
     found = parse_ring_name("prefix", ring)
     assert found is not None
@@ -95,7 +95,7 @@ def test_the_name_of_a_ring_is_read_back(key: str | bytes) -> None:
 
 
 @given(keys, keys)
-def test_the_name_of_a_tagged_ring_is_read_back(resource: str | bytes, tag: str | bytes) -> None:
+def test_the_name_of_a_tagged_ring_is_parsed(resource: str | bytes, tag: str | bytes) -> None:
     ring = ring_name(key_prefix("prefix", Key(resource, tag)), LIMIT)
     found = parse_ring_name("prefix", ring)
     assert found is not None
@@ -116,27 +116,27 @@ def test_the_slot_of_a_key_is_that_of_the_resource_alone(key: str | bytes, prefi
 
 
 @given(keys, keys, keys)
-def test_a_tagged_key_is_no_plain_key(
+def test_a_tagged_key_is_not_a_plain_key(
     key: str | bytes, tag: str | bytes, plain: str | bytes
 ) -> None:
     assert key_prefix("p", Key(key, tag)) != key_prefix("p", plain)
 
 
 @given(keys, keys, keys, keys)
-def test_tag_and_resource_do_not_run_together(a: Any, b: Any, c: Any, d: Any) -> None:
+def test_tag_and_resource_are_kept_apart(a: Any, b: Any, c: Any, d: Any) -> None:
     same = (encoded(a), encoded(b)) == (encoded(c), encoded(d))
     assert (key_prefix("p", Key(a, b)) == key_prefix("p", Key(c, d))) == same
 
 
 @pytest.mark.parametrize("empty", ["", b""])
-def test_an_empty_key_is_none(empty: str | bytes) -> None:
+def test_an_empty_key_is_refused(empty: str | bytes) -> None:
     for make in (lambda: escape(empty), lambda: Key(empty, "t"), lambda: Key("k", empty)):
         with pytest.raises(ValueError, match="must not be empty"):
             make()
 
 
 @pytest.mark.parametrize("none", [None, 1, 1.5, [], ("a",), bytearray(b"x"), object()])
-def test_what_is_no_key(none: Any) -> None:
+def test_other_types_are_refused(none: Any) -> None:
     for make in (lambda: escape(none), lambda: Key(none, "t"), lambda: Key("k", none)):
         with pytest.raises(TypeError, match="a key is str, bytes or Key, not"):
             make()

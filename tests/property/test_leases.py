@@ -157,7 +157,7 @@ def check_permits(crowd: Crowd) -> None:
         assert granted[name] == spent[name] + held + queued + returned[name]
     for command, reply in crowd.world.log:
         if isinstance(command, Refund):
-            assert reply.done in (0, command.charges[0].cost)
+            assert reply.affected in (0, command.charges[0].cost)
 
 
 def check_charges(crowd: Crowd) -> None:

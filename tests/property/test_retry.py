@@ -1,4 +1,4 @@
-"""`retry_after` and `reset_after` are exact: at that moment it is so, and 1 ms before it is not."""
+"""`retry_after` and `reset_after` are exact: true at that moment, and not yet 1 ms before."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
 
 
 class Scene:
-    """One key with a past."""
+    """One key, and what was counted for it before."""
 
     def __init__(self, execute: Execute, limits: list[Limit]) -> None:
         self.execute = execute
@@ -71,39 +71,37 @@ class Scene:
                 self.execute(Acquire(self.charges(cost), self.now))
 
     def peek(self, cost: int, ms: int) -> AcquireReply:
-        verdict: AcquireReply = self.execute(Peek(self.charges(cost), self.now + ms))
-        return verdict
+        reply: AcquireReply = self.execute(Peek(self.charges(cost), self.now + ms))
+        return reply
 
-    def acquire(self, cost: int, ms: int = 0, times: int = 1) -> AcquireReply:
-        verdict: AcquireReply = self.execute(
-            Acquire(self.charges(cost), self.now + ms, calls=times)
-        )
-        return verdict
+    def acquire(self, cost: int, ms: int = 0, calls: int = 1) -> AcquireReply:
+        reply: AcquireReply = self.execute(Acquire(self.charges(cost), self.now + ms, calls=calls))
+        return reply
 
     def used(self, ring: int, ms: int) -> int:
-        """What the window of this ring holds then."""
+        """Return the permits in the window of this ring `ms` from now."""
         at = self.now + ms
         state = self.execute(Read(self.charges(1), at)).states[ring]
         return window_at(state, self.limits[ring], at).passed
 
 
-def refused_exactly(scene: Scene, cost: int, verdict: AcquireReply) -> None:
-    retry = verdict.retry_ms
-    width = scene.limits[verdict.binding_ring].bucket_ms
+def refused_exactly(scene: Scene, cost: int, reply: AcquireReply) -> None:
+    retry = reply.retry_ms
+    width = scene.limits[reply.binding_ring].bucket_ms
     assert retry > 0
     assert not scene.peek(cost, retry - 1).admitted
     if retry > width:
         assert not scene.peek(cost, retry - width).admitted
     assert scene.peek(cost, retry).admitted
-    assert scene.acquire(cost, retry).admitted, "and the call itself, not just the look"
+    assert scene.acquire(cost, retry).admitted, "acquire must agree with peek"
 
 
-def empty_exactly(scene: Scene, verdict: AcquireReply) -> None:
-    assert scene.used(verdict.binding_ring, verdict.reset_ms) == 0
-    if verdict.reset_ms:
-        assert scene.used(verdict.binding_ring, verdict.reset_ms - 1) > 0
+def empty_exactly(scene: Scene, reply: AcquireReply) -> None:
+    assert scene.used(reply.binding_ring, reply.reset_ms) == 0
+    if reply.reset_ms:
+        assert scene.used(reply.binding_ring, reply.reset_ms - 1) > 0
     else:
-        assert scene.used(verdict.binding_ring, 0) == 0
+        assert scene.used(reply.binding_ring, 0) == 0
 
 
 @settings(LENIENT, max_examples=80)
@@ -113,48 +111,48 @@ def test_a_call_at_retry_after_is_admitted_and_one_before_is_not(
 ) -> None:
     scene = Scene(execute, limits)
     scene.live(past)
-    verdict = scene.acquire(cost)
-    if verdict.admitted:
-        assert verdict.retry_ms == 0
-        verdict = scene.peek(6, 0)
+    reply = scene.acquire(cost)
+    if reply.admitted:
+        assert reply.retry_ms == 0
+        reply = scene.peek(6, 0)
         cost = 6
-        assume(not verdict.admitted)
-    refused_exactly(scene, cost, verdict)
+        assume(not reply.admitted)
+    refused_exactly(scene, cost, reply)
 
 
 @settings(LENIENT, max_examples=50)
-@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 3), times=st.integers(2, 9))
-def test_the_refused_of_a_shared_call_are_told_exactly_too(
-    execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, times: int
+@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 3), calls=st.integers(2, 9))
+def test_retry_of_a_partly_refused_shared_call_is_exact_too(
+    execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, calls: int
 ) -> None:
     scene = Scene(execute, limits)
     scene.live(past)
-    verdict = scene.acquire(cost, times=times)
-    assume(verdict.admitted < times)
-    empty_exactly(scene, verdict)
-    refused_exactly(scene, cost, verdict)
+    reply = scene.acquire(cost, calls=calls)
+    assume(reply.admitted < calls)
+    empty_exactly(scene, reply)
+    refused_exactly(scene, cost, reply)
 
 
 @settings(LENIENT, max_examples=50)
-@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6), look=st.booleans())
+@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6), peek=st.booleans())
 def test_the_window_is_empty_at_reset_after_and_not_before(
-    execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, look: bool
+    execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, peek: bool
 ) -> None:
     scene = Scene(execute, limits)
     scene.live(past)
-    empty_exactly(scene, scene.peek(cost, 0) if look else scene.acquire(cost))
+    empty_exactly(scene, scene.peek(cost, 0) if peek else scene.acquire(cost))
 
 
 @settings(LENIENT, max_examples=50)
 @given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6))
-def test_waiting_as_told_needs_one_wait_only(
+def test_one_wait_of_retry_after_is_enough(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int
 ) -> None:
-    """A key that nobody else calls: after any refusal one wait is enough, again and again."""
+    """If no others call the key, one wait is enough after every refusal."""
     scene = Scene(execute, limits)
     scene.live(past)
     for _ in range(6):
-        verdict = scene.acquire(cost)
-        if not verdict.admitted:
-            scene.now += verdict.retry_ms
+        reply = scene.acquire(cost)
+        if not reply.admitted:
+            scene.now += reply.retry_ms
             assert scene.acquire(cost).admitted

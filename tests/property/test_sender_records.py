@@ -1,8 +1,8 @@
-"""A ring takes each flush once, and remembers that beside itself: it is the same to the byte for
-any number of senders, and what it remembers is bounded by those of one window.
+"""A ring takes each flush once. The records of that are stored beside it: the ring has the same
+bytes for any number of senders, and the number of records is bounded by the senders of one window.
 
 All times are in the commands, and no bucket is shorter than a minute, so that nothing expires by
-the server's own clock while a story is told.
+the server's own clock during a test.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def test_a_ring_is_the_same_for_any_number_of_senders(
     assert server.object("encoding", ring) in (b"listpack", b"ziplist")
 
 
-def test_what_is_remembered_is_bounded_however_many_processes_come(
+def test_the_number_of_records_is_bounded_for_any_number_of_processes(
     execute: Execute, server: redis.Redis
 ) -> None:
-    """A hundred new ones in each bucket; five buckets are a window."""
+    """A hundred new processes in each bucket; five buckets are a window."""
     charges = ring_of()
     senders, most = senders_name(charges[0].ring), 0
     for bucket in range(40):
@@ -86,12 +86,12 @@ def test_what_is_remembered_is_bounded_however_many_processes_come(
             execute(flush(charges, START + bucket * W, f"{bucket:x}{sender:02x}"))
         most = max(most, server.hlen(senders))
     assert 500 <= most <= 1000
-    for sender in range(400):  # a window later none of them holds
+    for sender in range(400):  # a window later all records have expired
         execute(flush(charges, START + 60 * W, f"ffff{sender:x}"))
     assert 400 <= server.hlen(senders) <= 800
 
 
-def test_few_records_are_compact_and_many_are_a_table(
+def test_few_records_are_compact_and_many_are_a_hash_table(
     execute: Execute, server: redis.Redis
 ) -> None:
     charges = ring_of()
@@ -104,23 +104,23 @@ def test_few_records_are_compact_and_many_are_a_table(
     assert {len(sender) for sender in server.hkeys(senders)} <= {1, 2}
 
 
-def test_records_live_longer_than_they_hold(execute: Execute, server: redis.Redis) -> None:
-    """Also where the clock was set back: the ring waits for it, and so do they."""
+def test_records_expire_later_than_they_are_valid(execute: Execute, server: redis.Redis) -> None:
+    """Where the clock was set back, they live until the ring's bucket, and so long after."""
     charges = ring_of()
     senders, lives = senders_name(charges[0].ring), 6 * W
     execute(flush(charges, START + 2 * W, "a"))
     assert lives - W / 2 < server.pttl(senders) <= lives
     server.pexpire(senders, 1000)
     execute(flush(charges, START + 2 * W + 5, "a", 2))
-    assert server.pttl(senders) <= 1000, "once in a bucket will do"
+    assert server.pttl(senders) <= 1000, "PEXPIRE is sent once per bucket"
     execute(flush(charges, START + 3 * W, "a", 3))
     assert lives - W / 2 < server.pttl(senders) <= lives
     execute(flush(charges, START + W, "b"))
     assert lives + 2 * W - W / 2 < server.pttl(senders) <= lives + 2 * W
 
 
-def test_a_reset_leaves_what_was_taken(execute: Execute) -> None:
-    """Sent again after it, it would be counted in the new window, where nobody has passed."""
+def test_a_reset_keeps_the_records(execute: Execute) -> None:
+    """Otherwise a flush that is sent again after it would be counted in the new window."""
     charges, memory = ring_of(), MemoryStore().execute
     for ask in (execute, memory):
         ask(flush(charges, START, "a"))
@@ -163,7 +163,7 @@ def test_a_flush_touches_no_key_that_it_does_not_name(
     assert touched == declared
 
 
-def test_records_lie_in_the_slot_of_their_ring_and_are_no_ring() -> None:
+def test_records_are_in_the_slot_of_their_ring_and_are_not_a_ring() -> None:
     for charge in charges_of("k", key_prefix("records", "user:42"), [LIMIT, OTHER], 1):
         name = senders_name(charge.ring)
         assert name[: name.index(b"}")] == charge.ring[: charge.ring.index(b"}")]
@@ -177,7 +177,7 @@ def test_records_lie_in_the_slot_of_their_ring_and_are_no_ring() -> None:
 
 
 class Sent(NamedTuple):
-    """A flush that may be sent again: until its sender sends its next."""
+    """A flush that may be sent again, until its sender sends the next one."""
 
     at: int
     sender: str
@@ -189,9 +189,9 @@ later = st.sampled_from([0, 0, 1, 500, W - 1, W, W, 2 * W, 3 * W, 5 * W, -1, -W,
 moves = st.tuples(
     later,
     st.integers(0, 12),  # which sender; those above 7 are new each time
-    st.integers(1, 5),  # what it has passed
+    st.integers(1, 5),  # its passes
     st.lists(st.integers(0, 30), max_size=4),  # which flushes are sent again
-    st.sampled_from([0, 0, 0, 20, 70]),  # so many processes come and go
+    st.sampled_from([0, 0, 0, 20, 70]),  # how many other new processes flush
 )
 
 
@@ -200,8 +200,9 @@ moves = st.tuples(
 def test_what_is_sent_again_never_counts_twice(
     execute: Execute, server: redis.Redis, story: list[Any]
 ) -> None:
-    """However often, however late, whoever comes and goes meanwhile, and whichever records the
-    server has drawn: bucket by bucket the ring holds what was sent for the first time.
+    """The ring holds, bucket by bucket, what was sent for the first time: however often and late a
+    flush is sent again, whichever processes come and go, and whichever records the server has
+    drawn.
     """
     charges = ring_of()
     memory = MemoryStore().execute
@@ -214,7 +215,7 @@ def test_what_is_sent_again_never_counts_twice(
         sender = f"{which:x}" if which < 8 else f"{number:x}f{which:x}"
         before = last.get(sender)
         sent = Sent(now, sender, before.seq + 1 if before else 1, passed)
-        last[sender] = sent  # which ends what it may send again of before
+        last[sender] = sent  # from here on it does not send `before` again
         expected[now - now % W] += passed
         came = [Sent(now, f"{number:x}a{i:x}", 1, 0) for i in range(others)]
         known = list(last.values())
@@ -233,5 +234,5 @@ def test_what_is_sent_again_never_counts_twice(
     assert state == memory(Read(charges, now)).states[0]
     held = {b.start: b.passed for b in state.buckets if b.start > newest - 5 * W}
     assert {start: n for start, n in held.items() if n} == window
-    plain = {b"start", b"used", b"closed", b"block", b"done", b"limit"}
+    plain = {b"head", b"used", b"closed", b"block", b"finished", b"limit"}
     assert all(field in plain or field.isdigit() for field in server.hkeys(charges[0].ring))

@@ -96,7 +96,7 @@ def test_every_store_answers_as_the_specification(
 @pytest.mark.event_loops
 @settings(LENIENT, max_examples=20)
 @given(history=st.lists(steps, min_size=25, max_size=60))
-def test_long_stories_end_alike(everywhere: dict[str, Execute], history: list[HistoryStep]) -> None:
+def test_long_histories_agree(everywhere: dict[str, Execute], history: list[HistoryStep]) -> None:
     agree({"redis": everywhere["redis"]}, history, Key(fresh(), "t"))
 
 
@@ -122,7 +122,7 @@ def test_redis_answers_as_the_specification_at_length(
     agree({"redis": everywhere["redis"]}, history, fresh())
 
 
-# -- one ring under a changing limit: where a refusal's answer may be remembered ----------------
+# -- one ring under a changing limit, where acquire may repeat a stored refusal ------------------
 
 one_ring = st.builds(
     HistoryStep,
@@ -170,7 +170,7 @@ def test_refusals_in_a_full_bucket_at_length(
 )
 @example(which=[4], used=0, cost=1, times=9, set_back_ms=0)
 @example(which=[4], used=3, cost=1, times=9, set_back_ms=W)
-def test_one_call_for_many_says_what_each_would_have_been_told(
+def test_one_call_for_many_has_the_reply_that_each_would_have_got(
     which: list[int], used: int, cost: int, times: int, set_back_ms: int
 ) -> None:
     limits = [LIMITS[i] for i in which]

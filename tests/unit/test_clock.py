@@ -1,4 +1,4 @@
-"""The clock that leases and deadlines go by."""
+"""The monotonic clock of leases and deadlines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from distwindow.core.clock import SYSTEM, _monotonic
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such clock")
-def test_it_goes_on_while_the_machine_is_suspended() -> None:
+def test_it_includes_the_time_of_a_suspension() -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     now = SYSTEM.monotonic()
     assert before <= now <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_where_there_is_none_it_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_a_clock_it_is_time_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     assert _monotonic() is time.monotonic

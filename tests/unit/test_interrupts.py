@@ -1,5 +1,5 @@
-"""Events that threads wait for, and threads that are started. What an interruption does to them is
-in tests/property/test_interruptions.py.
+"""Events that threads wait for, and starting threads. tests/property/test_interruptions.py has what
+happens when they are interrupted.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def test_a_wake_up_before_the_sleep_is_kept_once() -> None:
 
 
 def test_a_thread_is_started() -> None:
-    done = OneShotEvent()
-    assert start_thread(done.set)
-    assert done.wait(10)
+    started = OneShotEvent()
+    assert start_thread(started.set)
+    assert started.wait(10)
 
 
-def test_what_other_code_raises_is_told_from_what_ours_raises() -> None:
+def test_an_exception_of_other_code_is_an_interruption() -> None:
     with pytest.raises(Empty) as raised:
         SimpleQueue[None]().get(False)
     assert is_interruption(raised.value)  # its innermost frame is this test's

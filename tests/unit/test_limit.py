@@ -1,4 +1,4 @@
-"""A limit says what it is: strings parse, `str()` round-trips, defaults divide evenly."""
+"""Limits: strings parse, `str()` round-trips, defaults divide evenly."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import signal
@@ -79,7 +80,7 @@ def test_what_sigterm_does_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     done: list[str] = []
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signal, "raise_signal", lambda _: done.append("ends the process"))
-    monkeypatch.setattr(shutdown, "start_new_thread", lambda *_: done.append("starts the thread"))
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: done.append("starts the thread"))
     ending.on_sigterm(signal.SIGTERM, None)
     assert done == [TABLE[name]["sigterm"]] or (done, TABLE[name]["sigterm"]) == ([], "is ignored")
     assert ending.phase == (FLUSHING if name == "RUNNING" else NAMES[name])
@@ -97,7 +98,7 @@ def test_one_leads_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
         ending._survived.set()
 
     monkeypatch.setattr(os, "kill", kill)
-    monkeypatch.setattr(shutdown, "start_new_thread", lambda function, words: function(*words))
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, words: function(*words))
     ending.on_sigterm(signal.SIGTERM, None)
     seen.append(ending.phase)
     assert seen == [RUNNING, FLUSHING, PAUSED, ENDING, RUNNING]

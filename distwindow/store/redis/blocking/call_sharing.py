@@ -10,8 +10,9 @@ twice, and does the second time what the first left undone.
 from __future__ import annotations
 
 import copy
+import queue
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TypeAlias
 
 from ....core.errors import DistwindowError, StoreUnavailable
@@ -33,7 +34,7 @@ class Waiter:
         self.group: CallGroup | None = None
         """None until it has joined one."""
         self.deadline = deadline
-        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._share: CallShare | None = None
         self._failure: DistwindowError | None = None
 

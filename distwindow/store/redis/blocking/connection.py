@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+# Python imports these when it first looks a host up, and redis-py when it makes its first client,
+# in the thread that connects. A child that is forked in the midst of that could never connect: it
+# would wait for the import's lock, or find half of a module.
+import email.parser  # noqa: F401
+import encodings.idna  # noqa: F401
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial

@@ -11,16 +11,16 @@ come while it is away gather, and go together as one call with `times`:
 
 from __future__ import annotations
 
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import ConfigurationError, DistwindowError, StoreTimeout
-from ....core.interrupts import is_interruption
+from ....core.interrupts import PATCHES, is_interruption
 from ....protocol.commands import Acquire, Command
 from ....protocol.decisions import admitted_decision, decision_of
 from ....protocol.replies import AcquireReply, split_reply
@@ -72,10 +72,10 @@ class RedisStore:
 
     def _reset_connections(self) -> None:
         self._topology: Topology | None = None
-        self._this_thread = _ThreadState()
+        self._this_thread = _mine()
         self._connections: dict[weakref.ref[_ThreadToken], dict[Node, BlockingConnection]] = {}
         """The links of each thread, by its token."""
-        self._ended_threads: SimpleQueue[weakref.ref[_ThreadToken]] = SimpleQueue()
+        self._ended_threads: queue.SimpleQueue[weakref.ref[_ThreadToken]] = queue.SimpleQueue()
         """The tokens of threads that have ended."""
         self._idle_connections: list[BlockingConnection] = []
         """What ended threads have left for new ones."""
@@ -272,7 +272,7 @@ class RedisStore:
         with self._lock:
             self._closed = True
             self._this_thread = (
-                _ThreadState()
+                _mine()
             )  # so that no thread has a connection that it need not ask for
         _close_all(self._connections, self._idle_connections)
         self._finalizer.detach()
@@ -284,6 +284,11 @@ class RedisStore:
         this is all there is; whatever else comes is for `call` to judge.
         """
         connection = self._this_thread.direct
+        if (
+            connection is None and self._topology is not None
+        ):  # a new thread: it may get one that stands
+            self._connection(self._topology.node_of(command))
+            connection = self._this_thread.direct
         if connection is None or not connection.ready(began):
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
@@ -439,6 +444,7 @@ class RedisStore:
         this_thread = self._this_thread
         connection = this_thread.connections.get(node)
         if connection is None:
+            PATCHES.check()
             with self._lock:
                 self._check_open()
                 if this_thread.token is None:
@@ -488,8 +494,8 @@ class _ThreadToken:
     __slots__ = ("__weakref__",)
 
 
-class _ThreadState(threading.local):
-    """A thread's own links."""
+class _ThreadState:
+    """A thread's own links. What a store has of this is a `threading.local`, see `_mine`."""
 
     def __init__(self) -> None:
         self.busy = False
@@ -500,6 +506,15 @@ class _ThreadState(threading.local):
         self.direct: BlockingConnection | None = None
         """The one that all calls take, where there is one server."""
         self.token: _ThreadToken | None = None
+
+
+def _mine() -> _ThreadState:
+    """A `_Mine` for each thread. Not a subclass once and for all: after gevent has patched
+    `threading.local`, that is one for each greenlet.
+    """
+    kind = type("_MineOfThread", (_ThreadState, threading.local), {})
+    this_thread: _ThreadState = kind()
+    return this_thread
 
 
 def _close_all(

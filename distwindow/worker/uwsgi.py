@@ -1,0 +1,66 @@
+"""uWSGI forks its workers after it has imported the application, by C code that runs none of
+Python's `os.register_at_fork` functions (unless it is started with `--py-call-uwsgi-fork-hooks`):
+all workers would use the connections of the process that they were forked from, and read each
+other's replies. But uWSGI calls `uwsgi.post_fork_hook` in each worker. No thread is started before
+the fork (`is_before_uwsgi_forks`).
+
+Older versions (2.0.26, not 2.0.31) run no threads of Python's unless they are started with
+`--enable-threads`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from .._fork import begin_anew
+from .flush_job import LOG
+
+
+class Uwsgi:
+    """Where the program runs inside uWSGI."""
+
+    def __init__(self) -> None:
+        self._hooked = False
+
+    def hook_fork(self) -> None:
+        """A limiter has been made: have forked workers begin anew. Once in a process."""
+        uwsgi = sys.modules.get("uwsgi")
+        if uwsgi is None or self._hooked or not hasattr(uwsgi, "opt"):
+            return
+        self._hooked = True
+        _hook(uwsgi)
+        if not getattr(uwsgi, "has_threads", True):
+            LOG.warning(
+                "uWSGI runs no threads: what is counted in this process is sent late, or lost. "
+                "Start it with --enable-threads"
+            )
+
+
+def _hook(uwsgi: Any) -> None:
+    try:
+        # Its module puts a hook in place, and forgets the one that is there: so it goes first, and
+        # functions are added to its list.
+        chain = import_module("uwsgidecorators").postfork_chain
+    except Exception:  # it raises a plain `Exception` without a master process
+        uwsgi.post_fork_hook = _chain(getattr(uwsgi, "post_fork_hook", None))
+    else:
+        chain.insert(0, _chain(None))
+
+
+def _chain(before: Callable[[], Any] | None) -> Callable[[], None]:
+    pid = os.getpid()
+
+    def hook() -> None:
+        if os.getpid() != pid:  # without a master this process becomes the first worker
+            begin_anew()
+        if before is not None:
+            before()
+
+    return hook
+
+
+UWSGI = Uwsgi()

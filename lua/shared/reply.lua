@@ -1,0 +1,54 @@
+-- The words of a reply. The binding ring is the one with the fewest permits left; of the rings that
+-- refuse, it is the one that has room last, as no call can pass before that moment.
+
+-- ms until the ring is empty if nobody calls again.
+local function reset_ms_of(ring, now)
+  if ring.used == 0 then return 0 end
+  return math.max(0, expires_at(ring, 1, -1) - now)
+end
+
+-- index, left, reset_ms of the ring that has the fewest permits left.
+local function binding_ring(rings, now)
+  local index, left
+  for i = 1, #rings do
+    local left_here = rings[i].limit - rings[i].used
+    if not left or left_here < left then index, left = i, left_here end
+  end
+  return index, left, reset_ms_of(rings[index], now)
+end
+
+-- index, left, reset_ms, retry_ms of the refusal of one more call (of ring.cost each). Each refusing
+-- ring gets `passed_before` and `passed_upto`: the refusal is the same for every cost whose need n
+-- is passed_before < n <= passed_upto.
+local function refusal(rings, now)
+  local index, latest
+  for i = 1, #rings do
+    local ring = rings[i]
+    local need = ring.used + ring.cost - ring.limit
+    if need > 0 then
+      local room_at
+      room_at, ring.passed_before, ring.passed_upto = expires_at(ring, need, 1)
+      if room_at == ring.start + ring.span * ring.bucket_ms then ring.passed_upto = MAX_TOTAL end
+      if not latest or room_at > latest then index, latest = i, room_at end
+    end
+  end
+  local ring = rings[index]
+  return index, ring.limit - ring.used, reset_ms_of(ring, now), latest - now
+end
+
+-- True if any ring counts in a bucket that begins after now, as it does once the clock was set back.
+local function any_ahead(rings, now)
+  for i = 1, #rings do
+    if rings[i].start > now then return true end
+  end
+  return false
+end
+
+-- `reply`, with the start of each ring's newest bucket appended if that does not follow from now: a
+-- refund has to name the bucket.
+local function append_bucket_starts(reply, rings, now)
+  if any_ahead(rings, now) then
+    for i = 1, #rings do reply[#reply + 1] = rings[i].start end
+  end
+  return reply
+end

@@ -1,0 +1,258 @@
+"""One run: a server, calls over connections at the same time, its end, and what Redis knows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from distwindow import Limiter
+from tests.app_servers.applications import CELERY_CLIENT
+from tests.app_servers.setups import Setup
+from tests.servers import Standalone, free_port
+
+ROOT = Path(__file__).parents[2]
+LIMIT, CALLS, CONNECTIONS = 500, 2_000, 16
+MODES = ("direct", "leased", "eventual")
+
+
+@dataclass
+class Outcome:
+    """What a run has found."""
+
+    admitted: int = 0
+    refused: int = 0
+    more: int = 0
+    """Calls that were sent after the 2,000, see `_http`."""
+    errors: list[str] = field(default_factory=list)
+    processes: int = 0
+    """Those that have answered."""
+    connections: int = 0
+    """Of the limiter, at the server, after the last call."""
+    times_us: list[float] = field(default_factory=list)
+    """What each admitted call of the limiter took inside the application."""
+    end_s: float = 0.0
+    """From SIGTERM to the end of the last process."""
+    passed: int = 0
+    """As the store knows it after the end."""
+    blocked: int = 0
+    said: str = ""
+    """What the server has printed."""
+
+    @property
+    def p50_us(self) -> float:
+        return statistics.median(self.times_us) if self.times_us else 0.0
+
+    @property
+    def p99_us(self) -> float:
+        return sorted(self.times_us)[int(len(self.times_us) * 0.99)] if self.times_us else 0.0
+
+    def count(self, status: int, pid: int, took_us: float, pids: set[int]) -> None:
+        """One call was answered."""
+        pids.add(pid)
+        self.processes = len(pids)
+        if status == 200:
+            self.admitted += 1
+            self.times_us.append(took_us)
+        elif status == 429:
+            self.refused += 1
+        else:
+            self.errors.append(f"status {status}")
+
+    def faults(self, mode: str) -> list[str]:
+        """What is not as it has to be."""
+        found = []
+        if self.errors:
+            found.append(f"{len(self.errors)} errors, the first: {self.errors[0]}")
+        if self.admitted + self.refused != CALLS + self.more:
+            found.append(
+                f"{self.admitted + self.refused} of {CALLS + self.more} calls were answered"
+            )
+        if self.admitted < LIMIT or (mode != "eventual" and self.admitted > LIMIT):
+            found.append(f"{self.admitted} admitted of a limit of {LIMIT}")
+        if (self.passed, self.blocked) != (self.admitted, self.refused):
+            found.append(
+                f"the store knows {self.passed} + {self.blocked}, "
+                f"answered were {self.admitted} + {self.refused}"
+            )
+        signs = ("distwindow.", "lost", "Traceback")
+        found += [line for line in self.said.splitlines() if any(sign in line for sign in signs)]
+        return found[:8]
+
+
+def missing(setup: Setup) -> list[str]:
+    """The packages, or the program, that are not installed."""
+    return [
+        name
+        for name in setup.packages
+        if (_program(name) is None if name == "uwsgi" else find_spec(name) is None)
+    ]
+
+
+def run(setup: Setup, mode: str, server: Standalone) -> Outcome:
+    """Start it, call it, end it, and look at the store."""
+    outcome = Outcome()
+    prefix = f"run{time.monotonic_ns()}"
+    with tempfile.TemporaryDirectory(prefix="distwindow-") as folder:
+        _run(setup, mode, server, prefix, Path(folder), outcome)
+    with Limiter(server.url, f"{LIMIT}/hour", prefix=prefix, timeout=5) as limiter:
+        stats = limiter.stats("shared")
+    outcome.passed, outcome.blocked = stats.passed, stats.blocked
+    return outcome
+
+
+def _run(
+    setup: Setup, mode: str, server: Standalone, prefix: str, folder: Path, outcome: Outcome
+) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+        "STORE_URL": server.url,
+        "PREFIX": prefix,
+        "MODE": mode,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if setup.used:
+        environment["USED"] = "1"
+    for name, text in {**setup.files, "application.py": setup.application}.items():
+        (folder / name).write_text(text)
+    port = free_port()
+    words = setup.command.format(port=port, workers=setup.workers, calls=CALLS).split()
+    program = _program(words[0])
+    command = [program, *words[1:]] if program else [sys.executable, *words]
+    with (
+        (folder / "said").open("w+") as said,
+        _started(command, environment, folder, said) as process,
+    ):
+        try:
+            if setup.kind == "http":
+                # By class: the callers' loop is not what is tested.
+                with contextlib.closing(asyncio.SelectorEventLoop()) as loop:
+                    loop.run_until_complete(_http(setup, mode, port, process, outcome))
+            elif setup.kind == "celery":
+                client = subprocess.run(
+                    [sys.executable, "-c", CELERY_CLIENT, str(CALLS)],
+                    cwd=folder, env={**environment, "PREFIX": prefix}, capture_output=True,
+                    text=True, timeout=100, check=False,
+                )  # fmt: skip
+                if client.returncode:
+                    outcome.errors.append(client.stderr.strip().splitlines()[-1])
+                else:
+                    _answers(client.stdout, outcome)
+            else:
+                assert process.stdout is not None
+                _answers(process.stdout.readline(), outcome)
+            outcome.connections = _connections(server, prefix)
+            if setup.restarts:
+                # A worker that gunicorn has just forked has the handlers of gunicorn's master, and
+                # does not hear SIGTERM.
+                time.sleep(2)
+            began = time.monotonic()
+            if setup.kind == "processes":
+                process.communicate("go on\n", timeout=30)
+            else:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+            outcome.end_s = time.monotonic() - began
+        except Exception as exc:
+            outcome.errors.append(f"{type(exc).__name__}: {exc}")
+        said.seek(0)
+        outcome.said = said.read()
+
+
+def _program(name: str) -> str | None:
+    """A program that is installed beside this Python, or on the path."""
+    if name != "uwsgi":
+        return None
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+@contextmanager
+def _started(
+    command: list[str], environment: dict[str, str], folder: Path, said: Any
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        if "calls" in environment or "application.py" in command else said, stderr=said, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever is left of it
+        process.communicate()
+
+
+def _connections(server: Standalone, name: str) -> int:
+    with server.client() as client:
+        return sum(one["name"] == name for one in client.client_list())
+
+
+def _answers(text: str, outcome: Outcome) -> None:
+    pids: set[int] = set()
+    for pid, calls in json.loads(text):
+        for allowed, took in calls:
+            outcome.count(200 if allowed else 429, pid, took * 1e6, pids)
+
+
+async def _http(
+    setup: Setup, mode: str, port: int, process: subprocess.Popen[str], outcome: Outcome
+) -> None:
+    up: set[int] = set()
+    ends = time.monotonic() + 20
+    while len(up) < setup.workers:
+        answers = await asyncio.gather(
+            *[_get(port, "/up") for _ in range(2 * CONNECTIONS)], return_exceptions=True
+        )
+        up |= {answer[1] for answer in answers if not isinstance(answer, BaseException)}
+        if process.poll() is not None or time.monotonic() > ends:
+            raise RuntimeError(f"only {len(up)} of {setup.workers} workers have answered")
+        await asyncio.sleep(0.05)
+    numbers = iter(range(CALLS))
+    pids: set[int] = set()
+
+    async def calls() -> None:
+        for number in numbers:
+            if number == CALLS // 8 and setup.restarts == "SIGHUP":
+                process.send_signal(signal.SIGHUP)
+            try:
+                outcome.count(*await _get(port, "/"), pids)
+            except (OSError, ValueError, IndexError, asyncio.TimeoutError) as exc:
+                outcome.errors.append(f"{type(exc).__name__}: {exc}")
+
+    await asyncio.gather(*[calls() for _ in range(CONNECTIONS)])
+    ends = time.monotonic() + 10
+    while mode == "leased" and outcome.admitted < LIMIT and time.monotonic() < ends:
+        # A worker that was not called any more has permits left: it spends them, or gives them
+        # back so that others can.
+        outcome.more += 1
+        outcome.count(*await _get(port, "/"), pids)
+
+
+async def _get(port: int, path: str) -> tuple[int, int, float]:
+    """Status, process, and microseconds that the call took there."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        raw = await asyncio.wait_for(reader.read(), 15)
+    finally:
+        writer.close()
+    head, _, body = raw.decode().partition("\r\n\r\n")
+    pid, took = body.split()[:2]
+    return int(head.split()[1]), int(pid), float(took)

@@ -1,0 +1,131 @@
+"""Real application servers whose workers share one limit: `python -m tests.app_servers` has them
+all, this runs those whose packages the development environment has.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app_servers.run import MODES, missing, run
+from tests.app_servers.setups import SETUPS, Setup
+from tests.servers import Standalone
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+# All modes where everything is replaced between the import and the first call; elsewhere by turns.
+CASES = [
+    pytest.param(setup, mode, id=f"{setup.name}-{mode}")
+    for number, setup in enumerate(SETUPS)
+    for turn, mode in enumerate(MODES)
+    if setup.name == "gunicorn gevent preload, used at import" or number % len(MODES) == turn
+]
+
+
+@pytest.mark.parametrize(("setup", "mode"), CASES)
+def test_workers_share_a_limit(standalone: Standalone, setup: Setup, mode: str) -> None:
+    """Exactly the limit is admitted (`eventual`: at least), every call is answered, and after
+    SIGTERM the store knows what was answered.
+    """
+    if absent := missing(setup):
+        pytest.skip(f"{', '.join(absent)} not installed")
+    outcome = run(setup, mode, standalone)
+    assert outcome.faults(mode) == []
+
+
+def ran(program: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+PATCHED_LATER = """
+import sys
+url, prefix, mode, order = sys.argv[1:]
+if order == "imported before":
+    import gevent
+from distwindow import ConfigurationError, Limiter
+limiter = Limiter(url, "100000/hour", prefix=prefix, consistency=mode, timeout=5, sync_interval=60,
+    flush_interval=60)
+if order == "imported before":
+    assert limiter.try_acquire("k")
+import gevent
+from gevent import monkey
+monkey.patch_all()
+greenlets = [gevent.spawn(limiter.try_acquire, "k") for _ in range(30)]
+gevent.joinall(greenlets, timeout=20)
+assert all(one.ready() for one in greenlets)
+refusals = {str(one.exception) for one in greenlets if one.exception is not None}
+if refusals:
+    assert all(isinstance(one.exception, (ConfigurationError, type(None))) for one in greenlets)
+    print(refusals.pop())
+else:
+    assert all(one.value for one in greenlets)
+    limiter.close()
+    with Limiter(url, "100000/hour", prefix=prefix, timeout=5) as other:
+        print(other.stats("k").passed)
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gevent_that_patches_after_a_call(redis_url: str, prefix: str, mode: str) -> None:
+    """What was counted before is kept, and greenlets have connections of their own."""
+    pytest.importorskip("gevent")
+    assert ran(PATCHED_LATER, redis_url, prefix, mode, "imported before") == "31\n"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gevent_that_is_imported_after_a_limiter_was_made(
+    redis_url: str, prefix: str, mode: str
+) -> None:
+    """Nobody is told that it patches: what needs a connection or a thread then is refused."""
+    pytest.importorskip("gevent")
+    said = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
+    assert said.startswith("gevent.monkey.patch_all() was called after a limiter was made"), said
+
+
+FORKED_AMID_IMPORT = """
+import importlib.abc, os, sys, threading, time
+url, prefix = sys.argv[1:]
+
+class Slow(importlib.abc.MetaPathFinder):
+    began = threading.Event()
+    def find_spec(self, name, path, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            self.began.set()
+            time.sleep(2)
+
+sys.meta_path.insert(0, Slow())
+from distwindow import Limiter
+limiter = Limiter(url, "100000/hour", prefix=prefix, timeout=5)
+thread = threading.Thread(target=limiter.try_acquire, args=("k",))
+thread.start()
+Slow.began.wait(1)
+child = os.fork()
+if child == 0:
+    sys.meta_path.remove(next(one for one in sys.meta_path if isinstance(one, Slow)))
+    try:
+        os._exit(0 if limiter.try_acquire("k") else 3)
+    except BaseException as exc:
+        print(repr(exc), file=sys.stderr, flush=True)
+        os._exit(4)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+thread.join()
+sys.exit(code)
+"""
+
+
+def test_a_fork_while_another_thread_connects(redis_url: str, prefix: str) -> None:
+    """Connecting imports nothing: the child would wait for that import's lock for ever."""
+    ran(FORKED_AMID_IMPORT, redis_url, prefix)

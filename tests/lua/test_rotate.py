@@ -1,0 +1,108 @@
+"""acquire/rotate.lua decides and writes as the general path does, which it is a cheaper form of."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args
+
+import pytest
+import redis
+
+from distwindow import Limit
+from distwindow.core.limit import Bound
+from distwindow.core.stats import Bucket
+from distwindow.protocol import commands as wire
+from distwindow.protocol.commands import charges_of
+from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.scripts import load_script, scripts_folder
+from tests.unit.stage import T0, fresh
+
+GUARD = "9999999999999.000001"
+WITHOUT = ("acquire/hot.lua", "acquire/rotate.lua")
+START = {"acquire/hot.lua": "local key = KEYS[1]\n"}
+"""What the general path needs of a piece that is left out."""
+
+
+@cache
+def general_only() -> str:
+    """acquire without its two short ways."""
+    root = scripts_folder()
+
+    def piece(found: re.Match[str]) -> str:
+        if found[1] in WITHOUT:
+            return START.get(found[1], "")
+        return (root / found[1]).read_text(encoding="utf-8")
+
+    source = (root / "acquire.lua").read_text(encoding="utf-8")
+    return re.sub(r"^--@include (\S+)\n", piece, source, flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def server(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        for name in ("acquire", "flush"):
+            client.script_load(load_script(name).text)
+        yield client
+
+
+def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit) -> int:
+    """Some calls, and flushed counts, over about a window and a half; returns the last time."""
+    charges = charges_of(key, key_prefix("rotate", key), [limit], 1)
+    now = T0 + rng.randrange(limit.bucket_ms)
+    for _ in range(rng.randrange(1, 8)):
+        now += rng.choice([0, 1, rng.randrange(limit.bucket_ms * (1 + limit.span // 2))])
+        if rng.random() < 0.3:
+            late = now - rng.randrange(limit.bucket_ms * limit.span)
+            passed, blocked, success, error = (rng.randrange(3) for _ in range(4))
+            seen = Bucket(late, passed, blocked, success, error, 9, rng.randrange(1, 9))
+            run(server, wire.Flush(charges, now, counts=((seen,),)))
+        else:
+            cost = rng.randrange(1, limit.amount + 1)
+            calls = rng.randrange(1, 4)
+            run(server, wire.Acquire(wire.charges_of(key, key_prefix("rotate", key), [limit], cost),
+                                     now, calls=calls))  # fmt: skip
+    return now
+
+
+def run(server: redis.Redis, command: wire.Command[Any]) -> Any:
+    keys = command.keys
+    sha = load_script(command.script).sha
+    return server.evalsha(sha, len(keys), *keys, GUARD, *command.arguments())
+
+
+def content(server: redis.Redis, ring: bytes, span: int, bucket_ms: int) -> dict[bytes, bytes]:
+    """The hash without the slot of the newest bucket, whose value has expired and is ignored."""
+    fields: Any = server.hgetall(ring)
+    newest = int(fields[b"head"].split()[0]) // bucket_ms
+    fields.pop(b"%d" % (newest % span), None)
+    return dict(fields)
+
+
+def test_the_rotation_of_one_ring_is_that_of_the_general_path(server: redis.Redis) -> None:
+    short_replies = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        buckets, bound = rng.choice([1, 2, 5, 10, 40]), rng.choice(get_args(Bound))
+        limit = Limit(rng.choice([3, 20]), per=60 * buckets, buckets=buckets, bound=bound)
+        width, span = limit.bucket_ms, limit.span
+        key = fresh()
+        last = random_ring(rng, server, key, limit)
+        charges = charges_of(key, key_prefix("rotate", key), [limit], rng.randrange(1, 4))
+        now = last + width * rng.randrange(1, span + 3) + rng.randrange(width)
+        command = wire.Acquire(charges, now, calls=rng.randrange(1, 3))
+        (ring,) = command.keys
+        twin = ring + b":twin"
+        server.execute_command("COPY", ring, twin)
+
+        short = run(server, command)
+        general: Any = server.eval(general_only(), 1, twin, GUARD, *command.arguments())
+
+        assert command.reply(short) == command.reply(general), seed
+        assert content(server, ring, span, width) == content(server, twin, span, width), seed
+        ttl: Any = server.pttl(ring)
+        assert abs(ttl - server.pttl(twin)) < width, seed
+        short_replies += len(short) == 3  # as acquire/rotate.lua answers; the general path has five
+    assert short_replies > 50
