@@ -1,8 +1,7 @@
 """The end of the process: what its limiters have counted is sent before.
 
 At exit, `flush_at_exit` sends it, in the thread that calls it, for at most EXIT_TIMEOUT_S. It is
-called by `atexit`, and where processes end without `atexit`: by the finalizers of multiprocessing
-and billiard, and by Celery's signal `worker_process_shutdown`.
+called by the hooks of `exit_hooks.py`, however the process ends.
 
 At SIGTERM, where the default action would end the process at once, a handler starts a thread and
 returns. The handler takes no lock, because the code that it interrupts may hold any lock, and needs
@@ -42,11 +41,9 @@ been sent.
 from __future__ import annotations
 
 import _thread
-import atexit
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from _thread import interrupt_main
@@ -58,6 +55,7 @@ from typing import Any, Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
+from .exit_hooks import ExitHooks
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
@@ -93,12 +91,9 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._workers: list[FlushWorker] = []
-        self._atexit_registered = False
-        """True once `flush_at_exit` is registered with `atexit`. A forked child inherits that."""
+        self._exit_hooks = ExitHooks(self.flush_at_exit)
         self._sigterm_blocked = False
         """True while SIGTERM is blocked in the main thread, for uvicorn."""
-        self._rehooked: set[str] = set()
-        """Modules that call `_hook_exit_again` when a child begins."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -108,7 +103,7 @@ class Shutdown:
         """Identifiers of the threads that flush during the shutdown, and must not be paused."""
         self._survived = OneShotEvent()
         self._watching = False
-        self._hooked: set[str] = set()
+        self._exit_hooks.after_fork()
         self._exit_began = False
         if self._sigterm_blocked:
             self._sigterm_blocked = False
@@ -120,9 +115,6 @@ class Shutdown:
 
     def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
         """Install the hooks that a limiter needs. Pause its calls if the shutdown has begun."""
-        if not self._atexit_registered:
-            self._atexit_registered = True
-            atexit.register(self.flush_at_exit)
         self.hook_exit()
         if handle_sigterm:
             install_sigterm_handler()
@@ -130,29 +122,8 @@ class Shutdown:
             strategy.pause_calls(self.pause)
 
     def hook_exit(self) -> None:
-        """Have `flush_at_exit` called in processes that end without `atexit`, through the libraries
-        that are imported. Each process has to do so itself: when a child begins, multiprocessing
-        drops all finalizers, also those of the child ("forkserver" and "spawn" import the main
-        module before that). Then it calls what is registered for the time after a fork.
-        """
-        for name in ("multiprocessing.util", "billiard.util"):
-            if name in sys.modules and name not in self._hooked:
-                util = sys.modules[name]
-                util.Finalize(None, self.flush_at_exit, exitpriority=100)
-                self._hooked.add(name)
-                if name not in self._rehooked:  # this, a child inherits
-                    self._rehooked.add(name)
-                    util.register_after_fork(self, Shutdown._hook_exit_again)
-        name = "celery.signals"
-        if name in sys.modules and name not in self._hooked:
-            sys.modules[name].worker_process_shutdown.connect(
-                self._on_celery_child_exit, weak=False, dispatch_uid="distwindow"
-            )
-            self._hooked.add(name)
-
-    def _hook_exit_again(self) -> None:
-        self._hooked.clear()
-        self.hook_exit()
+        """Have `flush_at_exit` called when this process ends, however it ends."""
+        self._exit_hooks.install()
 
     def pause(self) -> None:
         """Delay a call during the first flush. After that, block it until the process has ended, or
@@ -186,9 +157,6 @@ class Shutdown:
             # SIGTERM is no longer blocked, it ends the process, as uvicorn intended.
             self._sigterm_blocked = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-    def _on_celery_child_exit(self, **_: Any) -> None:
-        self.flush_at_exit()
 
     # -- SIGTERM ----------------------------------------------------------------------------------
 
