@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distwindow import (
     AsyncLimiter,
     Decision,
+    Key,
     Limit,
     Limiter,
     RateLimitExceeded,
@@ -32,6 +33,7 @@ def a_decision_is_truthy_when_allowed() -> str:
     assert_type(decision, Decision)
     assert_type(decision.allowed, bool)
     assert_type(decision.limit, Limit)
+    assert_type(decision.key, str | bytes | Key)
     assert_type(decision.remaining, int)
     assert_type(decision.retry_after, float)
     return "work" if decision else f"later, in {decision.retry_after:.1f} s"
