@@ -1,4 +1,4 @@
-"""Who is to be called in forked children."""
+"""The objects whose `after_fork` is called in forked children."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Wiring: from what the caller names (a URL, a client, a store) to a store. Nothing is global but
-the list of who has to be told of a fork.
+"""From the arguments of a limiter to its parts: a URL, client or store object to a store, and the
+options to a strategy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .operations.strategy import Strategy
 from .protocol.commands import Acquire
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
-from .store.redis import urls as address
+from .store.redis import urls
 from .store.redis.asyncio.store import AsyncRedisStore
 from .store.redis.blocking.store import RedisStore
 from .store.redis.handshake import connect_failure
@@ -40,7 +40,7 @@ Consistency = Literal["direct", "leased", "eventual"]
 
 @dataclass(frozen=True)
 class LimiterOptions:
-    """How much is decided in this process; checked. Intervals are seconds."""
+    """The arguments that choose and set up the strategy, checked. Intervals are seconds."""
 
     consistency: Consistency
     clock: ClockChoice
@@ -83,7 +83,7 @@ class LimiterOptions:
 
     @property
     def direct(self) -> bool:
-        """Is each call one question to the store?"""
+        """True if each call is decided by one command to the store."""
         return self.consistency == "direct"
 
 
@@ -93,8 +93,8 @@ def make_strategy(
     store: Store | AsyncStore,
     attempt: Callable[[Acquire], Decision] | None,
 ) -> Strategy:
-    """What decides in this process, before `store` is asked. For a store in this process, that is
-    the store, by `attempt`: every mode is exact there.
+    """Return the strategy of `consistency=`. For a store in this process, each call is decided by
+    `attempt`, which is exact with every `consistency`.
     """
     strategy: Strategy
     clock, max_keys = store.clock, options.max_local_keys
@@ -110,7 +110,7 @@ def make_strategy(
 
 
 def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
-    """The way to ask an awaiting store that is in this process without awaiting."""
+    """Return the blocking `attempt` of an asyncio store that is in this process; else None."""
     return store.decide if isinstance(store, AsyncMemoryStore) else None
 
 
@@ -127,24 +127,24 @@ def open_store(
     name: str | None = None,
     time: Clock = SYSTEM,
 ) -> Store:
-    """The store that `store` names, for blocking callers.
+    """Return the blocking store of a URL, of a `redis.Redis` or `redis.RedisCluster` client, or a
+    store object itself.
 
-    A URL, a `redis.Redis` or `redis.RedisCluster` client (it stays the caller's: its settings are
-    used, its connections and retries are not), or a store object. Nothing is connected to yet.
-    Raises `ConfigurationError` for anything else.
+    A client stays the caller's: its settings are used, its connections and retries are not. Nothing
+    is connected to yet. Raises `ConfigurationError` for anything else.
     """
     settings = _call_settings(timeout, clock, name, time)
     if isinstance(store, str):
-        if _is_memory(store):
+        if _is_memory_url(store):
             return register_after_fork(MemoryStore(time))
-        store = address.parse_url_text(store)
+        store = urls.parse_url_text(store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
     elif hasattr(store, "attempt") and hasattr(store, "close"):
-        own: Store = store
-        return own
+        store_object: Store = store
+        return store_object
     elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
-        raise ConfigurationError(_not_a_store(store, "redis-py"))
+        raise ConfigurationError(_not_a_store_message(store, "redis-py"))
     return register_after_fork(RedisStore(partial(_make_topology, store, settings), settings))
 
 
@@ -156,29 +156,29 @@ def open_async_store(
     name: str | None = None,
     time: Clock = SYSTEM,
 ) -> AsyncStore:
-    """The store that `store` names, for tasks. See `open_store`."""
+    """Return the asyncio store of a URL, a client or a store object. See `open_store`."""
     settings = _call_settings(timeout, clock, name, time)
     if isinstance(store, str):
-        if _is_memory(store):
+        if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(time)))
-        client = partial(_async_client, address.parse_url_text(store), timeout)
-        return register_after_fork(AsyncRedisStore(client, settings, address.aclose))
+        client = partial(_async_client, urls.parse_url_text(store), timeout)
+        return register_after_fork(AsyncRedisStore(client, settings, urls.aclose))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-        return register_after_fork(AsyncRedisStore(partial(_as_is, store), settings))
+        return register_after_fork(AsyncRedisStore(partial(_unchanged, store), settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError("this is a blocking client; use Limiter with it")
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(store)
     if hasattr(store, "attempt") and hasattr(store, "aclose"):
-        own: AsyncStore = store
-        return own
-    raise ConfigurationError(_not_a_store(store, "redis.asyncio"))
+        store_object: AsyncStore = store
+        return store_object
+    raise ConfigurationError(_not_a_store_message(store, "redis.asyncio"))
 
 
 def store_name(store: Any) -> str:
-    """What log lines call the store that a caller named; without passwords."""
+    """Return the name of a store for log lines, without passwords."""
     if isinstance(store, str):
-        return address.masked_url(store)
+        return urls.masked_url(store)
     if isinstance(store, (redis.Redis, redis.asyncio.Redis)):
         url = store.connection_pool.connection_kwargs
         if "host" in url:
@@ -190,53 +190,55 @@ def store_name(store: Any) -> str:
 
 
 def admin_client(url: str, timeout: float = 5.0) -> Any:
-    """A redis-py client for looking around (SCAN, INFO) at the store of `url`."""
-    if _is_memory(url):
+    """Return a redis-py client for commands of administration (SCAN, INFO) at `url`."""
+    if _is_memory_url(url):
         raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
-    return _client(address.parse_url_text(url), timeout)
+    return _client(urls.parse_url_text(url), timeout)
 
 
 def _make_topology(store: Any, settings: CallSettings) -> Topology:
-    ours = isinstance(store, address.StoreUrl)
-    client = _client(store, settings.timeout) if ours else store
+    is_url = isinstance(store, urls.StoreUrl)
+    client = _client(store, settings.timeout) if is_url else store
     topology: ClusterTopology | SingleServer
     if isinstance(client, redis.RedisCluster):
         topology = ClusterTopology(client, settings)
     else:
         topology = SingleServer(client.connection_pool, settings)
-    if ours:
-        topology.release = partial(address.close, client)
+    if is_url:
+        topology.release = partial(urls.close, client)
     return topology
 
 
-def _client(url: address.StoreUrl, timeout: float) -> Any:
+def _client(url: urls.StoreUrl, timeout: float) -> Any:
     try:
-        return address.client(url, timeout)
+        return urls.client(url, timeout)
     except Exception as exc:  # a cluster's errors are not redis.RedisError
-        raise connect_failure(exc, address.masked_url(url.url)) from exc
+        raise connect_failure(exc, urls.masked_url(url.url)) from exc
 
 
-def _async_client(url: address.StoreUrl, timeout: float) -> Any:
+def _async_client(url: urls.StoreUrl, timeout: float) -> Any:
     try:
-        return address.async_client(url, timeout)
+        return urls.async_client(url, timeout)
     except Exception as exc:
-        raise connect_failure(exc, address.masked_url(url.url)) from exc
+        raise connect_failure(exc, urls.masked_url(url.url)) from exc
 
 
-def _as_is(client: T) -> T:
+def _unchanged(client: T) -> T:
     return client
 
 
-def _not_a_store(store: object, kind: str) -> str:
-    """Names the type only: what it holds may be a URL with a password."""
+def _not_a_store_message(store: object, kind: str) -> str:
+    """Return the message of an error. It shows only the type of `store`, because the value may hold
+    a URL with a password.
+    """
     return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
 
 
-def _is_memory(url: str) -> bool:
+def _is_memory_url(url: str) -> bool:
     if url == "memory://":
         return True
     if url.startswith("memory:"):
-        shown = address.masked_url(url)
+        shown = urls.masked_url(url)
         raise ConfigurationError(f'store URL {shown!r}: write "memory://" and nothing behind it')
     return False
 
@@ -246,7 +248,7 @@ def _call_settings(timeout: float, clock: str, name: str | None, time: Clock) ->
         raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
     if clock not in ("server", "client"):
         raise ConfigurationError(
-            f'clock={address.masked_url(str(clock))!r} is neither "server" nor "client"'
+            f'clock={urls.masked_url(str(clock))!r} is neither "server" nor "client"'
         )
     if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
         raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")

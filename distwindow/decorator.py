@@ -1,7 +1,8 @@
-"""The decorator `limit`: what it can be put on, and which mistakes are told when it is applied.
+"""The decorator `limit`: what it can be applied to, and the checks when it is applied.
 
-A mistake here would be silent: `@limiter.limit` without parentheses makes the function the key, and
-nothing is ever limited or even run. So everything that cannot be meant raises `ConfigurationError`.
+Without these checks a mistake would be silent: `@limiter.limit` without parentheses makes the
+function the key, and nothing is ever limited, or even called. Therefore everything that cannot be
+intended raises `ConfigurationError`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from typing import Any, TypeVar, cast
 from .core.errors import ConfigurationError, short_repr
 from .core.key import normalize_key
 from .core.limit import Limit
+from .operations.command_cache import check_cost
 from .protocol.keys import key_prefix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
+_HOW_TO_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
 
 
 class LimitDecorator:
-    """What `limiter.limit(key)` returns. It is called with the function to be limited, once for
-    each function; `make` returns the limited one.
+    """What `limiter.limit(key)` returns. It is called once for each function that is to be limited;
+    `make` returns the limited function.
     """
 
     def __init__(self, key: Any, make: Callable[[Any], Any]) -> None:
@@ -35,50 +37,58 @@ class LimitDecorator:
         self._make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or self._has_replaced_its_key():
-            raise ConfigurationError(self._is_the_key())
+        if kwargs or len(args) != 1 or self._has_name_of_key():
+            raise ConfigurationError(self._key_message())
         function = args[0]
         if isinstance(function, (staticmethod, classmethod)):
             kind = type(function).__name__
             raise ConfigurationError(
-                f"limit was put above @{kind} on {name_of(function.__func__)}; "
+                f"limit was put above @{kind} on {function_name(function.__func__)}; "
                 f"write @{kind} above it and limit below"
             )
         if not callable(function):
             why = f"{short_repr(function)} is not callable, so it cannot be limited; "
-            raise ConfigurationError(why + (self._is_the_key() if callable(self._key) else _WRITE))
+            raise ConfigurationError(
+                why + (self._key_message() if callable(self._key) else _HOW_TO_WRITE)
+            )
         if inspect.isclass(function):
-            raise ConfigurationError(_no_class(function))
+            raise ConfigurationError(_class_message(function))
         return self._make(function)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Called when a class is made with this in the place of one of its methods."""
+        """Raise where `@limiter.limit` without parentheses has replaced a method by this object.
+        Python calls this when the class is created.
+        """
         if getattr(self._key, "__name__", None) == name:
-            raise ConfigurationError(self._is_the_key())
+            raise ConfigurationError(self._key_message())
 
-    def _has_replaced_its_key(self) -> bool:
-        """Is this bound to the name of its key function, as without parentheses it is?"""
+    def _has_name_of_key(self) -> bool:
+        """True if this object has taken the name of its key function, as happens with
+        `@limiter.limit` without parentheses.
+        """
         found: Any = sys.modules.get(getattr(self._key, "__module__", None) or "")
         for part in getattr(self._key, "__qualname__", "").split("."):
             found = getattr(found, part, None)
         return found is self
 
-    def _is_the_key(self) -> str:
+    def _key_message(self) -> str:
         if not callable(self._key):
-            return f"the decorator limit({short_repr(self._key)}) takes one function; {_WRITE}"
+            return (
+                f"the decorator limit({short_repr(self._key)}) takes one function; {_HOW_TO_WRITE}"
+            )
         return (
-            f"{name_of(self._key)} was given to limit as the key function, and is not limited; "
-            f"if it was to be limited, {_WRITE}"
+            f"{function_name(self._key)} was given to limit as the key function, and is not "
+            f"limited; if it was to be limited, {_HOW_TO_WRITE}"
         )
 
 
 def requires_key(limit: F) -> F:
-    """The method `limit`, which without a key says what to write."""
+    """Return the method `limit` with an error for a call without a key."""
 
     @functools.wraps(limit)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 and "key" not in kwargs:  # the first one is the limiter
-            raise ConfigurationError(f"limit() needs a key: {_WRITE}")
+            raise ConfigurationError(f"limit() needs a key: {_HOW_TO_WRITE}")
         return limit(*args, **kwargs)
 
     return cast(F, checked)
@@ -89,16 +99,16 @@ def check_arguments(
 ) -> None:
     """Raise `ConfigurationError` for a key or a cost with which no call could ever be decided.
 
-    `line` and `caller`: where limit is called.
+    `line` and `caller`: the line and the code object that call `limit`.
     """
     if callable(key):
         if inspect.isclass(key) and _is_class_statement_there(key, line, caller):
-            raise ConfigurationError(_no_class(key))
+            raise ConfigurationError(_class_message(key))
         if _is_decorated_there(key, line, caller) or _is_bare_decorator(line, caller):
             raise ConfigurationError(
-                f"@limiter.limit without parentheses on {name_of(key)}: {_WRITE}"
+                f"@limiter.limit without parentheses on {function_name(key)}: {_HOW_TO_WRITE}"
             )
-        _refuse_awaiting(key, "key")
+        _check_not_async(key, "key")
     else:
         try:
             key_prefix(prefix, normalize_key(key))
@@ -108,39 +118,36 @@ def check_arguments(
                 "the limited function's arguments that returns one"
             ) from exc
     if callable(cost):
-        _refuse_awaiting(cost, "cost")
+        _check_not_async(cost, "cost")
         return
-    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+    most = min(limit.amount for limit in limits)
+    try:
+        check_cost(cost, most)
+    except ValueError as exc:
         raise ConfigurationError(
-            f"limit(cost={short_repr(cost)}): the cost is a whole number of at least 1, or a "
+            f"limit(cost={short_repr(cost)}): {exc}; write a whole number from 1 to {most}, or a "
             "function of the limited function's arguments that returns one"
-        )
-    smallest = min(limits, key=lambda limit: limit.amount)
-    if cost > smallest.amount:
-        raise ConfigurationError(
-            f"limit(cost={cost}): the limit {smallest} can never admit it; "
-            f"write a cost of at most {smallest.amount}, or a larger limit"
-        )
+        ) from exc
 
 
-def is_awaiting(function: Any) -> bool:
-    """Is what `function` returns awaited? Coroutine functions, methods and partials of them, and
-    objects whose `__call__` is one.
+def is_async_callable(function: Any) -> bool:
+    """True if what `function` returns is awaited: for coroutine functions, methods and partials of
+    them, and objects whose `__call__` is a coroutine function.
     """
-    return any(inspect.iscoroutinefunction(form) for form in _forms(function))
+    return any(inspect.iscoroutinefunction(form) for form in _function_and_call(function))
 
 
 def is_async_generator(function: Any) -> bool:
-    """Is what `function` returns an asynchronous generator?"""
-    return any(inspect.isasyncgenfunction(form) for form in _forms(function))
+    """True if `function` returns an asynchronous generator."""
+    return any(inspect.isasyncgenfunction(form) for form in _function_and_call(function))
 
 
-def limited_generator(
+def limit_generator(
     function: Callable[..., AsyncGenerator[Any, Any]],
     admit: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[object]],
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """`function`, whose generators first await `admit`. What is sent to them and thrown into them
-    reaches the generator of `function`: `contextlib.asynccontextmanager` throws.
+    """Return `function` with generators that await `admit` first. What is sent to them and thrown
+    into them is passed on to the generator of `function`, because `asynccontextmanager` throws.
     """
 
     @functools.wraps(function)
@@ -165,30 +172,33 @@ def limited_generator(
     return limited
 
 
-def name_of(function: Any) -> str:
-    """What messages call it."""
+def function_name(function: Any) -> str:
+    """Return the name of `function` for error messages."""
     return getattr(function, "__qualname__", None) or short_repr(function)
 
 
-def described(function: Any) -> str:
-    """What is called, and of which kind it is: awaited, an async generator, or neither."""
-    if not is_awaiting(function) and not is_async_generator(function):
-        return f"{name_of(function)} is no coroutine function"
-    kind = "a coroutine function" if is_awaiting(function) else "an async generator"
-    below, _ = _forms(function)
+def describe_function(function: Any) -> str:
+    """Return the name and the kind of `function` for error messages."""
+    if not is_async_callable(function) and not is_async_generator(function):
+        return f"{function_name(function)} is no coroutine function"
+    kind = "a coroutine function" if is_async_callable(function) else "an async generator"
+    below, _ = _function_and_call(function)
     of_itself = inspect.iscoroutinefunction(below) or inspect.isasyncgenfunction(below)
-    return f"{name_of(function)} is {kind if of_itself else f'an object whose __call__ is {kind}'}"
+    if not of_itself:
+        kind = f"an object whose __call__ is {kind}"
+    return f"{function_name(function)} is {kind}"
 
 
-def _no_class(found: type) -> str:
+def _class_message(found: type) -> str:
     return (
-        f"{name_of(found)} is a class, and limit would put a function in its place; put it above "
-        'one of its methods, as in @limiter.limit("key"), or above a function that makes the object'
+        f"{function_name(found)} is a class, and limit would put a function in its place; put it "
+        'above one of its methods, as in @limiter.limit("key"), or above a function that makes the '
+        "object"
     )
 
 
-def _forms(function: Any) -> tuple[Any, Any]:
-    """The function below `functools.partial`, and what its class calls."""
+def _function_and_call(function: Any) -> tuple[Any, Any]:
+    """Return the function inside `functools.partial`, and the `__call__` of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isclass(function):
@@ -196,27 +206,27 @@ def _forms(function: Any) -> tuple[Any, Any]:
     return function, inspect.getattr_static(type(function), "__call__", None)
 
 
-def _refuse_awaiting(function: Any, argument: str) -> None:
-    if is_awaiting(function) or is_async_generator(function):
+def _check_not_async(function: Any, argument: str) -> None:
+    if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
-            f"limit({argument}={name_of(function)}): the {argument} function may not be "
-            f"asynchronous; if {name_of(function)} was to be limited, {_WRITE}"
+            f"limit({argument}={function_name(function)}): the {argument} function may not be "
+            f"asynchronous; if {function_name(function)} was to be limited, {_HOW_TO_WRITE}"
         )
 
 
 def _is_bare_decorator(line: int, caller: CodeType) -> bool:
-    """Does the line that calls `limit` read `@limiter.limit`, without parentheses? In Python 3.10
-    that line is the `def` below. Not one with `=` in it: that may be a call in a default argument.
+    """True if the source line that calls `limit` is `@limiter.limit`, without parentheses. Python
+    3.10 names the line of the `def` below it; not if it has a `=`: that may be a call in a default.
 
-    For functions that another decorator has wrapped without naming them. False where the source
-    cannot be read; then the first call of the function tells.
+    Finds functions that another decorator has wrapped without `functools.wraps`. False where the
+    source cannot be read; then the first call of the function raises.
     """
     text = linecache.getline(caller.co_filename, line).rstrip()
     return re.fullmatch(r"\s*(@[\w.\s]+(#.*)?|(async\s+)?def\s[^=]*)", text) is not None
 
 
 def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:
-    """Is `key` the class of a `class` statement that the caller is just executing?"""
+    """True if `key` is the class of a `class` statement that the caller is executing."""
     bodies = [const for const in caller.co_consts if isinstance(const, CodeType)]
     return any(
         body.co_name == key.__name__ and body.co_firstlineno <= line <= _last_line(body)
@@ -225,11 +235,12 @@ def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:
 
 
 def _is_decorated_there(key: Any, line: int, caller: CodeType) -> bool:
-    """Is `key` the function of a `def` statement that the caller is just executing?
+    """True if `key` is the function of a `def` statement that the caller is executing.
 
-    Then it is being decorated: its code lies in the caller's, and the caller is at a line between
-    its first decorator and its end. A key function that was defined before lies elsewhere. Not
-    seen where another decorator has wrapped it; then the call of the decorator tells.
+    Then it is being decorated: its code is a constant of the caller's code, and the caller is at a
+    line between the first decorator and the end of the function. A key function that was defined
+    before is not at that line. False where another decorator has wrapped the function without
+    `functools.wraps`; then the call of the decorator raises.
     """
     key = inspect.unwrap(key)
     if not isinstance(key, FunctionType) or key.__name__ == "<lambda>":

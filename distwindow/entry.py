@@ -1,7 +1,8 @@
-"""A guarded block of work: acquire before it, record what became of it after.
+"""`with limiter.entry(key)`: acquire before a block, and record its outcome after it.
 
-A record that cannot be made (the store is away, the limiter was closed meanwhile) is logged and let
-go: the work is done, and its result must not be lost to statistics.
+Where the outcome cannot be recorded (the store is away, or the limiter was closed meanwhile), that
+is logged, and nothing is raised: the work is done, and its result must not be lost because of
+statistics.
 """
 
 from __future__ import annotations
@@ -18,46 +19,46 @@ from .core.errors import DistwindowError, RateLimitExceeded, short_repr
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_log = logging.getLogger("distwindow")
+LOG = logging.getLogger("distwindow")
 
 
-class _Timed:
-    """The decision of an entry, and since when it runs."""
+class _BaseEntry:
+    """The decision of an entry, and the time at which its block began."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        """Which limiter at which store, for log lines; without passwords."""
+        """The limiter and its store, for log lines; without passwords."""
         self._decision: Decision | None = None
-        self._since = 0.0
+        self._began_at = 0.0
 
     @property
     def decision(self) -> Decision:
-        """What admitted this entry; there is one inside the block only."""
+        """The decision that admitted this entry. Raises `RuntimeError` before the block begins."""
         if self._decision is None:
             raise RuntimeError("this entry has not been entered")
         return self._decision
 
-    def _begin(self, decision: Decision) -> None:
+    def _start(self, decision: Decision) -> None:
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         self._decision = decision
-        self._since = self._clock.monotonic()
+        self._began_at = self._clock.monotonic()
 
     def _rt_ms(self) -> int:
-        return round((self._clock.monotonic() - self._since) * 1000)
+        return round((self._clock.monotonic() - self._began_at) * 1000)
 
     def _log_unrecorded(self, failed: bool, rt_ms: int, why: DistwindowError) -> None:
-        _log.warning(
+        LOG.warning(
             "the end of an entry on %s of %s was not recorded, and is missing in its statistics "
             "(%s after %d ms): %s",
             short_repr(self.decision.key), self._name, "error" if failed else "success", rt_ms, why,
         )  # fmt: skip
 
 
-class Entry(_Timed):
-    """`with limiter.entry(key) as entry:`; whatever is raised out of the block, a cancellation too,
-    counts as an error.
+class Entry(_BaseEntry):
+    """`with limiter.entry(key) as entry:`. Every exception that leaves the block, a cancellation as
+    well, counts as an error.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Entry(_Timed):
         self._record = record
 
     def __enter__(self) -> Self:
-        self._begin(self._acquire())
+        self._start(self._acquire())
         return self
 
     def __exit__(
@@ -88,8 +89,8 @@ class Entry(_Timed):
             self._log_unrecorded(exc is not None, rt_ms, failure)
 
 
-class AsyncEntry(_Timed):
-    """`async with limiter.entry(key) as entry:`; the same for tasks."""
+class AsyncEntry(_BaseEntry):
+    """`async with limiter.entry(key) as entry:`, the same for tasks."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class AsyncEntry(_Timed):
         self._record = record
 
     async def __aenter__(self) -> Self:
-        self._begin(await self._acquire())
+        self._start(await self._acquire())
         return self
 
     async def __aexit__(

@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .errors import ConfigurationError, short_repr
 
@@ -24,6 +24,15 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float, /) -> None:
         """Return after `seconds` have passed."""
+        ...
+
+
+@runtime_checkable
+class AsyncClock(Clock, Protocol):
+    """A clock that tasks can sleep on as well."""
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        """Let `seconds` pass for this task; other tasks run meanwhile."""
         ...
 
 

@@ -58,7 +58,7 @@ class CommandCache:
             is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
             if command is not None and is_key:
                 return command
-        _check_cost(cost, self._highest_cost)
+        check_cost(cost, self._highest_cost)
         normalized = normalize_key(key)
         if normalized is not key:
             # Both forms of the key get the same command, so that their calls can be shared.
@@ -106,7 +106,7 @@ class CommandCache:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
             key, limits = normalize_key(item[0]), limits_of(item[1])
             cost = item[2] if len(item) == 3 else 1
-            _check_cost(cost, min(limit.amount for limit in limits))
+            check_cost(cost, min(limit.amount for limit in limits))
             charges += charges_of(key, key_prefix(self.prefix, key), limits, cost)
         if not charges:
             raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
@@ -125,8 +125,9 @@ def _cache_key(key: AnyKey, cost: int) -> _CacheKey:
     return key if cost == 1 else (_WITH_COST, key, cost)
 
 
-def _check_cost(cost: object, highest: int) -> None:
+def check_cost(cost: object, highest: int) -> None:
+    """Raise `ValueError` for a cost that is not an int from 1 to `highest`, the smallest limit."""
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
-        raise ValueError(f"cost={cost!r} is not a whole number of at least 1")
+        raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
     if cost > highest:
         raise ValueError(f"cost={cost} can never be admitted: the smallest limit is {highest}")

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from ..core.charge import Charge
-from ..core.clock import SYSTEM, Clock
+from ..core.clock import SYSTEM, AsyncClock, Clock
 from ..core.decision import Decision, Source
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
@@ -35,12 +35,20 @@ class MemoryStore:
 
     source: Source = "local"
 
-    def __init__(self, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        clock: Clock = SYSTEM,
+        rings: dict[bytes, Ring] | None = None,
+        senders: dict[bytes, SenderRecords] | None = None,
+    ) -> None:
+        """`rings` and `senders`, by the names of the rings: where to keep them. A store that keeps
+        them elsewhere gives those of one command, and keeps what is in them after it.
+        """
         self.clock = clock
         self._now_ms = clock.now_ms
         self.unknown_total = 0
-        self._rings: dict[bytes, Ring] = {}
-        self._senders: dict[bytes, SenderRecords] = {}
+        self._rings: dict[bytes, Ring] = {} if rings is None else rings
+        self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
         self._lock: Lock | _Closed = threading.Lock()
         self._sweep_at = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
@@ -263,6 +271,8 @@ class AsyncMemoryStore:
     async def sleep(self, seconds: float) -> None:
         if self.clock is SYSTEM:
             await asyncio.sleep(seconds)
+        elif isinstance(self.clock, AsyncClock):
+            await self.clock.sleep_async(seconds)
         else:
             self.clock.sleep(seconds)
             await asyncio.sleep(0)

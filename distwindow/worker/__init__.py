@@ -1,9 +1,10 @@
-"""The worker that carries what limiters keep in memory to their stores: one thread in a process for
-all of them, and one task in each event loop.
+"""The background worker, which flushes what limiters keep in memory: one thread for all blocking
+limiters of a process, and one task in each event loop for its asyncio limiters.
 
-Both start with the first thing there is to carry. The thread stays asleep when there is nothing,
-the task ends. What is left is sent when the interpreter exits, when a task is cancelled because its
-loop shuts down, and at SIGTERM where nobody else handles that: see `ending.py`.
+Both start when a limiter has something to flush for the first time. With nothing to flush, the
+thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
+when a task is cancelled because its loop shuts down, and at SIGTERM where the application does not
+handle that signal: see `shutdown.py`.
 """
 
 from __future__ import annotations

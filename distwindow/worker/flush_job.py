@@ -1,4 +1,4 @@
-"""What the worker flushes, and for how long a process's end waits for that."""
+"""What the worker flushes: a job for each limiter, and the set of all jobs."""
 
 from __future__ import annotations
 
@@ -19,69 +19,88 @@ from ..operations.strategy import Strategy
 LOG = logging.getLogger("distwindow")
 
 EXIT_TIMEOUT_S = 3.0
-"""Seconds that the end of a process waits for its counts to be sent."""
+"""Seconds that the end of a process waits until its counts have been sent."""
 RETRY_EVERY_S = 0.05
-"""Seconds between two attempts then."""
+"""Seconds between two attempts to flush at the end of a process."""
 
 monotonic = SYSTEM.monotonic
 
 
 class FlushJob:
-    """One limiter, as the worker sees it: `work(last)` sends what is due, or with `last` all."""
+    """One limiter, as the worker sees it. `flush(last)` sends what is due, or everything with
+    `last`.
+
+    state             attribute        set by                    until
+    active            -                the worker's `add`        the limiter is closed
+    being flushed     `flush_done`     the worker's thread/task  the event is set
+    being closed      `close_done`     `being_closed`            the event is set
+    closed            `detached`       the worker's `detach`     the limiter is called again: its
+                                                                 store may be the caller's, and open
+    """
 
     __slots__ = (
         "__weakref__",
-        "closing",
+        "close_done",
         "closing_lock",
         "detached",
         "dropped",
         "failure",
         "flush",
-        "given_up",
+        "flush_done",
+        "flush_task",
+        "gave_up_at_exit",
         "loss_reported",
         "name",
-        "running",
         "strategy",
-        "task",
     )  # fmt: skip
 
     def __init__(self, strategy: Strategy, flush: Callable[[bool], Any], name: str) -> None:
         self.strategy = strategy
         self.flush = flush
         self.name = name
-        """Which limiter at which store, for log lines; without passwords."""
+        """The limiter and its store, for log lines; without passwords."""
         self.failure: Exception | None = None
         """Why the last flush failed; None after one that succeeded."""
-        self.running: OneShotEvent | None = None
-        """Set when the worker has done with the flush that is under way."""
-        self.task: asyncio.Task[None] | None = None
-        """The same flush, where it runs in an event loop."""
-        self.closing: OneShotEvent | None = None
-        """Set when the close that is under way is complete."""
+        self.flush_done: OneShotEvent | None = None
+        """Set when the flush that is under way has ended."""
+        self.flush_task: asyncio.Task[None] | None = None
+        """The flush that is under way in an event loop."""
+        self.close_done: OneShotEvent | None = None
+        """Set when the close that is under way has ended."""
         self.closing_lock = threading.Lock()
-        """Held by the thread that closes a blocking limiter; others that close it wait."""
+        """Held by the thread that closes a blocking limiter; other threads that close it wait."""
         self.detached = False
-        """The limiter is closed: the worker leaves it alone until it is called again."""
-        self.given_up = False
-        """An end has waited for the store in vain; another end of the same process does not."""
+        """True once the limiter is closed: the worker skips it until it is called again."""
+        self.gave_up_at_exit = False
+        """True once a shutdown step has waited for the store until its deadline. The later steps of
+        the same shutdown do not wait for it again.
+        """
         self.loss_reported = False
-        """Lost counts have been reported."""
+        """True once the loss of counts has been logged, so that it is logged only once."""
         self.dropped = 0
-        """How many of the counts that `near` has given up have been reported."""
+        """How many of the counts that the strategy has dropped have been logged."""
 
     @property
-    def is_left(self) -> bool:
-        """Is there anything that the store has not taken? Looks at all keys."""
+    def has_unsent(self) -> bool:
+        """True if there is anything that the store has not taken. Looks at all keys."""
         strategy = self.strategy
         if self.failure is not None and strategy.next_due_at < NEVER:
             return True
         return strategy.unsent_counts() > 0 or strategy.unreturned_permits() > 0
 
+    def needs_retry(self, final: bool) -> bool:
+        """True if a shutdown that has just flushed this job has to flush it again. With `final`, no
+        call is decided any more, so nothing may be pending either.
+        """
+        if self.gave_up_at_exit:
+            return False
+        return self.failure is not None or (final and self.has_unsent)
+
     def log_transition(self, failure: Exception | None) -> None:
-        """Note how a flush ended. Log when flushes begin to fail, and when they succeed again."""
+        """Record how a flush ended. Log when flushes begin to fail, and when they succeed again."""
         failed_before, self.failure = self.failure is not None, failure
         if failure is None:
-            self.given_up = self.loss_reported = False
+            self.gave_up_at_exit = self.loss_reported = False
             if failed_before:
                 LOG.warning(
                     "the counts of %s can be flushed again%s", self.name, self._newly_dropped()
@@ -93,7 +112,9 @@ class FlushJob:
             )  # fmt: skip
 
     def failed(self, exc: Exception) -> None:
-        """Note that a flush has ended by an error that nobody expects. Log when that begins."""
+        """Record that a flush ended with an unexpected error. Log it unless the flush before ended
+        with one of the same type.
+        """
         before, self.failure = self.failure, exc
         self.strategy.reschedule(monotonic())
         if type(before) is not type(exc):
@@ -103,8 +124,8 @@ class FlushJob:
             )  # fmt: skip
 
     def closed(self, failure: DistwindowError | None) -> None:
-        """Note how the last flush of a limiter that is being closed has ended; log what it could
-        not send.
+        """Record how the last flush of a limiter that is being closed ended. Log what it could not
+        send.
         """
         self.failure = failure
         if failure is not None and not self.loss_reported:
@@ -112,7 +133,7 @@ class FlushJob:
             self.log_lost("the limiter was closed before", failure)
 
     def log_lost(self, when: str, why: object) -> None:
-        """Log what will not be sent any more, if there is anything."""
+        """Log what will never be sent, if there is anything."""
         counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
         if counts:
             LOG.warning(
@@ -132,64 +153,66 @@ class FlushJob:
         return f"{counts} counts{leased} are kept here, and the next flush tries again"
 
     def _newly_dropped(self) -> str:
-        """What a line says of counts that were given up since the last line."""
+        """Return the end of a log line: the counts that were dropped since the last log line."""
         number = self.strategy.dropped - self.dropped
         self.dropped = self.strategy.dropped
-        if number <= 0:  # a forked child begins anew
+        if number <= 0:  # fewer than before: this is a forked child, which counts anew
             return ""
         return f"; {number} counts were dropped, as the store took none for so long"
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
-        """While the limiter is closed: an end of the process waits for that."""
-        done = self.closing = OneShotEvent()
+        """Mark the limiter as being closed for the length of the block: the end of the process
+        waits until that is done.
+        """
+        done = self.close_done = OneShotEvent()
         try:
             yield
         finally:
             done.set()
 
     def wait(self, seconds: float) -> None:
-        """Until the flush that is under way is done."""
-        at_work = self.running
-        if at_work is not None:
-            at_work.wait(seconds)
+        """Wait until the flush that is under way has ended, for at most `seconds`."""
+        flush_done = self.flush_done
+        if flush_done is not None:
+            flush_done.wait(seconds)
 
 
 class FlushJobs:
-    """All limiters that are served and alive. Only their owners, and what they have not sent, keep
-    them alive.
+    """The jobs of all limiters that are alive. The references are weak: a limiter is kept alive by
+    its owner, and by a worker for as long as it has something to send.
 
-    Every step is one call of C, so that an exception out of a signal handler leaves it whole, and
-    the garbage collector may run in any thread.
+    Each change of the dictionary is one call of a C function, because a signal handler may raise at
+    any line, and the garbage collector may run in any thread.
     """
 
     def __init__(self) -> None:
         self._refs: dict[ref[FlushJob], None] = {}
 
     def add(self, job: FlushJob) -> None:
-        """Have it among those alive, for as long as it lives."""
+        """Add `job`. It is removed when it is collected."""
         self._refs[ref(job, self._refs.__delitem__)] = None
 
     def all(self) -> list[FlushJob]:
-        """Those that are alive."""
+        """Return the jobs that are alive."""
         return [job for weak in self._refs.copy() if (job := weak()) is not None]
 
     def active(self) -> list[FlushJob]:
-        """Those that are alive and not closed. Those whose last flush failed come last: they may
-        take all the time there is.
+        """Return the jobs whose limiters are not closed. Those whose last flush failed come last,
+        because flushing them may take until the deadline.
         """
         jobs = [job for job in self.all() if not job.detached]
         return sorted(jobs, key=lambda job: job.failure is not None)
 
     def wait_until_closed(self, deadline: float) -> None:
-        """Until no limiter is being closed any more: its close sends what it has counted."""
+        """Wait until no limiter is being closed: its close sends what it has counted."""
         for job in self.all():
-            if job.closing is not None:
-                job.closing.wait(deadline - monotonic())
+            if job.close_done is not None:
+                job.close_done.wait(deadline - monotonic())
 
 
-def names_of(jobs: Iterable[FlushJob]) -> str:
-    """These limiters and their stores, for log lines about several."""
+def job_names(jobs: Iterable[FlushJob]) -> str:
+    """Return the names of these limiters and their stores, for log lines about several."""
     return ", ".join(job.name for job in jobs)
 
 
@@ -198,8 +221,8 @@ def report_lost(
     when: str = "the process was ended before",
     why: object = "there was not enough time",
 ) -> None:
-    """Log what a process that ends has not sent, once."""
+    """Log what the jobs have not sent when the process ends, once for each job."""
     for job in jobs:
-        if job.is_left and not job.loss_reported:
-            job.given_up = job.loss_reported = True
+        if job.has_unsent and not job.loss_reported:
+            job.gave_up_at_exit = job.loss_reported = True
             job.log_lost(when, job.failure or why)

@@ -1,15 +1,16 @@
-"""gevent patches the standard library after limiters were made: `gunicorn -k gevent --preload`.
+"""For programs in which gevent patches the standard library after limiters were made, such as
+`gunicorn -k gevent --preload`.
 
-The locks, queues and thread-local data that the limiters have then are those of real threads: all
-greenlets would share one connection, and one that waits would stop the others. gevent publishes an
-event before it patches and one after that:
+The locks, queues and thread-local data of these limiters are those of real threads: all greenlets
+would share one connection, and one that waits would stop the others. gevent publishes an event
+before it patches, and one after it:
 
-    will patch    everything that was counted is sent, and leases are given back
+    will patch    everything that is pending is flushed, and leases are given back
     did patch     limiters begin anew, as in a forked child
 
-gunicorn's workers are forked before they patch, so that there is nothing to send. In a process that
-has imported gevent only after its limiters were made nobody hears of the events; `PATCHES.check`
-refuses the calls of such limiters.
+gunicorn's workers are forked before they patch, so that they have nothing to send. If gevent is
+imported only after the limiters were made, the events are not subscribed to; `PATCHES.check` then
+refuses the calls of these limiters.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class Patching:
     def __init__(self) -> None:
         self._watching = False
         self._limiters = False
-        """There is, or was, a limiter."""
+        """True once a limiter has been made."""
 
     def after_fork(self) -> None:
-        """What has been subscribed to stays so. gevent may have been imported since."""
+        """Subscribe if gevent has been imported since. A child inherits the subscription."""
         if self._limiters:
             self.watch()
 
     def watch(self) -> None:
-        """A limiter has been made: be told when gevent patches, where that is imported."""
+        """Subscribe to the events of gevent, if it is imported. Called when a limiter is made."""
         self._limiters = True
         if "gevent" in sys.modules and not self._watching:
             self._watching = True

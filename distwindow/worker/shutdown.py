@@ -1,46 +1,49 @@
-"""How a process ends: what its limiters have counted is sent before.
+"""The end of the process: what its limiters have counted is sent before.
 
-At exit, `flush_at_exit` sends it, in the thread that runs it, for at most EXIT_TIMEOUT_S. It is
-called by `atexit`, and where processes end without that: by the finalizers of multiprocessing and
-billiard, and by Celery's signal `worker_process_shutdown`.
+At exit, `flush_at_exit` sends it, in the thread that calls it, for at most EXIT_TIMEOUT_S. It is
+called by the hooks of `exit_hooks.py`, however the process ends.
 
-At SIGTERM, where that would end the process on the spot, a handler starts a thread and returns. It
-takes no lock: the code that it interrupts may hold any, and goes on.
+At SIGTERM, where the default action would end the process at once, a handler starts a thread and
+returns. The handler takes no lock, because the code that it interrupts may hold any lock, and needs
+to go on in order to release it.
 
-    main thread      calls are decided, slowly ... calls wait .....................| end
-    handler          ^ starts the thread                                           ^ SIG_DFL
-    ending thread    | flush all ................| pause, flush all, until nothing | SIGTERM to the
-                     |                           | is left                         | own process
-                     0 s      at most FIRST_FLUSH_S                at most EXIT_TIMEOUT_S
+    main thread       calls are decided, slowly ... calls wait ...................| end
+    signal handler    ^ starts the thread                                         ^ SIG_DFL
+    shutdown thread   | first flush ..............| second flush, repeated until  | sends SIGTERM to
+                      |                           | nothing is pending            | this process
+                      0 s      at most FIRST_FLUSH_S               at most EXIT_TIMEOUT_S
 
-    phase      calls of limiters   a SIGTERM            goes on to
-    RUNNING    are decided         starts the thread    FLUSHING, with the first SIGTERM
-    FLUSHING   are decided, slowly is ignored           FROZEN, when all was sent once, or after
-                                                        FIRST_FLUSH_S
-    FROZEN     wait                is ignored           ENDING, when nothing is left to send
-    ENDING     wait                ends the process     RUNNING, if the process has survived: the
-                                                        kernel keeps process 1 of a container
+    phase      calls of limiters    SIGTERM              next phase
+    RUNNING    are decided          starts the thread    FLUSHING, at the first SIGTERM
+    FLUSHING   are decided, slowly  is ignored           PAUSED, when everything has been sent once,
+                                                         or after FIRST_FLUSH_S
+    PAUSED     wait                 is ignored           ENDING, when nothing is pending, or after
+                                                         EXIT_TIMEOUT_S
+    ENDING     wait                 ends the process     RUNNING, if the process has survived: the
+                                                         kernel does not end process 1 of a
+                                                         container by the default action
 
-Calls wait, rather than being refused or raising: whatever they returned would be a count that
-nobody sends. The handler is run by the main thread only; where that sits in C code for longer than
-MAIN_THREAD_TIMEOUT_S, the ending thread restores the default action by itself. Calls are slow
-during the first flush because each sleeps for YIELD_S: a thread that does nothing but call would
-leave the flush little time, and under gevent, where the ending thread is a greenlet, none at all.
+`tests/unit/test_shutdown.py` compares this table with the code.
 
-uvicorn replaces the handler, and when it has shut down restores the default action and raises
-SIGTERM at once. A limiter made while uvicorn's handler is in force puts a handler around that one,
-which blocks SIGTERM in the main thread and watches, in a thread, for the default action to be
-restored. From then on it is as above, and SIGTERM ends the process once everything is sent.
+Calls wait, instead of being refused or raising: no flush would send what they count. Only the main
+thread runs signal handlers; where it stays in C code for longer than MAIN_THREAD_TIMEOUT_S, the
+shutdown thread restores the default action by itself. Calls are slow during the first flush because
+each sleeps for YIELD_S: a thread that calls without a break would leave the flush little time, and
+under gevent, where the shutdown thread is a greenlet, none at all.
+
+uvicorn replaces the handler, and when it has shut down, it restores the default action and raises
+SIGTERM at once. A limiter that is made while uvicorn's handler is installed wraps that handler. The
+wrapper blocks SIGTERM in the main thread, and starts a thread that waits until the default action
+is restored. Then the shutdown goes on as above, and SIGTERM ends the process when everything has
+been sent.
 """
 
 from __future__ import annotations
 
 import _thread
-import atexit
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from _thread import interrupt_main
@@ -52,60 +55,58 @@ from typing import Any, Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, monotonic, names_of, report_lost
+from .exit_hooks import ExitHooks
+from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
 
 MAIN_THREAD_TIMEOUT_S = 0.5
-"""Seconds that the main thread has to run the handler that ends the process."""
+"""Seconds after which the main thread has to have run the handler that ends the process."""
 FIRST_FLUSH_S = 1.0
-"""Seconds of EXIT_TIMEOUT_S in which calls go on being decided."""
+"""The part of EXIT_TIMEOUT_S, in seconds, during which calls are still decided."""
 PAUSE_S = 0.01
-"""Seconds in which calls that are just being decided by other threads come to their end."""
+"""Seconds in which calls that other threads have begun to decide are completed."""
 YIELD_S = 0.0002
 """Seconds that each call sleeps during the first flush."""
 POLL_S = 0.005
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two checks where nothing can wake the waiting thread."""
 
-RUNNING, FLUSHING, FROZEN, ENDING = range(4)
+RUNNING, FLUSHING, PAUSED, ENDING = range(4)
 
 Handler = Callable[[int, "FrameType | None"], Any]
 
 
 class FlushWorker(Protocol):
-    """Flushes the limiters of one kind."""
+    """Flushes the blocking limiters, or the asyncio limiters."""
 
     jobs: FlushJobs
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
-        """Send everything there is, until `deadline` (monotonic seconds). With `final` nobody
-        counts any more, and it is sent until nothing is left.
+        """Send everything that is pending, until `deadline` (monotonic seconds). With `final`, no
+        call is decided any more, and the flush is repeated until nothing is pending.
         """
         ...
 
 
 class Shutdown:
-    """The end of this process."""
+    """The end of this process: its phase, and the hooks and handlers that lead to it."""
 
     def __init__(self) -> None:
         self._workers: list[FlushWorker] = []
-        self._at_exit = False
-        """`flush_at_exit` is registered with `atexit`, which a forked child inherits."""
-        self._masked = False
-        """SIGTERM is blocked in the main thread."""
-        self._rehooked: set[str] = set()
-        """Modules that call `_hook_exit_again` as a child begins."""
+        self._exit_hooks = ExitHooks(self.flush_at_exit)
+        self._sigterm_blocked = False
+        """True while SIGTERM is blocked in the main thread, for uvicorn."""
         self.after_fork()
 
     def after_fork(self) -> None:
-        """The child is not ending, whatever its parent does."""
+        """Begin in phase RUNNING: a child does not end because its parent does."""
         self.phase = RUNNING
         self.flushing_threads: set[int] = set()
-        """Threads that flush, and must not wait for the end. By identifier."""
+        """Identifiers of the threads that flush during the shutdown, and must not be paused."""
         self._survived = OneShotEvent()
         self._watching = False
-        self._hooked: set[str] = set()
-        self._exiting = False
-        if self._masked:
-            self._masked = False
+        self._exit_hooks.after_fork()
+        self._exit_began = False
+        if self._sigterm_blocked:
+            self._sigterm_blocked = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def add(self, worker: FlushWorker) -> None:
@@ -113,10 +114,7 @@ class Shutdown:
         self._workers.append(worker)
 
     def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
-        """A limiter has been made."""
-        if not self._at_exit:
-            self._at_exit = True
-            atexit.register(self.flush_at_exit)
+        """Install the hooks that a limiter needs. Pause its calls if the shutdown has begun."""
         self.hook_exit()
         if handle_sigterm:
             install_sigterm_handler()
@@ -124,49 +122,28 @@ class Shutdown:
             strategy.pause_calls(self.pause)
 
     def hook_exit(self) -> None:
-        """Have `flush_at_exit` called in processes that end without `atexit`, by what is imported.
-        In each process anew: as a child begins, multiprocessing forgets all finalizers, also those
-        of the child itself ("forkserver" and "spawn" import the main module before that). Then it
-        runs what is registered for after a fork.
-        """
-        for name in ("multiprocessing.util", "billiard.util"):
-            if name in sys.modules and name not in self._hooked:
-                util = sys.modules[name]
-                util.Finalize(None, self.flush_at_exit, exitpriority=100)
-                self._hooked.add(name)
-                if name not in self._rehooked:  # this, a child inherits
-                    self._rehooked.add(name)
-                    util.register_after_fork(self, Shutdown._hook_exit_again)
-        name = "celery.signals"
-        if name in sys.modules and name not in self._hooked:
-            sys.modules[name].worker_process_shutdown.connect(
-                self._celery_child_ends, weak=False, dispatch_uid="distwindow"
-            )
-            self._hooked.add(name)
-
-    def _hook_exit_again(self) -> None:
-        self._hooked.clear()
-        self.hook_exit()
+        """Have `flush_at_exit` called when this process ends, however it ends."""
+        self._exit_hooks.install()
 
     def pause(self) -> None:
-        """Slow a call down during the first flush; after that have it wait until the process has
-        ended, or has survived.
+        """Delay a call during the first flush. After that, block it until the process has ended, or
+        has survived.
         """
         if self.phase != RUNNING and _thread.get_ident() not in self.flushing_threads:
             time.sleep(YIELD_S)
-            while self.phase >= FROZEN:
+            while self.phase >= PAUSED:
                 time.sleep(POLL_S)
 
     def flush(self) -> None:
-        """Send everything there is, while the process goes on."""
+        """Send everything that is pending, while the process goes on."""
         for worker in self._workers:
             worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
 
     def flush_at_exit(self) -> None:
-        """Send everything there is, as the process ends in order. Where SIGTERM has come before,
-        the ending thread does that, and ends the process.
+        """Send everything that is pending, as the process exits. If SIGTERM has come before, wait
+        for the shutdown thread, which sends it and ends the process.
         """
-        self._exiting = True
+        self._exit_began = True
         until = monotonic() + EXIT_TIMEOUT_S + MAIN_THREAD_TIMEOUT_S
         while self.phase != RUNNING and monotonic() < until:
             time.sleep(POLL_S)
@@ -175,73 +152,71 @@ class Shutdown:
             worker.jobs.wait_until_closed(deadline)
             worker.flush_all(deadline, final=True)
             report_lost(worker.jobs.active())
-        if self._masked and threading.current_thread() is threading.main_thread():
-            # The main thread has come here before the watching thread looked again: SIGTERM ends
-            # the process now, as uvicorn has meant it to.
-            self._masked = False
+        if self._sigterm_blocked and threading.current_thread() is threading.main_thread():
+            # The main thread got here before the thread of `_watch_action` checked again. Now that
+            # SIGTERM is no longer blocked, it ends the process, as uvicorn intended.
+            self._sigterm_blocked = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-    def _celery_child_ends(self, **_: Any) -> None:
-        self.flush_at_exit()
 
     # -- SIGTERM ----------------------------------------------------------------------------------
 
     def on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """The handler."""
+        """Handle SIGTERM, as the table at the head of this file says."""
         if self.phase == ENDING:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-            # Still here.
+            # The process has survived: it is process 1 of a container.
             signal.signal(number, self.on_sigterm)
             self._survived.set()
         elif self.phase == RUNNING:
-            self._begin(number)
+            self._start_shutdown(number)
 
     def on_uvicorns_sigterm(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        """The handler, where uvicorn's was in force."""
+        """Handle SIGTERM where uvicorn had installed `handler`, which is called first."""
         handler(number, frame)
         if not self._watching:
             self._watching = True
-            with suppress(RuntimeError):  # no thread can be started: it ends as without us
-                # Before SIGTERM is blocked here, as threads inherit that.
-                _thread.start_new_thread(self._watch, (number, signal.getsignal(number)))
-                self._masked = True
+            with suppress(RuntimeError):  # no thread can be started: uvicorn ends the process
+                # Start the thread before SIGTERM is blocked, because threads inherit the mask.
+                _thread.start_new_thread(self._watch_action, (number, signal.getsignal(number)))
+                self._sigterm_blocked = True
                 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
-    def _begin(self, number: int) -> None:
+    def _start_shutdown(self, number: int) -> None:
         self.phase = FLUSHING
-        self._freeze()
+        self._pause_calls()
         try:
-            _thread.start_new_thread(self._end, (number,))
+            _thread.start_new_thread(self._flush_and_end, (number,))
         except RuntimeError as exc:
-            if not self._exiting:
+            if not self._exit_began:
                 why = f"no thread could be started for that: {exc}"
                 with suppress(Exception):  # whatever it is, the process has to end
-                    report_lost(self._open(), "SIGTERM has ended the process before", why)
+                    report_lost(self._active_jobs(), "SIGTERM has ended the process before", why)
                 self.phase = ENDING
                 self.on_sigterm(number, None)
-            # Else Python is exiting, and flushes already. The next SIGTERM ends it at once.
+            # Otherwise Python is exiting, and `flush_at_exit` is running. The next SIGTERM ends the
+            # process at once.
             self.phase = RUNNING
             signal.signal(number, signal.SIG_DFL)
 
-    def _watch(self, number: int, handler: Any) -> None:
-        """Wait for uvicorn to restore the action that it found."""
+    def _watch_action(self, number: int, handler: Any) -> None:
+        """Wait until uvicorn restores the action that it found, and then end the process."""
         while (action := signal.getsignal(number)) == handler:
             time.sleep(POLL_S)
         if action == signal.SIG_DFL:
             self.phase = FLUSHING
-            self._freeze()
-            self._end(number)
-        else:  # somebody else's handler, which would not see the signal that is blocked
+            self._pause_calls()
+            self._flush_and_end(number)
+        else:  # another handler, which would not be called while the signal is blocked
             interrupt_main(signal.Signals(number))
 
-    def _end(self, number: int) -> None:
-        """Send everything, and end the process."""
+    def _flush_and_end(self, number: int) -> None:
+        """Send everything that is pending, and end the process."""
         try:
             self._send_all(monotonic())
         except Exception as exc:
-            _log_unexpected(self._open())
-            report_lost(self._open(), why=exc)
+            _log_unexpected(self._active_jobs())
+            report_lost(self._active_jobs(), why=exc)
         finally:
             self.phase = ENDING
             os.kill(os.getpid(), number)
@@ -253,52 +228,53 @@ class Shutdown:
         for worker in self._workers:
             for job in worker.jobs.all():
                 job.strategy.resume_calls()
-                job.given_up = job.loss_reported = False
+                job.gave_up_at_exit = job.loss_reported = False
 
     def _send_all(self, began: float) -> None:
-        first = self._flush(began + FIRST_FLUSH_S, final=False)
+        first = self._flush_workers(began + FIRST_FLUSH_S, final=False)
         for worker in self._workers:
             worker.jobs.wait_until_closed(began + FIRST_FLUSH_S)
-        self.phase = FROZEN
+        self.phase = PAUSED
         deadline = began + EXIT_TIMEOUT_S
-        # What is on its way goes on: leases that are being given back must not be given back twice,
-        # so nobody would send them again.
+        # Wait for the exchanges of the first flush that are under way. Leases that are being given
+        # back must not be given back twice, so the second flush does not send them again.
         for done in first:
             done.wait(deadline - monotonic())
         while True:
             time.sleep(PAUSE_S)
-            self._flush(deadline, final=True)
-            jobs = self._open()
-            if monotonic() >= deadline or not any(job.is_left for job in jobs):
+            self._flush_workers(deadline, final=True)
+            jobs = self._active_jobs()
+            if monotonic() >= deadline or not any(job.has_unsent for job in jobs):
                 break
         report_lost(jobs)
 
-    def _freeze(self) -> None:
-        for job in self._open():
+    def _pause_calls(self) -> None:
+        for job in self._active_jobs():
             job.strategy.pause_calls(self.pause)
 
-    def _open(self) -> list[FlushJob]:
+    def _active_jobs(self) -> list[FlushJob]:
         return [job for worker in self._workers for job in worker.jobs.active()]
 
-    def _flush(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
-        """Have all workers flush at the same time, each in a thread: a store that does not answer
-        may keep one beyond `deadline`. Returns what is set when they have done.
+    def _flush_workers(self, deadline: float, *, final: bool) -> list[OneShotEvent]:
+        """Have all workers flush at the same time, each in a thread of its own: a store that does
+        not answer may block one beyond `deadline`. Return the events that are set when they have
+        ended.
         """
         flushes: list[OneShotEvent] = []
         for worker in self._workers:
             if worker.jobs.active():
                 done = OneShotEvent()
-                flush = partial(self._flush_one, worker, deadline, final, done)
+                flush = partial(self._flush_worker, worker, deadline, final, done)
                 try:
                     _thread.start_new_thread(flush, ())
-                except RuntimeError:  # the main thread is exiting, and no thread starts any more
+                except RuntimeError:  # the main thread is exiting: no thread can be started
                     flush()
                 flushes.append(done)
         for done in flushes:
             done.wait(deadline - monotonic())
         return flushes
 
-    def _flush_one(
+    def _flush_worker(
         self, worker: FlushWorker, deadline: float, final: bool, done: OneShotEvent
     ) -> None:
         ident = _thread.get_ident()
@@ -316,7 +292,9 @@ SHUTDOWN = Shutdown()
 
 
 def install_sigterm_handler() -> None:
-    """Handle SIGTERM, where that would end the process on the spot and it can be handled."""
+    """Install the handler of SIGTERM, where the default action (or uvicorn) would end the process,
+    and where this is the main thread: Python lets no other thread install handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGTERM)
@@ -336,14 +314,16 @@ def _is_uvicorns(handler: Handler) -> bool:
 
 def _log_unexpected(jobs: list[FlushJob]) -> None:
     LOG.exception(
-        "sending the counts of %s at SIGTERM failed with an unexpected error; %d counts are left, "
-        "which another line reports where they are lost",
-        names_of(jobs), sum(job.strategy.unsent_counts() for job in jobs),
+        "flushing the counts of %s at SIGTERM failed with an unexpected error; %d counts are not "
+        "sent yet, and another line is logged if they are lost",
+        job_names(jobs), sum(job.strategy.unsent_counts() for job in jobs),
     )  # fmt: skip
 
 
 def _end_without_main_thread(number: int) -> None:
-    """Only the main thread may set a signal's action through Python, and it does not come to it."""
+    """End the process although the main thread does not run the handler. The default action is set
+    through the C library, because Python lets only the main thread set it.
+    """
     with suppress(Exception):
         # SIG_DFL is the null pointer.
         ctypes.CDLL(None).signal(number, None)

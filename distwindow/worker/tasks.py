@@ -1,4 +1,15 @@
-"""The workers of awaiting limiters: one task in each event loop."""
+"""The worker of asyncio limiters: one task in each event loop.
+
+event                                 the task of the loop
+a limiter has something to send       is created, or its sleep is ended
+a flush is due                        flushes, and then sleeps until the next flush is due
+nothing is pending                    ends; the next `wake` creates another
+it is cancelled, as its loop ends     flushes everything, for at most EXIT_TIMEOUT_S, and ends
+`wake` after it was cancelled         is created only when the flush is due: the loop is about
+                                      to end, and nobody would cancel a task that sleeps
+its loop is closed without that       its jobs go to the task of the next loop that wakes; at
+                                      exit `flush_all` flushes them in a loop of its own
+"""
 
 from __future__ import annotations
 
@@ -17,14 +28,14 @@ from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic, names_of
+from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, job_names, monotonic
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
 
-_STORES = Path(__file__).parents[1] / "store"
+_STORE_FOLDER = Path(__file__).parents[1] / "store"
 
 
 class WorkerTasks:
-    """The ones for awaiting limiters, one in each event loop."""
+    """Flushes all asyncio limiters of this process, with one task in each event loop."""
 
     def __init__(self) -> None:
         self.jobs = FlushJobs()
@@ -32,9 +43,9 @@ class WorkerTasks:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Loops stay in the parent."""
+        """Begin without tasks: the parent's event loops do not run in the child."""
         for job in self.jobs.all():
-            job.running = job.closing = job.task = None
+            job.flush_done = job.close_done = job.flush_task = None
         self._lock = threading.RLock()
         self._workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
 
@@ -47,7 +58,11 @@ class WorkerTasks:
         name: str,
         handle_sigterm: bool,
     ) -> FlushJob:
-        """From now on `work` is awaited when `near` says so. Not where time is moved by hand."""
+        """Return a job whose `flush` is awaited whenever `strategy` has something due.
+
+        Limiters whose clock is not the system's are not flushed in the background: their time does
+        not pass by itself. Those of a store in this process have nothing to flush.
+        """
         job = FlushJob(strategy, flush, name)
         if clock is SYSTEM and not isinstance(strategy, InProcess):
             strategy.wake = partial(self._wake, job)
@@ -56,34 +71,36 @@ class WorkerTasks:
         return job
 
     async def detach(self, job: FlushJob) -> None:
-        """It is being closed: leave it alone, once what is under way has been done."""
+        """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
+        under way.
+        """
         job.detached = True
         with self._lock:
             for worker in self._workers.values():
-                worker.busy.discard(job)
+                worker.unsent.discard(job)
         await self.wait_for(job)
 
     async def wait_for(self, job: FlushJob) -> None:
-        """Until what is under way in this loop has been done."""
-        task = job.task
+        """Wait until the flush of `job` that is under way in this loop has ended."""
+        task = job.flush_task
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([task], timeout=EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
-        """Send everything there is, in a loop of its own; see `Thread.flush_all`."""
+        """Send everything that is pending, in a new event loop; see `WorkerThread.flush_all`."""
         jobs = self.jobs.active()
-        if not any(job.is_left for job in jobs):
+        if not any(job.has_unsent for job in jobs):
             return
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            _flush(jobs, deadline, final)
+            _flush_in_new_loop(jobs, deadline, final)
             return
         done = OneShotEvent()
 
         def flush() -> None:
             try:
-                _flush(jobs, deadline, final)
+                _flush_in_new_loop(jobs, deadline, final)
             finally:
                 done.set()
 
@@ -94,14 +111,14 @@ class WorkerTasks:
         job.detached = False
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # not out of a call: the next one wakes it
+        except RuntimeError:  # called outside a loop: the limiter's next call wakes it
             return
-        if isinstance(loop, _ExitLoop):  # `flush_all` sends it
+        if isinstance(loop, _ExitLoop):  # `flush_all` is sending it already
             return
         with self._lock:
             for closed in [other for other in self._workers if other.is_closed()]:
-                if self._workers[closed].busy:
-                    self._worker(loop).busy |= self._workers[closed].busy
+                if self._workers[closed].unsent:
+                    self._worker(loop).unsent |= self._workers[closed].unsent
                 del self._workers[closed]
             self._worker(loop).wake(job)
         SHUTDOWN.hook_exit()
@@ -111,20 +128,21 @@ class WorkerTasks:
 
 
 class _LoopWorker:
-    """The task of one loop."""
+    """The task of one loop, and the jobs that it flushes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.busy: set[FlushJob] = set()
+        self.unsent: set[FlushJob] = set()
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
         self._woken: asyncio.Future[None] | None = None
-        """What the task waits for; None while it works."""
+        """The future that the task awaits while it sleeps; else None."""
         self._cancelled = False
 
     def wake(self, job: FlushJob) -> None:
-        self.busy.add(job)
+        """Have `job` flushed when it is due."""
+        self.unsent.add(job)
         if self._woken is not None:
-            _opened(self._woken)
+            _set_woken(self._woken)
         if self._task is not None and not self._task.done():
             return
         if self._cancelled:
@@ -133,8 +151,8 @@ class _LoopWorker:
             self._start()
 
     def _start_later(self, seconds: float) -> None:
-        """The loop is ending, and nobody would end another task that waits. If it goes on after
-        all, there is a task when there is something to do.
+        """Create the task when the flush is due, and not now: the loop is ending, and nobody would
+        cancel another task that sleeps. Should the loop go on, the task is created in time.
         """
         self._loop.call_later(max(0.0, seconds), self._start)
 
@@ -143,57 +161,59 @@ class _LoopWorker:
             self._task = self._loop.create_task(self._run(), name="distwindow")
 
     async def _run(self) -> None:
-        # An exception out of a signal handler may have kept `_start` from noting the task, so that
-        # another one was started.
-        mine = asyncio.current_task()
-        if self._task is not None and self._task is not mine and not self._task.done():
+        # A signal handler may have raised in `_start` after it created a task and before it stored
+        # it in `_task`, so that a second task was created.
+        this_task = asyncio.current_task()
+        if self._task is not None and self._task is not this_task and not self._task.done():
             return
-        self._task = mine
+        self._task = this_task
         try:
-            while self.busy:
-                # The ending thread flushes now. What this loop collected would be stuck in it, as
-                # soon as a call has the loop wait for the end.
+            while self.unsent:
+                # During a shutdown the shutdown thread flushes. What this task took to flush would
+                # not be sent, as soon as a paused call blocks this loop.
                 while SHUTDOWN.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
                     await asyncio.sleep(POLL_S)
                 now = monotonic()
-                soonest = min(job.strategy.next_due_at for job in self.busy)
-                if soonest == NEVER:  # somebody else has carried it
-                    self.busy.clear()
-                elif soonest > now and self._cancelled:
-                    self._start_later(soonest - now)
+                next_due_at = min(job.strategy.next_due_at for job in self.unsent)
+                if next_due_at == NEVER:  # another flush has sent it
+                    self.unsent.clear()
+                elif next_due_at > now and self._cancelled:
+                    self._start_later(next_due_at - now)
                     return
-                elif soonest > now:
-                    await self._sleep(soonest - now)
+                elif next_due_at > now:
+                    await self._sleep(next_due_at - now)
                 else:
-                    due = [job for job in self.busy if job.strategy.next_due_at <= now]
+                    due = [job for job in self.unsent if job.strategy.next_due_at <= now]
                     await asyncio.gather(*(_start_flush(job, last=False) for job in due))
-                    self._rest()
+                    self._drop_idle()
         except asyncio.CancelledError:
-            # The loop is shutting down, and runs on until its tasks have ended.
+            # The loop is shutting down, and runs until all its tasks have ended.
             self._cancelled = True
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_flush_all_jobs(self.busy), EXIT_TIMEOUT_S)
-            await _end_stores_tasks()
-            self._rest()
-            for job in self.busy:
-                job.given_up = True
+                await asyncio.wait_for(_flush_all_jobs(self.unsent), EXIT_TIMEOUT_S)
+            await _cancel_store_tasks()
+            self._drop_idle()
+            for job in self.unsent:
+                job.gave_up_at_exit = True
             raise
 
     async def _sleep(self, seconds: float) -> None:
-        """Until woken, without a task more, as `asyncio.wait_for` would make one."""
+        """Sleep until woken or until `seconds` have passed, without creating another task, as
+        `asyncio.wait_for(event.wait(), seconds)` would.
+        """
         woken = self._woken = self._loop.create_future()
-        timer = self._loop.call_later(seconds, _opened, woken)
+        timer = self._loop.call_later(seconds, _set_woken, woken)
         try:
             await woken
         finally:
             timer.cancel()
             self._woken = None
 
-    def _rest(self) -> None:
-        self.busy = {job for job in self.busy if job.strategy.next_due_at < NEVER}
+    def _drop_idle(self) -> None:
+        self.unsent = {job for job in self.unsent if job.strategy.next_due_at < NEVER}
 
 
-def _opened(woken: asyncio.Future[None]) -> None:
+def _set_woken(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)
 
@@ -203,19 +223,25 @@ async def _flush_all_jobs(jobs: set[FlushJob]) -> None:
 
 
 async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
-    """Send everything that `agent` has; as often as it takes, but a store that was waited for in
-    vain by one end of this process is not waited for by the next.
+    """Send everything that is pending in `job`, with as many attempts as there is time for until
+    `deadline`, unless an earlier step of the shutdown has waited for its store in vain.
     """
     await _start_flush(job, last=True)
-    while (job.failure or (final and job.is_left)) and not job.given_up and monotonic() < deadline:
+    while (
+        (job.failure or (final and job.has_unsent))
+        and not job.gave_up_at_exit
+        and monotonic() < deadline
+    ):
         await asyncio.sleep(RETRY_EVERY_S)
         await _start_flush(job, last=True)
 
 
 def _start_flush(job: FlushJob, *, last: bool) -> asyncio.Task[None]:
-    """At work from now on, and not only once the loop comes to it."""
-    done = job.running = OneShotEvent()
-    task = job.task = asyncio.get_running_loop().create_task(_flush_job(job, last))
+    """Create the task of one flush. `flush_done` is set here, and not in the task: whoever looks
+    before the loop has started the task has to wait for it, too.
+    """
+    done = job.flush_done = OneShotEvent()
+    task = job.flush_task = asyncio.get_running_loop().create_task(_flush_job(job, last))
     task.add_done_callback(lambda _: done.set())
     return task
 
@@ -229,51 +255,55 @@ async def _flush_job(job: FlushJob, last: bool) -> None:
 
 
 class _ExitLoop(asyncio.SelectorEventLoop):
-    """A loop that looks names up by itself: no thread can be started once Python is exiting."""
+    """An event loop that resolves host names in the thread that runs it, because no thread can be
+    started while Python is exiting.
+    """
 
     async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
         return socket.getaddrinfo(host, port, **how)
 
 
-def _flush(jobs: list[FlushJob], deadline: float, final: bool) -> None:
-    if not final:  # else the tasks of other loops have stopped for good
+def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> None:
+    if not final:  # with `final`, the tasks of other loops will not run any more
         for job in jobs:
-            # Nothing is counted twice beside such a task, but what it sends may not be there yet.
+            # Nothing would be counted twice (a ring takes each flush once), but what another loop
+            # is just sending might not have arrived when this returns.
             job.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
     loop = _ExitLoop()
     try:
         with suppress(asyncio.TimeoutError):
-            loop.run_until_complete(_flush_in_loop(jobs, deadline, final))
-        loop.run_until_complete(_end_stores_tasks())
-        # Ends the stores' connections, as `asyncio.run` does; else closing the loop warns of them.
+            loop.run_until_complete(_flush_until_deadline(jobs, deadline, final))
+        loop.run_until_complete(_cancel_store_tasks())
+        # End the connections of the stores, as `asyncio.run` does: otherwise Python warns of them
+        # when the loop is closed.
         loop.run_until_complete(loop.shutdown_asyncgens())
     except Exception as exc:
         LOG.warning(
             "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
             "%d counts are left",
-            names_of(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
+            job_names(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
         )  # fmt: skip
     finally:
         loop.close()
 
 
-async def _flush_in_loop(jobs: list[FlushJob], deadline: float, final: bool) -> None:
+async def _flush_until_deadline(jobs: list[FlushJob], deadline: float, final: bool) -> None:
     flushes = asyncio.gather(*(_flush_until_sent(job, deadline, final=final) for job in jobs))
-    # The first of two flushes is not broken off at its deadline: nothing is begun after that, but
-    # what is on its way may arrive.
+    # The first of the two flushes of a shutdown is not cancelled at its deadline: no attempt begins
+    # after it, but what has been sent may still arrive.
     seconds = deadline - monotonic() if final else EXIT_TIMEOUT_S
     await asyncio.wait_for(flushes, max(RETRY_EVERY_S, seconds))
 
 
-async def _end_stores_tasks() -> None:
-    """They would complain of a loop that is closed under them."""
-    tasks = [task for task in asyncio.all_tasks() if _is_stores(task)]
+async def _cancel_store_tasks() -> None:
+    """Cancel the tasks of Redis connections, which would log errors when their loop is closed."""
+    tasks = [task for task in asyncio.all_tasks() if _is_store_task(task)]
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=RETRY_EVERY_S)
 
 
-def _is_stores(task: asyncio.Task[Any]) -> bool:
+def _is_store_task(task: asyncio.Task[Any]) -> bool:
     code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and str(_STORES) in code.co_filename
+    return code is not None and str(_STORE_FOLDER) in code.co_filename

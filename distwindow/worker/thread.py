@@ -1,13 +1,16 @@
 """The worker of blocking limiters: one thread.
 
-A caller may be interrupted by a signal handler's exception anywhere in here. So callers only take
-single steps in C (see `core/interrupts.py`), in an order that leaves nothing to undo:
+A signal handler may raise in a caller at any line of this file. Therefore callers only make single
+calls of C functions (see `core/interrupts.py`), in an order in which nothing has to be undone:
 
-    caller interrupted                       what the next wake-up finds
-    before the thread was started            no thread: it starts one
-    after that                               `_running` is held by the thread: it starts no other
-    before the wake-up was sent              the worker looks at all limiters, not only at the one
-                                             that woke it
+    the caller was interrupted        the next caller that wakes the worker
+    before it started the thread      finds no thread, and starts one
+    after it started the thread       finds that the thread holds `_running`, and starts no other
+    before it woke the thread         wakes it; the worker then looks at all limiters, and not only
+                                      at the one that woke it
+
+    the thread       waits for a wake-up --> flushes every job that is due --> sleeps until the next
+                     job is due, or until the next wake-up
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from .uwsgi import UWSGI
 
 
 class WorkerThread:
-    """The one for blocking limiters."""
+    """Flushes all blocking limiters of this process, in one thread."""
 
     def __init__(self) -> None:
         self.jobs = FlushJobs()
@@ -39,16 +42,20 @@ class WorkerThread:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Threads stay in the parent, and what they had to do does, too."""
+        """Begin without a thread: a fork copies only the thread that called it. What the parent has
+        not sent is sent by the parent.
+        """
         for job in self.jobs.all():
-            job.running = job.closing = None  # nobody will ever have done with it here
+            job.flush_done = job.close_done = None  # whatever was under way will never end here
             job.closing_lock = threading.Lock()
         self._wake_up = WakeUp()
         self._running = threading.Lock()
-        """Held by the thread for as long as it lives."""
-        self._ident: int | None = None
+        """Held by the thread for as long as it runs."""
+        self._thread_ident: int | None = None
         self._unsent: set[FlushJob] = set()
-        """Those that have something to send, kept alive although their owners may have gone."""
+        """The jobs that have something to send. Kept here, because the application may have dropped
+        their limiters.
+        """
 
     def add(
         self,
@@ -59,7 +66,11 @@ class WorkerThread:
         name: str,
         handle_sigterm: bool,
     ) -> FlushJob:
-        """From now on `work` is called when `near` says so. Not where time is moved by hand."""
+        """Return a job whose `flush` is called whenever `strategy` has something due.
+
+        Limiters whose clock is not the system's are not flushed in the background: their time does
+        not pass by itself. Those of a store in this process have nothing to flush.
+        """
         job = FlushJob(strategy, flush, name)
         if clock is SYSTEM and not isinstance(strategy, InProcess):
             strategy.wake = partial(self._wake, job)
@@ -70,29 +81,31 @@ class WorkerThread:
         return job
 
     def detach(self, job: FlushJob) -> None:
-        """It is being closed: leave it alone, once what is under way has been done."""
-        job.detached = True  # before looking for what is under way, see `_work_for`
+        """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
+        under way.
+        """
+        job.detached = True  # before looking for a flush that is under way, see `_run_job`
         self._unsent.discard(job)
         self.wait_for(job)
 
     def wait_for(self, job: FlushJob) -> None:
-        """Until what is under way has been done."""
-        if _thread.get_ident() != self._ident:
+        """Wait until the flush of `job` that is under way has ended."""
+        if _thread.get_ident() != self._thread_ident:
             job.wait(EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
-        """Send everything there is, in this thread; as often as it takes until `deadline`. Without
-        `final` callers go on counting, and what they count meanwhile is left.
+        """Send everything that is pending, in the calling thread, with as many attempts as there is
+        time for until `deadline` (monotonic seconds). Without `final`, callers go on counting, and
+        what they count meanwhile is not waited for.
         """
         jobs = self.jobs.active()
         for job in jobs:
-            # Beside the worker nothing is counted twice, but what it is sending may not be there.
+            # Nothing would be counted twice (a ring takes each flush once), but what the worker is
+            # just sending might not have arrived when this returns.
             job.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
             _flush_job(job, last=True)
         while monotonic() < deadline:
-            late = [
-                job for job in jobs if not job.given_up and (job.failure or (final and job.is_left))
-            ]
+            late = [job for job in jobs if job.needs_retry(final)]
             if not late:
                 return
             time.sleep(RETRY_EVERY_S)
@@ -109,48 +122,48 @@ class WorkerThread:
     def _start(self) -> None:
         PATCHES.check()
         SHUTDOWN.hook_exit()
-        start_thread(self._run)  # where Python is exiting, `flush_all` does without
+        start_thread(self._run)  # False where Python is exiting: then `flush_all` flushes instead
 
     def _run(self) -> None:
         running, wake_up = self._running, self._wake_up
-        if not running.acquire(False):  # another caller has started one just before
+        if not running.acquire(False):  # another caller has just started one
             return
-        self._ident = _thread.get_ident()
+        self._thread_ident = _thread.get_ident()
         try:
             threading.current_thread().name = "distwindow"
             while True:
-                soonest = self._flush_due()
-                wake_up.sleep(None if soonest == NEVER else max(0.0, soonest - monotonic()))
-                if self._wake_up is not wake_up:  # gevent has patched: another thread is to come
+                next_due_at = self._flush_due()
+                wake_up.sleep(None if next_due_at == NEVER else max(0.0, next_due_at - monotonic()))
+                if self._wake_up is not wake_up:  # gevent has patched threads: start another
                     return
         finally:
             if self._running is running:
-                self._ident = None
+                self._thread_ident = None
             running.release()
 
     def _flush_due(self) -> float:
-        """Do what is due; when is there something to do again?"""
-        soonest = NEVER
+        """Flush what is due. Return when the next flush is due (monotonic seconds, or `NEVER`)."""
+        next_due_at = NEVER
         for job in self.jobs.all():
             strategy = job.strategy
             if job.detached:
                 self._unsent.discard(job)
                 continue
-            SHUTDOWN.pause()  # the ending thread flushes now
+            SHUTDOWN.pause()  # during a shutdown, the shutdown thread flushes in place of this one
             if strategy.next_due_at <= monotonic():
                 self._run_job(job)
             if strategy.next_due_at == NEVER:
                 self._unsent.discard(job)
-                if strategy.next_due_at == NEVER:  # it was not set again in between
+                if strategy.next_due_at == NEVER:  # it has not been set again since
                     continue
             self._unsent.add(job)
-            soonest = min(soonest, strategy.next_due_at)
-        return soonest
+            next_due_at = min(next_due_at, strategy.next_due_at)
+        return next_due_at
 
     def _run_job(self, job: FlushJob) -> None:
-        done = job.running = OneShotEvent()
+        done = job.flush_done = OneShotEvent()
         try:
-            if not job.detached:  # else who closes it may not have seen us
+            if not job.detached:  # `detach` may have looked before `flush_done` was set
                 _flush_job(job, last=False)
         finally:
             done.set()

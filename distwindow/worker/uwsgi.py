@@ -1,10 +1,12 @@
-"""uWSGI forks its workers after it has imported the application, by C code that runs none of
-Python's `os.register_at_fork` functions (unless it is started with `--py-call-uwsgi-fork-hooks`):
-all workers would use the connections of the process that they were forked from, and read each
-other's replies. But uWSGI calls `uwsgi.post_fork_hook` in each worker. No thread is started before
-the fork (`is_before_uwsgi_forks`).
+"""For programs inside uWSGI, which forks its workers after it has imported the application.
 
-Older versions (2.0.26, not 2.0.31) run no threads of Python's unless they are started with
+It forks by C code that does not run the functions of `os.register_at_fork` (unless it is started
+with `--py-call-uwsgi-fork-hooks`): all workers would use the connections of the process that they
+were forked from, and read each other's replies. Therefore limiters begin anew in
+`uwsgi.post_fork_hook`, which uWSGI calls in each worker. No thread is started before the fork
+(`is_before_uwsgi_forks`).
+
+Older versions (2.0.26, not 2.0.31) do not run threads of Python unless they are started with
 `--enable-threads`.
 """
 
@@ -21,13 +23,15 @@ from .flush_job import LOG
 
 
 class Uwsgi:
-    """Where the program runs inside uWSGI."""
+    """The hook that is called in forked workers of uWSGI."""
 
     def __init__(self) -> None:
         self._hooked = False
 
     def hook_fork(self) -> None:
-        """A limiter has been made: have forked workers begin anew. Once in a process."""
+        """Have limiters begin anew in forked workers. Called when a limiter is made; the first call
+        in a process installs the hook.
+        """
         uwsgi = sys.modules.get("uwsgi")
         if uwsgi is None or self._hooked or not hasattr(uwsgi, "opt"):
             return
@@ -35,15 +39,15 @@ class Uwsgi:
         _hook(uwsgi)
         if not getattr(uwsgi, "has_threads", True):
             LOG.warning(
-                "uWSGI runs no threads: what is counted in this process is sent late, or lost. "
+                "uWSGI runs no threads: what is counted in this process is flushed late, or lost. "
                 "Start it with --enable-threads"
             )
 
 
 def _hook(uwsgi: Any) -> None:
     try:
-        # Its module puts a hook in place, and forgets the one that is there: so it goes first, and
-        # functions are added to its list.
+        # This module replaces the hook that is installed. So it is imported first, and the hook is
+        # added to its list.
         chain = import_module("uwsgidecorators").postfork_chain
     except Exception:  # it raises a plain `Exception` without a master process
         uwsgi.post_fork_hook = _chain(getattr(uwsgi, "post_fork_hook", None))

@@ -24,6 +24,8 @@ FLOORS = {
     "rules": 4,
     "telemetry": 4,
     "limiter": 5,
+    "base_limiter": 5,
+    "async_limiter": 5,
     "entry": 5,
     "decorator": 5,
     "breaker": 5,

@@ -41,6 +41,13 @@ def test_worker(url: str) -> None:
     assert done[:3] == [("acme", 0), ("acme", 1), ("acme", 2)]
 
 
+def test_sqlite_store(tmp_path: Path) -> None:
+    assert result("sqlite_store.py", str(tmp_path / "limits.db")) == {
+        "admitted": 100,
+        "refused": 220,
+    }
+
+
 def test_each_program_has_a_test() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in PROGRAMS if f'"{path.name}"' not in here] == []

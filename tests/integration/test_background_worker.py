@@ -1,5 +1,5 @@
-"""One worker for all limiters of a process, started late and ended well; what it carries goes in
-one piece. And closing, forks, and as many keys as there is room for.
+"""One worker for all limiters of a process: when it starts and ends, and that all that is due is
+sent in one exchange. Also closing, forks, and the number of keys that are kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def worker_tasks() -> list[asyncio.Task[Any]]:
 
 @forks
 def test_one_thread_started_by_the_first_that_needs_it(redis_url: str, prefix: str) -> None:
-    """In a child, as this process has one long since."""
+    """In a child process, because this process has a worker already."""
 
     def work(child: Child) -> list[int]:
         seen = [len(workers())]
@@ -51,7 +51,7 @@ def test_one_thread_started_by_the_first_that_needs_it(redis_url: str, prefix: s
             for n in range(9)
         ]
         seen.append(len(workers()))
-        limiters[0].try_acquire("k")  # nothing to tell
+        limiters[0].try_acquire("k")  # nothing to flush
         seen.append(len(workers()))
         for limiter in limiters:
             for _ in range(5):
@@ -68,7 +68,7 @@ def test_one_thread_started_by_the_first_that_needs_it(redis_url: str, prefix: s
 async def test_one_task_a_loop_that_ends_when_there_is_nothing(
     redis_url: str, prefix: str, mode: Any
 ) -> None:
-    # What others pass of a key is followed for as long as its window.
+    # A key is polled for the length of its window.
     limits = "2/50ms 1 bucket" if mode == "eventual" else "2/hour"
     async with AsyncExitStack() as stack:
         limiters = [
@@ -93,7 +93,7 @@ async def test_one_task_a_loop_that_ends_when_there_is_nothing(
 
 @pytest.mark.event_loops
 def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
-    """And what a closed loop has left is carried by the next."""
+    """What a closed loop has not sent is sent by the next one."""
     limiter = AsyncLimiter(redis_url, "2/hour", prefix=prefix, timeout=5, flush_interval=0.3)
 
     async def refused() -> None:
@@ -107,7 +107,7 @@ def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
         await limiter.aclose()
 
     with warnings.catch_warnings():
-        # A loop that is closed with connections open says so; that is its right.
+        # asyncio warns of connections that are open when their loop is closed, and rightly so.
         warnings.simplefilter("ignore", ResourceWarning)
         for _ in range(3):
             asyncio.run(refused())
@@ -128,7 +128,7 @@ def test_many_keys_are_one_exchange(
     # Some 25 KB in one write, that a proxy may read in several chunks.
     assert 0 < proxy.requests - before <= 8
     if mode == "eventual":
-        limiter.flush()  # the first has asked for the time
+        limiter.flush()  # the first flush has fetched the server's time
     else:
         before = proxy.requests
         limiter.flush()
@@ -164,8 +164,8 @@ def test_scripts_that_the_server_forgot(face: Face, redis_url: str, prefix: str)
 
 
 @pytest.mark.slow
-def test_a_stalled_server_holds_up_nobody_for_long(redis_url: str, prefix: str) -> None:
-    """One worker for all: the others' part comes later by one timeout."""
+def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, prefix: str) -> None:
+    """There is one worker: the other limiters are flushed later by one timeout."""
     with Standalone() as own:
         stalled = Limiter(own.url, "1/hour", prefix=prefix, timeout=0.2, **SOON)
         well = Limiter(redis_url, "1/hour", prefix=prefix, **SOON)
@@ -188,7 +188,7 @@ def test_a_stalled_server_holds_up_nobody_for_long(redis_url: str, prefix: str) 
 
 
 def test_flushes_from_many_threads(face: Face, redis_url: str, prefix: str) -> None:
-    """Beside the worker and each other: nothing is told twice, and nobody is in the way."""
+    """Beside the worker and each other: nothing is counted twice, and no call is delayed."""
     limiter = face.limiter(redis_url, "1/hour", prefix=prefix, timeout=5, flush_interval=0.001)
     keys = [f"k{n}" for n in range(20)]
     limiter.each(keys)
@@ -263,7 +263,7 @@ def test_closing_amid_calls_loses_nothing(
         passed = sum(s.windows[0].passed for s in seen)
         if mode == "eventual":
             assert passed == tallied["ok"]
-        else:  # what was on its way may have been executed, and have brought a lease
+        else:  # a call in flight may have been executed, and may have fetched a lease
             assert tallied["ok"] <= passed
             assert passed <= tallied["ok"] + tallied["StoreUnavailable"] or mode == "leased"
         assert sum(s.windows[-1].blocked for s in seen) >= tallied["refused"]
@@ -275,13 +275,13 @@ def test_closing_amid_calls_loses_nothing(
 @forks
 @pytest.mark.parametrize("mode", MODES)
 def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode: Any) -> None:
-    """As gunicorn forks its workers after an application has been preloaded and has warmed up."""
+    """As gunicorn forks its workers after it has loaded an application that has made calls."""
     limiter = Limiter(redis_url, "2000/hour", prefix=prefix, consistency=mode, timeout=5, **SOON)
     before = sum(bool(limiter.try_acquire("k")) for _ in range(100))
     near: Any = limiter._strategy
     lease = 0
     while mode == "leased" and before < 500 and not (lease := near._get("k").permits_left):
-        before += bool(limiter.try_acquire("k"))  # the last was just spent, or given back
+        before += bool(limiter.try_acquire("k"))  # the last permit was just spent, or given back
     senders = {near._counts._sender}
 
     def work(child: Child) -> list[Any]:
@@ -311,7 +311,9 @@ def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode
 
 @forks
 @pytest.mark.parametrize("mode", MODES)
-def test_children_of_multiprocessing_tell_theirs(redis_url: str, prefix: str, mode: Any) -> None:
+def test_children_of_multiprocessing_flush_their_counts(
+    redis_url: str, prefix: str, mode: Any
+) -> None:
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, consistency=mode, timeout=5, **NEVER)
     for _ in range(10):
         with limiter.entry("k"):
@@ -336,8 +338,8 @@ def test_children_of_multiprocessing_tell_theirs(redis_url: str, prefix: str, mo
 
 
 @forks
-def test_a_fork_while_the_worker_is_at_work(proxy: Proxy, prefix: str) -> None:
-    """The child does not wait for what the parent's worker was doing."""
+def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
+    """The child does not wait for the flush of its parent's worker."""
     limiter = Limiter(proxy.url, "1/hour", prefix=prefix, timeout=0.5, flush_interval=0.01)
     limiter.try_acquire("k")
     limiter.try_acquire("k")
@@ -348,7 +350,7 @@ def test_a_fork_while_the_worker_is_at_work(proxy: Proxy, prefix: str) -> None:
         return time.monotonic() - began
 
     with proxy.spoiled(DropReply()):
-        limiter.try_acquire("k")  # remembered, and told soon
+        limiter.try_acquire("k")  # a cached refusal, which is flushed soon
         until(lambda: proxy.swallowed > 0)
         took = Child(work).result()
     assert took < 0.4
@@ -359,7 +361,9 @@ def test_a_fork_while_the_worker_is_at_work(proxy: Proxy, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_time_keys_are_let_go(face: Face, redis_url: str, prefix: str, mode: str) -> None:
+def test_keys_that_were_called_once_are_dropped(
+    face: Face, redis_url: str, prefix: str, mode: str
+) -> None:
     limiter = face.limiter(
         redis_url, "1/hour", prefix=prefix, consistency=mode, max_local_keys=50, timeout=5
     )
@@ -379,7 +383,7 @@ def test_the_least_used_goes_first(face: Face, proxy: Proxy, prefix: str) -> Non
     for key in "abc":
         limiter.each([key] * 2)
     limiter.try_acquire("a")
-    limiter.each(["d"] * 2)  # in place of b
+    limiter.each(["d"] * 2)  # evicts b
     before = proxy.requests
     assert {d.source for d in limiter.each(["a", "c", "d"])} == {"deny_cache"}
     assert proxy.requests == before

@@ -1,5 +1,5 @@
-"""Whatever is handed in works, or gives one clear error that names the value and the remedy. No
-error shows a password, and none leaves anything behind in Redis.
+"""Every argument works, or raises one clear error that names the value and what to do. No error
+shows a password, and none leaves keys in Redis.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is decided in the process, beside what the store decides: several keys, resets, flushes,
-closes, and loops that never have to wait.
+"""Calls that the process decides, together with what the store does: several keys, resets, flushes,
+closes, and loops of calls that never wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.servers.wait import free_port
 NEVER = 3600.0
 
 
-def test_several_keys_know_what_this_process_has_passed(
+def test_a_call_over_several_keys_includes_what_this_process_has_passed(
     face: Face, redis_url: str, prefix: str
 ) -> None:
     limiter = face.limiter(
@@ -64,7 +64,7 @@ def test_after_an_own_refund_a_call_is_admitted_at_once(
     assert limiter.try_acquire("k")
 
 
-def test_a_flush_that_fails_says_so_and_keeps_what_it_had(
+def test_a_flush_that_fails_raises_and_keeps_its_counts(
     face: Face, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = face.limiter(
@@ -88,7 +88,7 @@ def _flushed(limiter: Caller) -> bool:
     return True
 
 
-def test_syncs_that_begin_to_fail_are_logged_once_and_their_mending_too(
+def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
     face: Face, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "distwindow")
@@ -102,14 +102,14 @@ def test_syncs_that_begin_to_fail_are_logged_once_and_their_mending_too(
         until(lambda: caplog.messages)
         time.sleep(0.1)
     until(lambda: len(caplog.messages) > 1)
-    began, mended = caplog.messages
+    began, ended = caplog.messages
     name = f"limiter '{prefix}' at {proxy.url}"
     assert began.startswith(f"flushing the counts of {name} failed: ")
     assert began.endswith("; 1 counts are kept here, and the next flush tries again")
-    assert mended == f"the counts of {name} can be flushed again"
+    assert ended == f"the counts of {name} can be flushed again"
 
 
-def test_who_closes_it_too_waits_until_everything_is_told(
+def test_a_second_close_waits_until_everything_is_flushed(
     proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     for turn in range(10):
@@ -130,7 +130,7 @@ def test_who_closes_it_too_waits_until_everything_is_told(
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-async def test_a_loop_of_calls_that_never_wait_leaves_the_others_their_turn(
+async def test_a_loop_of_calls_that_never_wait_lets_other_tasks_run(
     redis_url: str, prefix: str, mode: str
 ) -> None:
     async with AsyncLimiter(redis_url, "5/hour", prefix=prefix, consistency=mode) as limiter:  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""The two faces: the same names and signatures, and what each of them promises.
+"""`Limiter` and `AsyncLimiter`: the same names and signatures, and what each of them promises.
 
-In memory under a clock that is moved by hand; on a server where a server matters.
+In memory with a clock that is moved by hand, and on a server where that makes a difference.
 """
 
 from __future__ import annotations
@@ -21,27 +21,6 @@ from distwindow import AsyncLimiter, ConfigurationError, Decision, Limiter, Rate
 from tests.event_loops import uvloop_param
 from tests.servers import until
 from tests.unit.stage import ManualClock, fresh
-
-
-class HeldClock(ManualClock):
-    """Whoever sleeps sleeps until somebody else has moved the time; in a loop, in small steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._moved = threading.Condition()
-
-    def sleep(self, seconds: float, /) -> None:
-        self.slept.append(seconds)
-        if threading.current_thread() is threading.main_thread():
-            return  # a task: it will ask again, and nobody may hold up the loop
-        end = self.now_ms() + round(seconds * 1000)
-        with self._moved:
-            assert self._moved.wait_for(lambda: self.now_ms() >= end, timeout=20)
-
-    def move(self, ms: int) -> None:
-        super().move(ms)
-        with self._moved:
-            self._moved.notify_all()
 
 
 @pytest.fixture
@@ -68,7 +47,7 @@ Told = Callable[[Callable[[Any], Any]], Any]
 
 @pytest.fixture(params=["blocking", "awaiting", uvloop_param()])
 def face(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Told:
-    """Runs a story on either face: `face(story)` calls `await story(limiter)` with a limiter all
+    """Return a function that calls `await story(limiter)`, with a limiter of either kind, all
     of whose calls are awaited.
     """
 
@@ -84,7 +63,7 @@ def face(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Told
 
 
 class Awaited:
-    """A blocking limiter in the clothes of an awaiting one."""
+    """A blocking limiter whose methods are coroutine functions."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -103,14 +82,14 @@ def public(face: type) -> dict[str, Any]:
     return {name: value for name, value in inspect.getmembers(face) if not name.startswith("_")}
 
 
-def test_the_faces_have_the_same_names() -> None:
+def test_both_limiters_have_the_same_names() -> None:
     blocking, awaiting = public(Limiter), public(AsyncLimiter)
     assert blocking.keys() - awaiting.keys() == {"close"}
     assert awaiting.keys() - blocking.keys() == {"aclose"}
 
 
 @pytest.mark.parametrize("name", sorted(public(Limiter).keys() - {"close"} | {"__init__"}))
-def test_the_faces_have_the_same_signatures(name: str) -> None:
+def test_both_limiters_have_the_same_signatures(name: str) -> None:
     blocking, awaiting = getattr(Limiter, name), getattr(AsyncLimiter, name)
     if isinstance(blocking, property):
         blocking, awaiting = blocking.fget, awaiting.fget
@@ -249,7 +228,7 @@ def test_an_entry_records_success_error_and_time(limiter: Limiter, clock: Manual
     assert (stats.passed, stats.blocked, stats.success + stats.error) == (3, 3, 2)
 
 
-async def test_an_awaited_entry_does_so_too(where: str, clock: ManualClock) -> None:
+async def test_an_entry_of_an_asyncio_limiter_does_so_too(where: str, clock: ManualClock) -> None:
     key = fresh()
     options: Any = {"clock": "client", "time": clock, "timeout": 10}
     async with AsyncLimiter(where, "2/minute", **options) as limiter:
@@ -342,7 +321,7 @@ async def test_limited_coroutine_functions(where: str, clock: ManualClock) -> No
         assert await Shop().sell(1) == 1
 
 
-def test_the_wrong_face_says_so() -> None:
+def test_the_limiter_of_the_other_kind_is_refused() -> None:
     def plain() -> None: ...
     async def coroutine() -> None: ...
 
@@ -386,7 +365,7 @@ def in_line(limiter: Any) -> int:
 
 
 def test_threads_are_served_in_the_order_they_came() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = Limiter("memory://", "1/second 1 buckets", time=clock)
     limiter.acquire("key")
     served: list[tuple[int, int]] = []
@@ -415,7 +394,7 @@ async def turns(times: int = 25) -> None:
 
 
 async def test_tasks_are_served_in_the_order_they_came() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/second 1 buckets", time=clock)
     await limiter.acquire("key")
     served: list[tuple[int, int]] = []
@@ -433,8 +412,8 @@ async def test_tasks_are_served_in_the_order_they_came() -> None:
 
 
 @pytest.mark.parametrize("dropped", [{0}, {2}, {4}, {0, 1}, {1, 3}, {0, 1, 2, 3, 4}])
-async def test_a_cancelled_waiter_leaves_the_line_intact(dropped: set[int]) -> None:
-    clock = HeldClock()
+async def test_a_cancelled_waiter_leaves_the_queue_intact(dropped: set[int]) -> None:
+    clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/second 1 buckets", time=clock)
     await limiter.acquire("key")
     served: list[int] = []
@@ -457,7 +436,7 @@ async def test_a_cancelled_waiter_leaves_the_line_intact(dropped: set[int]) -> N
     assert (await limiter.stats("key")).passed <= 1, "the dropped were not charged"
 
 
-def test_a_hopeless_wait_ends_at_once() -> None:
+def test_a_wait_that_is_too_long_is_refused_at_once() -> None:
     clock = ManualClock()
     limiter = Limiter("memory://", "5/minute", time=clock)
     limiter.acquire("key", 5)
@@ -474,7 +453,7 @@ def test_a_hopeless_wait_ends_at_once() -> None:
 
 
 async def test_so_for_tasks_also_behind_others() -> None:
-    clock = HeldClock()
+    clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/minute 1 buckets", time=clock)
     await limiter.acquire("key")
     head = asyncio.create_task(limiter.acquire("key"))
@@ -486,8 +465,8 @@ async def test_so_for_tasks_also_behind_others() -> None:
     assert (await head).allowed
 
 
-def test_keys_wait_in_lines_of_their_own() -> None:
-    clock = HeldClock()
+def test_each_key_has_a_queue_of_its_own() -> None:
+    clock = ManualClock(auto_advance=False)
     limiter = Limiter("memory://", "1/minute", time=clock)
     limiter.acquire("busy")
     waiting = threading.Thread(target=limiter.acquire, args=["busy"])
@@ -506,7 +485,7 @@ def test_a_timeout_that_is_none(timeout: Any) -> None:
         Limiter("memory://", "5/minute").acquire("key", timeout=timeout)
 
 
-def test_endless_patience_has_two_names() -> None:
+def test_no_timeout_can_be_written_in_two_ways() -> None:
     clock = ManualClock()
     limiter = Limiter("memory://", "1/minute", time=clock)
     for timeout in (None, float("inf"), None):
@@ -526,7 +505,7 @@ def test_waiting_on_a_server_with_its_own_clock(redis_url: str) -> None:
 
 
 def in_child(work: Callable[[], Any]) -> str:
-    """What `work` returns or raises in a forked child, as text."""
+    """Return what `work` returns or raises in a forked child, as text."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from 3.12 on a fork with threads about is frowned upon
@@ -583,7 +562,7 @@ def test_a_fork_in_the_middle_of_other_threads_calls(redis_url: str) -> None:
 
 @pytest.mark.event_loops
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_an_awaiting_limiter_survives_a_fork(redis_url: str) -> None:
+def test_an_asyncio_limiter_survives_a_fork(redis_url: str) -> None:
     limiter = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10)
     key = fresh()
 
@@ -662,6 +641,6 @@ def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:
         assert [asyncio.run(once(limiter)) for _ in range(3)] == [99, 98, 97]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # no loop was left with an aclose()
+        warnings.simplefilter("ignore", ResourceWarning)  # no loop was ended after an aclose()
         story()
         gc.collect()

@@ -4,6 +4,7 @@ comes next. None shows a password.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import signal
 import time
@@ -17,7 +18,6 @@ from distwindow import AsyncLimiter, Limiter, StoreError
 from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.urls import masked_url
 from distwindow.worker import flush_job, tasks
-from distwindow.worker import shutdown as ending
 from distwindow.worker.flush_job import FlushJob
 from distwindow.worker.shutdown import Shutdown
 from distwindow.worker.thread import WorkerThread
@@ -51,21 +51,21 @@ class Waiting:
     def reschedule(self, now: float) -> None: ...
 
 
-def agent_of(near: Waiting, work: Any = None) -> FlushJob:
-    return FlushJob(near, work, NAME)  # type: ignore[arg-type]
+def job_of(strategy: Waiting, work: Any = None) -> FlushJob:
+    return FlushJob(strategy, work, NAME)  # type: ignore[arg-type]
 
 
 def test_a_flush_that_fails_and_works_again(caplog: pytest.LogCaptureFixture) -> None:
-    near = Waiting(counts=47)
-    agent = agent_of(near)
+    strategy = Waiting(counts=47)
+    job = job_of(strategy)
     away = StoreError("host:6379 is not reachable")
-    agent.log_transition(away)
-    agent.log_transition(away)
-    near.dropped = 5
-    agent.log_transition(None)
-    agent.log_transition(None)
-    near.permits = 12
-    agent.log_transition(away)
+    job.log_transition(away)
+    job.log_transition(away)
+    strategy.dropped = 5
+    job.log_transition(None)
+    job.log_transition(None)
+    strategy.permits = 12
+    job.log_transition(away)
     kept = "are kept here, and the next flush tries again"
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
@@ -81,9 +81,9 @@ def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureF
         raise ZeroDivisionError("of the store")
 
     worker = WorkerThread()
-    agent = agent_of(Waiting(counts=3), work)
-    worker._run_job(agent)
-    worker._run_job(agent)
+    job = job_of(Waiting(counts=3), work)
+    worker._run_job(job)
+    worker._run_job(job)
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed with an unexpected error; "
         "3 counts are kept here, and the next flush tries again"
@@ -92,7 +92,7 @@ def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureF
 
 
 def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> None:
-    lost = [agent_of(Waiting(counts=7)), agent_of(Waiting(permits=9)), agent_of(Waiting())]
+    lost = [job_of(Waiting(counts=7)), job_of(Waiting(permits=9)), job_of(Waiting())]
     lost[0].failure = lost[2].failure = StoreError("host:6379 is not reachable")
     for _ in range(2):
         flush_job.report_lost(lost)
@@ -107,9 +107,9 @@ def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> Non
 class Worker:
     """Flushes one limiter, in vain."""
 
-    def __init__(self, agent: FlushJob) -> None:
+    def __init__(self, job: FlushJob) -> None:
         self.jobs = flush_job.FlushJobs()
-        self.jobs.add(agent)
+        self.jobs.add(job)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         raise ZeroDivisionError("of the worker")
@@ -121,13 +121,13 @@ def test_at_sigterm_without_a_thread(
     def no_thread(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(ending, "start_new_thread", no_thread)
+    monkeypatch.setattr(_thread, "start_new_thread", no_thread)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signal, "raise_signal", lambda _: None)
-    monkeypatch.setattr(Shutdown, "_freeze", lambda _: None)
-    agent = agent_of(Waiting(counts=7))
+    monkeypatch.setattr(Shutdown, "_pause_calls", lambda _: None)
+    job = job_of(Waiting(counts=7))
     end = Shutdown()
-    end.add(Worker(agent))
+    end.add(Worker(job))
     end.on_sigterm(signal.SIGTERM, None)
     assert caplog.messages == [
         f"7 counts of {NAME} were lost: SIGTERM has ended the process before they could be sent "
@@ -136,15 +136,15 @@ def test_at_sigterm_without_a_thread(
 
 
 def test_a_worker_that_fails_at_sigterm(caplog: pytest.LogCaptureFixture) -> None:
-    agent = agent_of(Waiting(counts=7))
+    job = job_of(Waiting(counts=7))
     end = Shutdown()
-    end.add(Worker(agent))
+    end.add(Worker(job))
     done = OneShotEvent()
-    end._flush_one(Worker(agent), 0.0, False, done)
+    end._flush_worker(Worker(job), 0.0, False, done)
     assert done.is_set
     assert caplog.messages == [
-        f"sending the counts of {NAME} at SIGTERM failed with an unexpected error; "
-        "7 counts are left, which another line reports where they are lost"
+        f"flushing the counts of {NAME} at SIGTERM failed with an unexpected error; "
+        "7 counts are not sent yet, and another line is logged if they are lost"
     ]
     assert "ZeroDivisionError: of the worker" in caplog.text
 
@@ -155,8 +155,8 @@ def test_a_loop_that_fails_at_exit(
     async def fails(*_: Any) -> None:
         raise ZeroDivisionError("of the loop")
 
-    monkeypatch.setattr(tasks, "_flush_in_loop", fails)
-    tasks._flush([agent_of(Waiting(counts=7)), agent_of(Waiting(counts=1))], 0.0, True)
+    monkeypatch.setattr(tasks, "_flush_until_deadline", fails)
+    tasks._flush_in_new_loop([job_of(Waiting(counts=7)), job_of(Waiting(counts=1))], 0.0, True)
     assert caplog.messages == [
         f"flushing the counts of {NAME}, {NAME} failed with an unexpected error as the process "
         "ends: ZeroDivisionError('of the loop'); 8 counts are left"

@@ -1,4 +1,4 @@
-"""However a process ends, what it has counted arrives, and nobody hangs or complains."""
+"""However a process ends, its counts reach the store, it does not hang, and it prints no error."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def in_child():
     assert child.exitcode == 0, child.exitcode
 
 def stopped():
-    # As programs do that run the loop themselves: it just stops, and is closed or not.
+    # As programs that run the loop themselves: it is stopped, and may be closed or not.
     loop = asyncio.new_event_loop()
     loop.run_until_complete(awaiting())
     if way == "closed loop":
@@ -127,7 +127,7 @@ CODES = {"sys.exit": 3, "exception": 1, "keyboard": -signal.SIGINT, "sigterm": -
 
 
 class Program:
-    """The program above, that will end that way."""
+    """A process that runs the program above and ends in the given way."""
 
     def __init__(self, url: str, prefix: str, kind: str, mode: str, way: str) -> None:
         self.way = way
@@ -172,7 +172,7 @@ class Program:
         self._process.stdin.flush()
 
     def ended(self) -> tuple[int, str]:
-        """Its exit code and what it said on stderr."""
+        """Return its exit code, and what it has printed to stderr."""
         process = self._process
         if self.way == "sigterm":
             self.await_done()
@@ -237,7 +237,7 @@ def test_however_its_loop_ends(redis_url: str, prefix: str, mode: str) -> None:
         for program in programs:
             code, complaints = program.ended()
             if program.way.endswith(" loop"):
-                # Whoever does not end the tasks of a loop is told so, also of ours.
+                # Python warns of tasks that are destroyed with their loop, also of distwindow's.
                 assert set(complaints.splitlines()[:1]) <= {"Task was destroyed but it is pending!"}
                 assert "Traceback" not in complaints
             else:
@@ -267,7 +267,7 @@ while True:
 
 
 class Spinning:
-    """A process that calls without end and counts in a file how many calls have returned."""
+    """A process that calls without a break, and writes to a file how many calls have returned."""
 
     def __init__(
         self, url: str, prefix: str, file: Path, mode: str, interval: float, pause: float
@@ -285,7 +285,7 @@ class Spinning:
         return int(struct.unpack("q", self._file.read_bytes())[0])
 
     def end(self, number: signal.Signals) -> float:
-        """Seconds that it took to end."""
+        """End it by a signal. Return the seconds that it took."""
         began = time.monotonic()
         self.process.send_signal(number)
         self.process.wait(20)
@@ -296,17 +296,17 @@ class Spinning:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_sigterm_amid_calls(redis_url: str, prefix: str, mode: str, tmp_path: Path) -> None:
-    """The handler interrupts whatever the main thread does, also where that holds a lock."""
+    """The handler interrupts the main thread at any line, also while it holds a lock."""
     for turn in range(3):
         name = f"{prefix}-{turn}"
         spinning = Spinning(redis_url, name, tmp_path / name, mode, 3600, 0)
         until(lambda one=spinning: one.done() > 1000)  # type: ignore[misc]
         assert spinning.end(signal.SIGTERM) < 2
         stats = recorded(redis_url, name)
-        told = stats.passed + stats.blocked
-        assert spinning.done() <= told
-        # A lease that was just on its way is lost: a little too much is counted, for a moment.
-        assert told <= spinning.done() + 1 or mode == "leased"
+        counted = stats.passed + stats.blocked
+        assert spinning.done() <= counted
+        # A lease that was in flight is lost: its permits count as used until their window ends.
+        assert counted <= spinning.done() + 1 or mode == "leased"
 
 
 @pytest.mark.slow
@@ -333,7 +333,7 @@ def test_sigkill_loses_what_an_interval_counted(
 def test_an_exit_does_not_hang_where_the_store_is_away(
     standalone: Standalone, prefix: str, kind: str
 ) -> None:
-    """It says that it could not tell everything, once, and goes."""
+    """The process logs once that counts are lost, and ends."""
     faults = [Refuse(), Silent(), Blackhole()]
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(standalone.port)) for _ in faults]

@@ -1,7 +1,7 @@
-"""SIGTERM at random moments: the store knows of all calls that had returned.
+"""SIGTERM at random moments: all calls that had returned are counted in the store.
 
-Each process counts in a file, one number for each thread, how many of its calls have returned.
-Where intervals are long, nothing is flushed by accident.
+Each process writes to a file, one number for each thread, how many of its calls have returned. The
+flush intervals are long, so that only the shutdown flushes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ options = dict(prefix=prefix, consistency=mode, timeout=1)
 options |= dict(flush_interval=float(interval), sync_interval=float(interval))
 file = open(path, "r+b")
 returned = mmap.mmap(file.fileno(), 8 * {THREADS})
-warm = mode == "eventual"  # the first flush asks for the server's time; here it is known
+warm = mode == "eventual"  # the first flush fetches the server's time; after this it is known
 keys = [f"k{{n}}" for n in range({KEYS})]
 
 def call(limiter, thread):
@@ -72,7 +72,7 @@ else:
 
 
 class Calling:
-    """A process that calls without end."""
+    """A process that calls without a break."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Calling:
         return sum(struct.unpack(f"{THREADS}q", self._file.read_bytes()))
 
     def end(self) -> tuple[float, str]:
-        """Seconds that it took to end, and what it said on stderr."""
+        """Send SIGTERM. Return the seconds until it has ended, and its stderr."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         _, complaints = self.process.communicate(timeout=20)
@@ -108,7 +108,7 @@ class Calling:
 
 
 def known(url: str, prefix: str, mode: str, keys: int = KEYS) -> int:
-    """How many calls the store knows of."""
+    """Return how many calls are counted in the store."""
 
     async def ask() -> int:
         async with AsyncLimiter(url, LIMITS[mode], prefix=prefix, timeout=10) as limiter:
@@ -119,22 +119,24 @@ def known(url: str, prefix: str, mode: str, keys: int = KEYS) -> int:
 
 
 def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int) -> None:
-    """Nothing is lost, and no end is stalled, whatever SIGTERM interrupts."""
+    """Whatever SIGTERM interrupts, no count is lost, and the shutdown does not wait in vain."""
     moments = random.Random(f"{kind}-{mode}-{threads}")
     for run in range(runs):
         name = f"{prefix}-{run}"
-        # Every other time SIGTERM may come while the worker is at work.
+        # In every other run SIGTERM may come while the worker flushes.
         interval = 0.02 if run % 2 else 60
         calling = Calling(url, name, path / name, kind, mode, threads, interval)
-        # In `direct` each key is asked about twice before its refusals are decided here.
+        # In `direct` two calls of each key reach the store before its refusals are cached.
         until(lambda one=calling: one.returned() > 3 * KEYS, timeout=30)  # type: ignore[misc]
         time.sleep(moments.uniform(0, 0.2))
         seconds, complaints = calling.end()
         assert complaints == ""
         assert seconds < 3, "the exit timeout was used up"
-        told, returned = known(url, name, mode), calling.returned()
-        assert returned <= told, f"run {run}: {returned - told} of {returned} counts were lost"
-        assert told <= returned + threads
+        counted, returned = known(url, name, mode), calling.returned()
+        assert returned <= counted, (
+            f"run {run}: {returned - counted} of {returned} counts were lost"
+        )
+        assert counted <= returned + threads
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_nothing_is_lost_amid_calls(
     storm(redis_url, prefix, tmp_path, kind, mode, threads, runs)
 
 
-# -- what the handler is for, and what it leaves alone --------------------------------------------
+# -- single cases of the handler ------------------------------------------------------------------
 
 IDLE = """
 import hashlib, os, signal, sys, time
@@ -165,7 +167,7 @@ print("ready", flush=True)
 
 
 class Idle:
-    """A process that has counted 7 calls, and goes on with `program`."""
+    """A process that has counted 7 calls, and then runs `program`."""
 
     def __init__(
         self, url: str, prefix: str, program: str, patch: str = "", wrap: tuple[str, ...] = ()
@@ -190,19 +192,19 @@ class Idle:
         self.process.communicate()
 
     def ended(self) -> tuple[int, str, str]:
-        """Its exit code, and what it has printed to stdout and to stderr since."""
+        """Return its exit code, and what it has printed to stdout and to stderr since."""
         said, complaints = self.process.communicate(timeout=20)
         return self.process.returncode, said, complaints
 
 
-def told(url: str, prefix: str) -> int:
+def counted_in_store(url: str, prefix: str) -> int:
     with Limiter(url, "1000000000/hour", prefix=prefix, timeout=5) as limiter:
         return limiter.stats("k0").passed
 
 
 @pytest.mark.slow
 def test_a_main_thread_that_stays_in_c_code(redis_url: str, prefix: str) -> None:
-    """It does not come to the handler that ends the process."""
+    """It cannot run the handler that ends the process."""
     program = "while not SHUTDOWN.phase: time.sleep(0.001)\n"
     program += "hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)\n"
     with Idle(redis_url, prefix, program) as idle:
@@ -211,12 +213,12 @@ def test_a_main_thread_that_stays_in_c_code(redis_url: str, prefix: str) -> None
         code, _, complaints = idle.ended()
     assert (code, complaints) == (-signal.SIGTERM, "")
     assert time.monotonic() - began < 3
-    assert told(redis_url, prefix) == 7
+    assert counted_in_store(redis_url, prefix) == 7
 
 
 @pytest.mark.slow
 def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -> None:
-    """And what could not be sent in time is logged."""
+    """Counts that could not be sent in time are logged."""
     port = int(redis_url.rpartition(":")[2].split("/")[0])
     with Proxy(port) as proxy, Idle(proxy.url, prefix, "time.sleep(60)") as idle:
         proxy.fault = Silent()
@@ -237,7 +239,7 @@ def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -
 
 @pytest.mark.slow
 def test_process_1_of_a_container_goes_on(redis_url: str, prefix: str) -> None:
-    """The kernel keeps it: everything is told, and calls are decided as before."""
+    """The kernel does not end it: everything is flushed, and calls are decided as before."""
     wrap = ("unshare", "-Upfr", "--kill-child")
     try:
         subprocess.run([*wrap, "true"], check=True, capture_output=True)
@@ -260,7 +262,7 @@ print("goes on", flush=True)
     with Idle(redis_url, prefix, program, wrap=wrap) as idle:
         code, said, complaints = idle.ended()
     assert (code, said, complaints) == (0, "goes on\n", "")
-    assert told(redis_url, prefix) == 2007
+    assert counted_in_store(redis_url, prefix) == 2007
 
 
 @pytest.mark.slow
@@ -277,7 +279,7 @@ def test_under_gevent(redis_url: str, prefix: str, program: str) -> None:
         idle.process.terminate()
         code, _, complaints = idle.ended()
     assert (code, complaints) == (-signal.SIGTERM, "")
-    assert told(redis_url, prefix) == 7
+    assert counted_in_store(redis_url, prefix) == 7
 
 
 @pytest.mark.slow

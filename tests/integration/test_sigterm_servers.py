@@ -1,6 +1,6 @@
-"""Application servers end: what their processes have counted, the store knows.
+"""When application servers end, what their processes have counted reaches the store.
 
-The real gunicorn, uvicorn and Celery, with intervals so long that nothing is flushed by accident.
+The real gunicorn, uvicorn and Celery, with flush intervals so long that only the end flushes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def known(url: str, prefix: str) -> int:
 
 
 class Load:
-    """Requests without end, on several connections, until the server is gone."""
+    """Requests without a break, on several connections, until the server has ended."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -186,8 +186,8 @@ def loses_nothing(
         load.join()
         code = process.returncode
     assert load.answered > 20, said
-    told = known(url, prefix)
-    assert load.answered <= told <= load.answered + load.unanswered, said
+    counted = known(url, prefix)
+    assert load.answered <= counted <= load.answered + load.unanswered, said
     return f"{code}\n{said}"
 
 
@@ -215,7 +215,7 @@ def test_uvicorn(
     port = free_port()
     args = ["uvicorn", "--workers", str(workers), "--port", str(port), "application:app"]
     said = loses_nothing(tmp_path, ASGI, args, port, redis_url, prefix, **more)
-    if workers == 1:  # as it ends without us
+    if workers == 1:  # as without distwindow
         assert said.startswith(f"{-signal.SIGTERM}\n")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from distwindow import testing
 from distwindow.connect import open_async_store, open_store
 from distwindow.protocol.commands import Command
 from distwindow.store.memory import MemoryStore
@@ -28,27 +28,17 @@ def fresh(word: str = "key") -> str:
     return f"{word}-{uuid.uuid4().hex[:8]}-{next(_names)}"
 
 
-class ManualClock:
-    """Time stands still until it is moved; `sleep` moves it, so nothing ever waits."""
+class ManualClock(testing.ManualClock):
+    """The public clock, moved by ms, and back as well."""
 
-    def __init__(self, now_ms: int = T0) -> None:
-        self._now_ms = float(now_ms)
-        self._lock = threading.Lock()
-        self.slept: list[float] = []
-
-    def now_ms(self) -> int:
-        return int(self._now_ms)
-
-    def monotonic(self) -> float:
-        return self._now_ms / 1000
-
-    def sleep(self, seconds: float, /) -> None:
-        self.slept.append(seconds)
-        self.move(round(seconds * 1000))
+    def __init__(self, now_ms: int = T0, *, auto_advance: bool = True) -> None:
+        super().__init__(now_ms, auto_advance=auto_advance)
 
     def move(self, ms: int) -> None:
-        with self._lock:
-            self._now_ms += ms
+        if ms >= 0:
+            self.advance(ms / 1000)
+        else:
+            self._start_ms += ms
 
 
 @contextmanager

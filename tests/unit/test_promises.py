@@ -1,4 +1,4 @@
-"""Promises of the faces that a review found broken."""
+"""Promises of the limiters that were found broken once."""
 
 from __future__ import annotations
 

@@ -16,18 +16,18 @@ import pytest
 
 from distwindow.consistency.key_state import NEVER
 from distwindow.core.clock import SYSTEM
-from distwindow.worker import shutdown as ending
+from distwindow.worker import shutdown
 from distwindow.worker.flush_job import FlushJob, FlushJobs
 from distwindow.worker.thread import WorkerThread
 from tests.servers import until
 
 
 class Interrupt(BaseException):
-    """As of a signal handler."""
+    """Raised as if by a signal handler."""
 
 
 class Work:
-    """Stands in for a limiter: counts that are sent when they are due."""
+    """In the place of a strategy: counts that are sent when they are due."""
 
     def __init__(self) -> None:
         self.next_due_at = NEVER
@@ -57,10 +57,10 @@ class Work:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
-    """One of its own, which does not take part in the end of this process."""
-    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", ending.Shutdown())
-    monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
-    monkeypatch.setattr(ending.Shutdown, "hook_exit", lambda *_: None)
+    """A worker that is no part of the shutdown of this process."""
+    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     return WorkerThread()
 
 
@@ -69,8 +69,8 @@ def serve(worker: WorkerThread, work: Any) -> FlushJob:
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:
-    """Do `step`, with an exception before the line of that number of distwindow's code; did it come
-    to that?
+    """Call `step`, and raise before the `number`th line of distwindow's code that it runs. Return
+    True if it came to that line.
     """
     left = number
 
@@ -95,7 +95,9 @@ def interrupted(step: Callable[[], object], number: int) -> bool:
 
 
 def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int:
-    """Interrupt `step` at each of its moments, with `after` each time; how many there were."""
+    """Interrupt `step` before each of its lines in turn, and call `after` each time. Return the
+    number of lines.
+    """
     for number in range(1, 500):
         was_interrupted = interrupted(step, number)
         after()
@@ -105,7 +107,7 @@ def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int
 
 
 def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
-    """The next one has everything sent, by the one thread."""
+    """The next wake-up has everything sent, by the same thread."""
     works = [Work(), Work()]
     for work in works:
         serve(worker, work)
@@ -121,9 +123,9 @@ def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
 
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second thread is never at work beside the first."""
-    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", ending.Shutdown())
-    monkeypatch.setattr(ending.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    """There is never a second thread beside the first."""
+    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
     for number in range(1, 30):
         worker, work = WorkerThread(), Work()
         serve(worker, work)
@@ -140,7 +142,7 @@ def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["wait_for", "detach"])
 def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
     work = Work()
-    agent = serve(worker, work)
+    job = serve(worker, work)
     entered, release = threading.Event(), threading.Event()
 
     def send(last: bool) -> None:
@@ -148,15 +150,15 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
         release.wait(5)
         work.send(last)
 
-    agent.flush = send
+    job.flush = send
 
     def step() -> None:
-        getattr(worker, name)(agent)
+        getattr(worker, name)(job)
 
     def after() -> None:
         release.set()
-        if agent.running is not None:
-            agent.running.wait(5)
+        if job.flush_done is not None:
+            job.flush_done.wait(5)
         entered.clear()
         release.clear()
         work.count()
@@ -173,21 +175,21 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
 def test_flushing_all_needs_no_wake_up(worker: WorkerThread) -> None:
     """A caller was interrupted between counting and waking, and its process ends."""
     work = Work()
-    agent = serve(worker, work)
+    job = serve(worker, work)
     work.counted = 3
     worker.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert work.sent == 3
-    worker.detach(agent)
+    worker.detach(job)
     work.counted = 4
     worker.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert work.sent == 3, "it is closed"
 
 
 def test_a_limiter_that_is_dropped_is_forgotten() -> None:
-    agents, work = FlushJobs(), Work()
-    agent = FlushJob(work, work.send, "a test")  # type: ignore[arg-type]
-    agents.add(agent)
-    assert agents.all() == [agent]
-    del agent
-    assert agents.all() == []
-    assert not agents._refs
+    jobs, work = FlushJobs(), Work()
+    job = FlushJob(work, work.send, "a test")  # type: ignore[arg-type]
+    jobs.add(job)
+    assert jobs.all() == [job]
+    del job
+    assert jobs.all() == []
+    assert not jobs._refs

@@ -1,0 +1,274 @@
+"""`AsyncLimiter`, for tasks: the methods of `Limiter`, awaited where there is I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .base_limiter import (
+    BaseLimiter,
+    F,
+    OnStoreError,
+    check_timeout,
+    no_worker,
+    raise_failure,
+    raise_if_refused,
+    resolve_argument,
+)
+from .connect import (
+    ClockChoice,
+    Consistency,
+    LimiterOptions,
+    in_process_attempt,
+    make_strategy,
+    open_async_store,
+)
+from .core.clock import SYSTEM, Clock
+from .core.decision import Decision
+from .core.errors import ConfigurationError, DistwindowError
+from .core.key import AnyKey
+from .core.limit import LimitSpec
+from .core.stats import Stats
+from .decorator import (
+    LimitDecorator,
+    check_arguments,
+    describe_function,
+    is_async_callable,
+    is_async_generator,
+    limit_generator,
+    requires_key,
+)
+from .entry import AsyncEntry
+from .operations import key_operations
+from .operations.acquire import wait_until_admitted
+from .operations.drivers import run_async
+from .operations.flush import flush_due
+from .operations.steps import Fetch, Operation, Pipeline
+from .operations.wait_queue import AsyncQueueSlot
+from .protocol.commands import Acquire, Command
+from .store.memory import MemoryStore
+from .worker import TASKS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+_YIELD_EVERY = 64
+"""Calls in a row that may return without letting other tasks run."""
+
+
+class AsyncLimiter(BaseLimiter):
+    """`Limiter` for tasks: the same names and signatures, awaited where there is I/O. Safe to share
+    between tasks, and between event loops.
+
+    Concurrent calls share one connection, and those of one key share script calls.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        limits: LimitSpec,
+        *,
+        prefix: str = "distwindow",
+        consistency: Consistency = "direct",
+        on_store_error: OnStoreError = "raise",
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.1,
+        share: float | None = None,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 100_000,
+        handle_sigterm: bool = True,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
+        options = LimiterOptions(
+            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
+        )
+        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._store_is_callers = self._store is store or isinstance(store, MemoryStore)
+        self._timeout = options.timeout
+        self._strategy = make_strategy(
+            options, self._command_cache, self._store, in_process_attempt(self._store)
+        )
+        self._flush_job = TASKS.add(
+            self._strategy,
+            self._flush_now,
+            self._store.clock,
+            name=f"limiter {prefix!r} at {self._store_name}",
+            handle_sigterm=handle_sigterm,
+        )
+        self._calls_without_wait = 0
+        """How many calls in a row have returned without awaiting anything."""
+
+    @property
+    def unknown_total(self) -> int:
+        """See `Limiter.unknown_total`."""
+        return self._store.unknown_total
+
+    async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
+        """See `Limiter.try_acquire`."""
+        decision = self._strategy.decide_locally(key, cost)
+        if decision is None:
+            self._calls_without_wait = 0
+            return await self._run(self._strategy.acquire_remote(key, cost))
+        self._calls_without_wait += 1
+        if self._calls_without_wait >= _YIELD_EVERY:
+            # Let other tasks run: a loop of calls that are decided here would stop them all.
+            self._calls_without_wait = 0
+            await asyncio.sleep(0)
+        return decision
+
+    async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
+        """See `Limiter.try_acquire_all`."""
+        command = self._command_cache.acquire_all(items)
+        deadline = self._store.clock.monotonic() + self._timeout
+        await self._run(
+            key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
+            deadline,
+        )
+        return await self._store.attempt(command, deadline)
+
+    async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
+        """See `Limiter.acquire`."""
+        command = self._command_cache.acquire(key, cost)
+        attempt = functools.partial(self.try_acquire, key, cost)
+        slot = AsyncQueueSlot(self._wait_queues, command, check_timeout(timeout))
+        try:
+            await slot.wait_async()
+            return await run_async(
+                wait_until_admitted(command, slot), lambda _: attempt(), self._store.sleep
+            )
+        finally:
+            slot.leave()
+
+    async def peek(self, key: AnyKey) -> Decision:
+        """See `Limiter.peek`."""
+        charges = self._command_cache.acquire(key).charges
+        return await self._run(key_operations.peek(self._strategy, charges, self._store.source))
+
+    async def stats(self, key: AnyKey) -> Stats:
+        """See `Limiter.stats`."""
+        charges = self._command_cache.acquire(key).charges
+        return await self._run(key_operations.stats(self._strategy, charges, self._store.clock))
+
+    async def refund(self, decision: Decision) -> int:
+        """See `Limiter.refund`."""
+        return await self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+
+    async def reset(self, key: AnyKey) -> None:
+        """See `Limiter.reset`."""
+        await self._run(
+            key_operations.reset(self._strategy, self._command_cache.acquire(key).charges)
+        )
+
+    @requires_key
+    def limit(
+        self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
+    ) -> Callable[[F], F]:
+        """See `Limiter.limit`; for coroutine functions, and for asynchronous generators, whose
+        first step is refused.
+        """
+        here = sys._getframe(2)  # above `requires_key`
+        check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
+
+        async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise_if_refused(
+                await self.try_acquire(
+                    resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
+                )
+            )
+
+        def make(function: Any) -> Any:
+            if is_async_generator(function):
+                return limit_generator(function, admit)
+            if not is_async_callable(function):
+                raise ConfigurationError(f"{describe_function(function)}; use Limiter.limit")
+
+            @functools.wraps(function)
+            async def limited(*args: Any, **kwargs: Any) -> Any:
+                raise_if_refused(
+                    await self.try_acquire(
+                        resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
+                    )
+                )
+                return await function(*args, **kwargs)
+
+            return limited
+
+        return LimitDecorator(key, make)
+
+    def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
+        """See `Limiter.entry`; `async with`."""
+        return AsyncEntry(
+            functools.partial(self.try_acquire, key, cost),
+            self._record,
+            self._store.clock,
+            self._flush_job.name,
+        )
+
+    async def flush(self) -> None:
+        """See `Limiter.flush`."""
+        await TASKS.wait_for(self._flush_job)
+        raise_failure(await self._flush_now(False))
+
+    async def aclose(self) -> None:
+        """See `Limiter.close`."""
+        with self._flush_job.being_closed():
+            if not self._store_is_callers:
+                self._strategy.close()
+                if self._strategy.leases:
+                    await self._store.drain()  # leases on their way are given back
+                self._strategy.wake = no_worker
+            await TASKS.detach(self._flush_job)
+            failure = await self._flush_now(True)
+            if not self._store_is_callers:
+                failure = await self._flush_now(True) or failure
+                await self._store.aclose()
+            self._flush_job.closed(failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
+
+    async def _flush_now(self, last: bool) -> DistwindowError | None:
+        """See `Limiter._flush_now`."""
+        operation = flush_due(self._strategy, self._store.clock.monotonic, last=last)
+        return await run_async(
+            operation, functools.partial(self._execute_step, None), self._store.sleep
+        )
+
+    def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
+        """See `Limiter._run`."""
+        if deadline is None:
+            deadline = self._store.clock.monotonic() + self._timeout
+        return run_async(
+            operation, functools.partial(self._execute_step, deadline), self._store.sleep
+        )
+
+    def _execute_step(
+        self, deadline: float | None, step: Command[Any] | Fetch | Pipeline
+    ) -> Awaitable[Any]:
+        if isinstance(step, Acquire):
+            return self._store.attempt(step, deadline)
+        if isinstance(step, Pipeline):
+            return self._store.exchange(step.commands, deadline)
+        if isinstance(step, Fetch):
+            return self._store.execute(step.command, deadline, step.on_late_reply)
+        return self._store.execute(step, deadline)

@@ -1,0 +1,98 @@
+"""What `Limiter` and `AsyncLimiter` share: checks of arguments, and what needs no store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn, TypeVar
+
+from ._fork import register_after_fork
+from .connect import Consistency, store_name
+from .core.clock import Clock, check_clock
+from .core.decision import Decision
+from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
+from .core.limit import Limit, LimitSpec
+from .operations.command_cache import CommandCache
+from .operations.wait_queue import WaitQueues
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OnStoreError = Literal["raise"]
+
+
+class BaseLimiter:
+    """What `Limiter` and `AsyncLimiter` share. They document the arguments."""
+
+    def __init__(
+        self,
+        limits: LimitSpec,
+        prefix: str,
+        on_store_error: str,
+        time: Clock,
+        handle_sigterm: bool,
+        store: Any,
+        consistency: Consistency,
+    ) -> None:
+        if on_store_error != "raise":
+            raise ConfigurationError(
+                f'on_store_error={on_store_error!r}: this version has "raise" only'
+            )
+        if not isinstance(handle_sigterm, bool):
+            raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
+        self._command_cache = CommandCache(prefix, limits)
+        self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
+        self._consistency = consistency
+        self._store_name = store_name(store)
+
+    def __repr__(self) -> str:
+        limits = "; ".join(map(str, self.limits))
+        return (
+            f"{type(self).__name__}({self._store_name!r}, {limits!r}, prefix={self.prefix!r}, "
+            f"consistency={self._consistency!r})"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process (at the top of a module, or first thing in the "
+            "child): all with the same store, prefix and limits share their windows"
+        )
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits, shortest interval first."""
+        return self._command_cache.limits
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of all rings."""
+        return self._command_cache.prefix
+
+
+def resolve_argument(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the key or cost that was given to the decorator `limit`, for one call."""
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def no_worker() -> None:
+    """Replaces the function that wakes the worker, once a limiter is being closed."""
+
+
+def raise_failure(failure: DistwindowError | None) -> None:
+    if failure is not None:
+        raise failure
+
+
+def raise_if_refused(decision: Decision) -> None:
+    if not decision.allowed:
+        raise RateLimitExceeded(decision)
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return the timeout of `acquire` as a float; None where there is none."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds of at least 0, or None")
+    return None if math.isinf(timeout) else float(timeout)

@@ -1,0 +1,324 @@
+"""The checks that every store has to pass: it answers as `MemoryStore` does, which is the
+specification, executes each command atomically, and refuses calls once it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any, NamedTuple, get_args
+
+from ..core.clock import Clock
+from ..core.decision import Decision, Source
+from ..core.errors import ConfigurationError
+from ..core.limit import Limit
+from ..protocol.commands import Acquire, Command, Read
+from ..store.base import AsyncStore, Store
+from ..store.memory import MemoryStore
+from .histories import START_MS, HistoryStep, charges_for, commands_of, random_history
+from .manual_clock import ManualClock
+
+MakeStore = Callable[[Clock], "Store | AsyncStore"]
+"""Makes a store whose time is that of the clock it is given. It may share a server, a file or a
+table with the stores that were made before: each check uses keys of its own.
+"""
+
+_THREADS = 8
+_CALLS = 80
+_ADMITTED = 50
+
+
+def store_conformance(
+    make_store: MakeStore, *, seeds: Iterable[int] = range(25), length: int = 40
+) -> None:
+    """Raise `AssertionError`, with what differs, where the store of `make_store` is not one.
+
+    The store may be a `Store` or an `AsyncStore`; the latter is called in an event loop of its own,
+    so this function must not be called in a running one. For each of `seeds` a random history of
+    `length` commands is executed here and by a `MemoryStore`; on a difference the history is cut
+    down to the commands that are needed for it.
+    """
+    check_members(make_store)
+    for seed in seeds:
+        check_replies(make_store, seed, length)
+    check_attempts(make_store)
+    check_exchange(make_store)
+    check_atomicity(make_store)
+    check_closed(make_store)
+
+
+class StoreTests:
+    """The same checks as test methods, for pytest and other runners that collect classes:
+
+    class TestMyStore(StoreTests):
+        def make_store(self, clock):
+            return MyStore(clock=clock)
+    """
+
+    seeds: Iterable[int] = range(25)
+
+    def make_store(self, clock: Clock) -> Store | AsyncStore:
+        """Return a store whose time is that of `clock`."""
+        raise NotImplementedError("define make_store(self, clock) in the class of your tests")
+
+    def test_it_has_the_members_of_a_store(self) -> None:
+        check_members(self.make_store)
+
+    def test_it_replies_as_the_specification(self) -> None:
+        for seed in self.seeds:
+            check_replies(self.make_store, seed)
+
+    def test_its_decisions_are_those_of_the_specification(self) -> None:
+        check_attempts(self.make_store)
+
+    def test_it_executes_several_commands_together(self) -> None:
+        check_exchange(self.make_store)
+
+    def test_it_executes_each_command_atomically(self) -> None:
+        check_atomicity(self.make_store)
+
+    def test_it_refuses_calls_once_it_is_closed(self) -> None:
+        check_closed(self.make_store)
+
+
+# -- the checks -----------------------------------------------------------------------------------
+
+
+def check_members(make_store: MakeStore) -> None:
+    """The attributes that limiters read."""
+    clock = ManualClock(START_MS)
+    with _opened(make_store, clock) as calls:
+        store = calls.store
+        assert store.clock is clock, "`clock` is not the clock that make_store was given"
+        assert store.source in get_args(Source), f"source={store.source!r} is not a Source"
+        assert store.unknown_total == 0, f"unknown_total={store.unknown_total!r} before any call"
+
+
+def check_replies(make_store: MakeStore, seed: int, length: int = 40) -> None:
+    """Over the history of `seed`, every reply is that of `MemoryStore`, field for field."""
+    with _opened(make_store, ManualClock(START_MS)) as calls:
+        compare_replies(calls.execute, random_history(seed, length), f"seed {seed}")
+
+
+def check_attempts(make_store: MakeStore, seed: int = 0) -> None:
+    """`attempt` on the store's clock comes to the decisions of `MemoryStore`."""
+    random, clock = Random(seed), ManualClock(START_MS)
+    limits = [Limit(4, per=60, buckets=2), Limit(6, per=120, buckets=4, bound="strict")]
+    key, specification = _new_key(), MemoryStore(clock)
+    with _opened(make_store, clock) as calls:
+        for number in range(60):
+            chosen = limits[: random.choice((1, 2))]
+            command = Acquire(charges_for(key, chosen, random.randint(1, 2)))
+            expected = specification.attempt(command)
+            actual = calls.attempt(command)._replace(source=expected.source)
+            _check_equal(actual, expected, f"attempt number {number + 1}, {describe(command)}")
+            clock.advance(random.choice((0, 0, 0.001, 7, 15, 30, 61, 400)))
+
+
+def check_exchange(make_store: MakeStore) -> None:
+    """`exchange` returns the reply to each command in its order, and nothing for no command."""
+    with _opened(make_store, ManualClock(START_MS)) as calls:
+        commands = list(commands_of(random_history(1), _new_key()))
+        specification = MemoryStore(calls.store.clock)
+        expected = [specification.execute(command) for command in commands]
+        replies = calls.exchange(commands)
+        assert len(replies) == len(commands), "exchange did not return one reply for each command"
+        for command, got, reply in zip(commands, replies, expected, strict=True):
+            _check_equal(got, reply, f"in exchange, {describe(command)}")
+        assert list(calls.exchange([])) == [], "exchange([]) did not return an empty list"
+
+
+def check_atomicity(make_store: MakeStore) -> None:
+    """Concurrent calls admit exactly the limit, and count what they admit."""
+    limit = Limit(_ADMITTED, per=60, buckets=1)
+    charges = charges_for(_new_key(), [limit], 1)
+    with _opened(make_store, ManualClock(START_MS)) as calls:
+        decisions = calls.concurrently([Acquire(charges) for _ in range(_CALLS)])
+        admitted = sum(decision.allowed for decision in decisions)
+        assert admitted == _ADMITTED, (
+            f"{_CALLS} concurrent calls under {limit}: {admitted} were admitted, "
+            f"not {_ADMITTED}; execute each command in one transaction, or under one lock"
+        )
+        state = calls.execute(Read(charges)).states[0]
+        assert state is not None
+        assert state.used == _ADMITTED, (
+            f"{_ADMITTED} calls were admitted, and {state.used} are counted"
+        )
+
+
+def check_closed(make_store: MakeStore) -> None:
+    """Once closed, calls raise `ConfigurationError`; closing twice is allowed."""
+    command = Acquire(charges_for(_new_key(), [Limit(1, per=60, buckets=1)], 1))
+    with _opened(make_store, ManualClock(START_MS)) as calls:
+        calls.close()
+        try:
+            calls.execute(command)
+        except ConfigurationError:
+            return
+        raise AssertionError("execute on a closed store did not raise ConfigurationError")
+
+
+# -- comparing ------------------------------------------------------------------------------------
+
+
+class Difference(NamedTuple):
+    """Where a store differs from the specification."""
+
+    commands: list[Command[Any]]
+    """All up to the one whose reply differs."""
+    actual: Any
+    expected: Any
+
+
+def compare_replies(
+    execute: Callable[[Command[Any]], Any],
+    history: Sequence[HistoryStep],
+    title: str = "this history",
+) -> None:
+    """Raise `AssertionError` where `execute` replies otherwise than `MemoryStore`, with a history
+    that was cut down to the steps that are needed.
+    """
+    found = _difference(execute, history)
+    if found is None:
+        return
+    found = _shortest(execute, list(history), found)
+    lines = [f"{title}: the store differs from MemoryStore. The commands that show it:"]
+    lines += [f"  {number}. {describe(each)}" for number, each in enumerate(found.commands, 1)]
+    lines += [f"On number {len(found.commands)}:", *_lines_of(found.actual, found.expected)]
+    raise AssertionError("\n".join(lines))
+
+
+def _difference(
+    execute: Callable[[Command[Any]], Any], history: Sequence[HistoryStep]
+) -> Difference | None:
+    specification = MemoryStore(ManualClock(START_MS))
+    commands = []
+    for command in commands_of(history, _new_key()):
+        commands.append(command)
+        expected, actual = specification.execute(command), execute(command)
+        if actual != expected:
+            return Difference(commands, actual, expected)
+    return None
+
+
+def _shortest(
+    execute: Callable[[Command[Any]], Any], history: list[HistoryStep], found: Difference
+) -> Difference:
+    """Without every step that the difference does not need, from the last to the first."""
+    at = len(history) - 1
+    while at >= 0:
+        # The time of the steps behind it stays, and with it the buckets they count in.
+        without = history[:at] + history[at + 1 :]
+        if at < len(without):
+            passed = history[at].elapsed_ms + without[at].elapsed_ms
+            without[at] = without[at]._replace(elapsed_ms=passed)
+        shorter = _difference(execute, without)
+        if shorter is not None:
+            history, found = without, shorter
+        at -= 1
+    return found
+
+
+def describe(command: Command[Any]) -> str:
+    """A command in one line: its limits and costs, and its other arguments."""
+    charges = ", ".join(f"{charge.cost} of {charge.limit}" for charge in command.charges)
+    arguments = [
+        f"{each.name}={getattr(command, each.name)!r}"
+        for each in dataclasses.fields(command)
+        if each.name != "charges" and not each.name.startswith("_")
+    ]
+    return f"{type(command).__name__}([{charges}], {', '.join(arguments)})"
+
+
+def _check_equal(actual: Any, expected: Any, title: str) -> None:
+    if actual != expected:
+        lines = "\n".join(_lines_of(actual, expected))
+        raise AssertionError(f"the store differs from MemoryStore: {title}\n{lines}")
+
+
+def _lines_of(actual: Any, expected: Any) -> list[str]:
+    """The fields that differ, or the whole values where they are of different kinds."""
+    if type(actual) is not type(expected) or not hasattr(expected, "_fields"):
+        return [f"  returned {actual!r}", f"  expected {expected!r}"]
+    return [
+        f"  {name}: returned {got!r}, expected {wanted!r}"
+        for name, got, wanted in zip(expected._fields, actual, expected, strict=True)
+        if got != wanted
+    ]
+
+
+def _new_key() -> str:
+    return f"conformance-{uuid.uuid4().hex[:12]}"
+
+
+# -- calling either kind of store -----------------------------------------------------------------
+
+
+class _BlockingCalls:
+    """The calls of a `Store`."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.execute: Callable[[Command[Any]], Any] = store.execute
+        self.attempt = store.attempt
+        self.exchange = store.exchange
+        self.close = store.close
+
+    def concurrently(self, commands: Sequence[Acquire]) -> list[Decision]:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(self.store.attempt, commands))
+
+
+class _AsyncCalls:
+    """The calls of an `AsyncStore`, in an event loop of their own."""
+
+    def __init__(self, store: AsyncStore, loop: asyncio.AbstractEventLoop) -> None:
+        self.store = store
+        self._loop = loop
+
+    def execute(self, command: Command[Any]) -> Any:
+        late_replies: list[Any] = []
+        reply = self._loop.run_until_complete(
+            self.store.execute(command, None, late_replies.append)
+        )
+        assert not late_replies, "on_late_reply was called although the reply was returned"
+        return reply
+
+    def attempt(self, command: Acquire) -> Decision:
+        async def attempt() -> Decision:
+            return await self.store.attempt(command)
+
+        return self._loop.run_until_complete(attempt())
+
+    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        return self._loop.run_until_complete(self.store.exchange(commands))
+
+    def concurrently(self, commands: Sequence[Acquire]) -> list[Decision]:
+        async def gather() -> list[Decision]:
+            return list(await asyncio.gather(*map(self.store.attempt, commands)))
+
+        return self._loop.run_until_complete(gather())
+
+    def close(self) -> None:
+        async def close() -> None:
+            await self.store.drain()
+            await self.store.aclose()
+
+        self._loop.run_until_complete(close())
+
+
+@contextlib.contextmanager
+def _opened(make_store: MakeStore, clock: Clock) -> Iterator[_BlockingCalls | _AsyncCalls]:
+    store: Any = make_store(clock)
+    if not hasattr(store, "aclose"):
+        with contextlib.closing(_BlockingCalls(store)) as blocking:
+            yield blocking
+        return
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        with contextlib.closing(_AsyncCalls(store, loop)) as calls:
+            yield calls

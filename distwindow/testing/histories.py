@@ -1,0 +1,169 @@
+"""Histories of commands, made from numbers: the input on which stores are compared.
+
+All times are in the commands, and no bucket is shorter than a minute, so that no store drops a ring
+by a clock of its own while a history is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+from ..core.charge import Charge
+from ..core.key import AnyKey
+from ..core.limit import Limit
+from ..core.stats import Bucket
+from ..protocol.commands import (
+    CURRENT_BUCKET,
+    Acquire,
+    Command,
+    Flush,
+    Lease,
+    Peek,
+    Read,
+    Refund,
+    Reset,
+    charges_of,
+)
+from ..protocol.keys import key_prefix
+
+MINUTE_MS = 60_000
+START_MS = 1_700_000_040_000
+"""When histories begin: the start of a minute, but not of every bucket."""
+
+LIMITS = (
+    Limit(5, per=60, buckets=1),
+    Limit(9, per=60, buckets=1, bound="strict"),
+    Limit(8, per=120, buckets=2),
+    Limit(6, per=180, buckets=3, bound="strict"),
+    Limit(7, per=300, buckets=5),
+    Limit(12, per=720, buckets=12),
+    Limit(13, per=780, buckets=13, bound="strict"),
+    Limit(11, per=780, buckets=13),
+    # The largest amounts there are: sums must stay exact, and be written in plain digits.
+    Limit(10**12, per=14_400, buckets=4),
+)
+LARGEST = len(LIMITS) - 1
+
+COMMAND_NAMES = (
+    *["acquire"] * 5, *["lease"] * 2, *["flush"] * 3, "peek", "refund", "read", "reset",
+)  # fmt: skip
+"""The commands of a history, those that change most as often as they are named here."""
+
+_JUMPS_MIN = (0, 1, 2, 3, 5, 12, 13, 14, 15, -1, -2, -5, -13, -14, -15, -400, 400)
+"""Minutes between commands that reach the borders of windows, and clocks that are set back."""
+_AMOUNT_CHANGES = (0, 0, 0, 0, -2, -1, 1, 4)
+
+
+class HistoryStep(NamedTuple):
+    """One command, as numbers that a generator can draw."""
+
+    name: str
+    elapsed_ms: int
+    """Since the command before; below 0 where the clock was set back."""
+    limits: Sequence[int]
+    """Which of `LIMITS`."""
+    cost: int
+    calls: int
+    """Equal calls in one `acquire`, buckets in a `flush`."""
+    size: int
+    """Response time of a `flush`; how far back a `refund` or `flush` reaches; extra of a lease."""
+    flag: bool
+    """`store_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush."""
+    amount_change: int
+    """By how much the limits are raised."""
+
+
+def random_history(seed: int, length: int = 40) -> list[HistoryStep]:
+    """The history of `seed`: the same in every process."""
+    random = Random(seed)
+    return [_random_step(random) for _ in range(length)]
+
+
+def _random_step(random: Random) -> HistoryStep:
+    elapsed = random.choice(
+        (
+            random.randint(0, 3),
+            random.choice(_JUMPS_MIN) * MINUTE_MS + random.choice((-1, 0, 0, 1)),
+            random.randint(-20 * MINUTE_MS, 20 * MINUTE_MS),
+            0,
+        )
+    )
+    return HistoryStep(
+        random.choice(COMMAND_NAMES),
+        elapsed,
+        random.sample(range(len(LIMITS)), random.choice((1, 1, 2, 3))),
+        random.randint(1, 6),
+        random.randint(1, 4),
+        random.randint(0, 5),
+        random.random() < 0.5,
+        random.choice(_AMOUNT_CHANGES),
+    )
+
+
+def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command[Any]]:
+    """The commands of a history on `key`: each step, and after it a `Read` of its rings."""
+    now, past = START_MS, [START_MS]
+    for step in history:
+        now = max(0, now + step.elapsed_ms)
+        charges = _charges_of_step(step, key)
+        yield _command(step, charges, now, past)
+        past.append(now)
+        yield Read(charges, now)
+
+
+def charges_for(key: AnyKey, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:
+    """The charges of a call of `cost`. No ring is charged twice, as limiters never do that: one
+    strict bucket has the same ring as two leap buckets.
+    """
+    charges = charges_of(key, key_prefix("conformance", key), limits, cost)
+    return tuple({charge.ring: charge for charge in charges}.values())
+
+
+def _charges_of_step(step: HistoryStep, key: AnyKey) -> tuple[Charge, ...]:
+    cost = step.cost * 10**11 if list(step.limits) == [LARGEST] else step.cost
+    limits = [
+        Limit(min(10**12, limit.amount + step.amount_change), limit.per, limit.buckets, limit.bound)
+        for limit in (LIMITS[i] for i in step.limits)
+    ]
+    return charges_for(key, limits, cost)
+
+
+def _command(
+    step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Sequence[int]
+) -> Command[Any]:
+    if step.name == "acquire":
+        return Acquire(charges, now, calls=step.calls, store_limit=step.flag)
+    if step.name == "peek":
+        return Peek(charges, now)
+    if step.name == "lease":
+        return Lease(charges, now, extra=step.size * step.calls, prefetch=step.flag)
+    if step.name == "flush":
+        return _flush(step, charges, now, past)
+    if step.name == "refund":
+        return Refund(charges, now, past[-1 - step.size % len(past)])
+    if step.name == "read":
+        return Read(charges, now)
+    return Reset(charges, now)
+
+
+def _flush(step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Sequence[int]) -> Flush:
+    """Counts of now and of moments past, by one of three senders or without a sender."""
+    moments = [
+        now,
+        past[-1 - step.size % len(past)],
+        past[-1 - step.calls % len(past)],
+        CURRENT_BUCKET,
+    ][: step.calls]
+    cost = charges[0].cost
+    size, ended = step.size, step.calls
+    buckets = [Bucket(t, cost - 1, size, ended - 1, size % 2, size * 3, size) for t in moments]
+    return Flush(
+        charges,
+        now,
+        counts=tuple(tuple(buckets[i % 2 :]) for i in range(len(charges))),
+        sender=("", "a", "0b", "c0ffee")[cost % 4],
+        seq=max(0, len(past) + step.amount_change),
+        pull=step.flag,
+    )

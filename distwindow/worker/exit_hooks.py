@@ -1,0 +1,64 @@
+"""Where processes end: what has to call the flush before that.
+
+    how the process ends                          what calls the flush
+    the interpreter exits                         `atexit`, which a forked child inherits
+    a child of multiprocessing or billiard ends   its finalizers; `atexit` is not run
+    a child of Celery's prefork pool ends         the signal `worker_process_shutdown`
+
+The libraries are used only if the program has imported them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class ExitHooks:
+    """Has `flush_at_exit` called when this process ends."""
+
+    def __init__(self, flush_at_exit: Callable[[], None]) -> None:
+        self._flush_at_exit = flush_at_exit
+        self._atexit_registered = False
+        self._hooked: set[str] = set()
+        """Modules that call the flush in this process."""
+        self._rehooked: set[str] = set()
+        """Modules that call `_install_again` when a child begins, and in its children, too."""
+
+    def after_fork(self) -> None:
+        """Forget the hooks that a child does not inherit."""
+        self._hooked = set()
+
+    def install(self) -> None:
+        """Install the hooks that are not installed yet, for the libraries that are imported.
+
+        Each process has to do so itself: when a child begins, multiprocessing drops all finalizers,
+        also those of the child ("forkserver" and "spawn" import the main module before that). Then
+        it calls what is registered for the time after a fork.
+        """
+        if not self._atexit_registered:
+            self._atexit_registered = True
+            atexit.register(self._flush_at_exit)
+        for name in ("multiprocessing.util", "billiard.util"):
+            if name in sys.modules and name not in self._hooked:
+                util = sys.modules[name]
+                util.Finalize(None, self._flush_at_exit, exitpriority=100)
+                self._hooked.add(name)
+                if name not in self._rehooked:
+                    self._rehooked.add(name)
+                    util.register_after_fork(self, ExitHooks._install_again)
+        name = "celery.signals"
+        if name in sys.modules and name not in self._hooked:
+            sys.modules[name].worker_process_shutdown.connect(
+                self._on_celery_child_exit, weak=False, dispatch_uid="distwindow"
+            )
+            self._hooked.add(name)
+
+    def _install_again(self) -> None:
+        self._hooked.clear()
+        self.install()
+
+    def _on_celery_child_exit(self, **_: Any) -> None:
+        self._flush_at_exit()

@@ -1,0 +1,144 @@
+"""A store of one's own: limits for the processes of one machine, in a SQLite file.
+
+python examples/sqlite_store.py [FILE]
+
+A store executes commands, each of them atomically. What a command does is defined by `MemoryStore`;
+this one loads the rings that a command names, has a `MemoryStore` execute it on them, and writes
+them back, all in one transaction. `tests/docs/test_sqlite_store.py` shows that it is exact.
+
+The file is read with `pickle`, so it has to be as trustworthy as the program.
+"""
+
+import pickle
+import sqlite3
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from distwindow import ConfigurationError, Decision, Limiter, StoreTimeout
+from distwindow.core.clock import SYSTEM, Clock
+from distwindow.protocol.commands import Acquire, Command
+from distwindow.protocol.decisions import decision_of
+from distwindow.store.memory import MemoryStore
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rings (
+    name BLOB PRIMARY KEY, content BLOB NOT NULL, expires_at_ms INTEGER NOT NULL
+) WITHOUT ROWID
+"""
+SWEEP_EVERY_MS = 60_000
+
+
+class SqliteStore:
+    """`Limiter(SqliteStore("limits.db"), "100/second")`. Safe to share between threads, and between
+    the processes of one machine; a process that forks makes a new one in the child.
+    """
+
+    source: Literal["store"] = "store"
+
+    def __init__(self, file: str | Path, *, clock: Clock = SYSTEM, timeout: float = 1.0) -> None:
+        """`timeout`: seconds that a call waits for the transactions of other processes."""
+        self.clock = clock
+        self.unknown_total = 0  # a transaction is committed or it is not: no outcome is unknown
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sweep_at_ms = 0
+        self._db = sqlite3.connect(
+            file, timeout=timeout, isolation_level=None, check_same_thread=False
+        )
+        self._db.execute("PRAGMA journal_mode = WAL")  # a write is one append, without fsync
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute(SCHEMA)
+
+    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
+        return self.exchange([command], deadline)[0]
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+        return decision_of(command, self.execute(command, deadline), self.source)
+
+    def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        with self._transaction():
+            return [self._execute(command) for command in commands]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Nobody else reads or writes before it is committed: IMMEDIATE takes the lock now."""
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this store is closed; make a new one")
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as exc:  # "database is locked", for `timeout` seconds
+                raise StoreTimeout(f"SQLite: {exc}", charged=False) from exc
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+
+    def _execute(self, command: Command[Any]) -> Any:
+        rings: dict[bytes, Any] = {}
+        senders: dict[bytes, Any] = {}
+        for name in [charge.ring for charge in command.charges]:
+            for (content,) in self._db.execute("SELECT content FROM rings WHERE name = ?", [name]):
+                ring, records = pickle.loads(content)
+                if ring is not None:
+                    rings[name] = ring
+                if records is not None:
+                    senders[name] = records
+        reply = MemoryStore(self.clock, rings, senders).execute(command)
+        for charge in command.charges:
+            name, limit = charge.ring, charge.limit
+            # Twice the window, as a ring can be one window ahead of a clock that was set back.
+            expires_at_ms = self.clock.now_ms() + 2 * (limit.span + 1) * limit.bucket_ms
+            content = pickle.dumps((rings.get(name), senders.get(name)))
+            row = (name, content, expires_at_ms)
+            self._db.execute("INSERT OR REPLACE INTO rings VALUES (?, ?, ?)", row)
+        self._sweep()
+        return reply
+
+    def _sweep(self) -> None:
+        """Delete expired rings, once a minute: those of unused keys would stay for ever."""
+        now = self.clock.now_ms()
+        if now >= self._sweep_at_ms:
+            self._sweep_at_ms = now + SWEEP_EVERY_MS
+            self._db.execute("DELETE FROM rings WHERE expires_at_ms <= ?", [now])
+
+
+def main(file: str | None = None) -> Counter[str]:
+    """Eight threads, each with a store of its own, share one limit, as processes would."""
+    counted: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = file or Path(folder) / "limits.db"
+
+        def work() -> None:
+            store = SqliteStore(path, timeout=30)
+            with Limiter(store, "100/minute") as limiter:
+                answers = [bool(limiter.try_acquire("examples:sqlite")) for _ in range(40)]
+            store.close()
+            counted.update("admitted" if answer else "refused" for answer in answers)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(f"320 calls: {counted['admitted']} admitted, {counted['refused']} refused")
+    return counted
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

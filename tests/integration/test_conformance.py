@@ -1,0 +1,28 @@
+"""The stores of the package pass the checks that other stores are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from distwindow.connect import open_async_store, open_store
+from distwindow.testing import store_conformance
+
+
+@pytest.fixture(params=["redis_url", "cluster_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+def test_redis_is_a_store(url: str) -> None:
+    store_conformance(
+        lambda clock: open_store(url, clock="client", timeout=30, time=clock), seeds=range(10)
+    )
+
+
+@pytest.mark.event_loops
+def test_redis_is_an_asynchronous_store(url: str) -> None:
+    store_conformance(
+        lambda clock: open_async_store(url, clock="client", timeout=30, time=clock),
+        seeds=range(10),
+    )

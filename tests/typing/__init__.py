@@ -1,0 +1,1 @@
+"""What type checkers infer for the code of a user."""

@@ -1,0 +1,169 @@
+"""A user's code, as mypy and pyright have to infer it: each `assert_type` is a promise of the docs,
+and each `type: ignore` is an error that both have to find. The code is checked, not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from distwindow import (
+    AsyncLimiter,
+    Decision,
+    Key,
+    Limit,
+    Limiter,
+    RateLimitExceeded,
+    Stats,
+    StoreError,
+)
+from distwindow.testing import ManualClock, store_conformance
+
+if TYPE_CHECKING:
+    from typing_extensions import assert_type
+
+limiter = Limiter("redis://localhost:6379/0", "100/second")
+async_limiter = AsyncLimiter("redis://localhost:6379/0", [Limit(100), "1000/hour"])
+
+
+def a_decision_is_truthy_when_allowed() -> str:
+    if limiter.try_acquire("user:42"):
+        return "work"
+    decision = limiter.try_acquire("user:42", cost=3)
+    assert_type(decision, Decision)
+    assert_type(decision.allowed, bool)
+    assert_type(decision.limit, Limit)
+    assert_type(decision.key, str | bytes | Key)
+    assert_type(decision.remaining, int)
+    assert_type(decision.retry_after, float)
+    return "work" if decision else f"later, in {decision.retry_after:.1f} s"
+
+
+def every_method_has_its_type() -> None:
+    assert_type(limiter.acquire("k", timeout=2.0), Decision)
+    assert_type(limiter.try_acquire_all([("a", "1/second", 1), ("b", "2/second")]), Decision)
+    assert_type(limiter.peek("k"), Decision)
+    assert_type(limiter.stats("k"), Stats)
+    assert_type(limiter.stats("k").passed, int)
+    assert_type(limiter.stats("k").avg_rt_ms, "float | None")
+    assert_type(limiter.refund(limiter.peek("k")), int)
+    assert_type(limiter.limits, "tuple[Limit, ...]")
+
+
+async def so_has_every_method_that_is_awaited() -> None:
+    assert_type(await async_limiter.try_acquire("k"), Decision)
+    assert_type(await async_limiter.acquire("k", timeout=2.0), Decision)
+    assert_type(await async_limiter.try_acquire_all([("a", "1/second", 1)]), Decision)
+    assert_type(await async_limiter.stats("k"), Stats)
+    assert_type(await async_limiter.refund(await async_limiter.peek("k")), int)
+
+
+# -- a decorated function keeps its signature ------------------------------------------------------
+
+
+@limiter.limit("reports", cost=2)
+def report(day: int, *, title: str = "") -> list[str]:
+    return [title] * day
+
+
+@limiter.limit(lambda tenant: f"tenant:{tenant}")
+def handle(tenant: str) -> bytes:
+    return tenant.encode()
+
+
+class Service:
+    @limiter.limit("service")
+    def call(self, number: int) -> float:
+        return number / 2
+
+
+@async_limiter.limit("pages")
+async def page(number: int) -> str:
+    return str(number)
+
+
+@async_limiter.limit("rows")
+async def rows(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+async def what_decorated_functions_return() -> None:
+    assert_type(report(3, title="x"), "list[str]")
+    assert_type(handle("acme"), bytes)
+    assert_type(Service().call(3), float)
+    assert_type(await page(3), str)
+    async for row in rows(3):
+        assert_type(row, int)
+
+
+async def what_decorated_functions_refuse() -> None:
+    report("3")  # type: ignore[arg-type]
+    report(3, headline="x")  # type: ignore[call-arg]
+    report()  # type: ignore[call-arg]
+    Service().call("3")  # type: ignore[arg-type]
+    await page(None)  # type: ignore[arg-type]
+    rows("3")  # type: ignore[arg-type]
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+class MyLimiter(Limiter):
+    """A subclass is what `with` gives back."""
+
+
+def blocks() -> None:
+    with MyLimiter("memory://", "1/second") as mine:
+        assert_type(mine, MyLimiter)
+    with limiter.entry("payments") as entry:
+        assert_type(entry.decision, Decision)
+    with limiter.entry("payments", cost=2):
+        pass
+
+
+async def awaited_blocks() -> None:
+    async with AsyncLimiter("memory://", "1/second") as mine:
+        assert_type(mine, AsyncLimiter)
+    async with async_limiter.entry("payments") as entry:
+        assert_type(entry.decision, Decision)
+    with async_limiter.entry("payments"):  # type: ignore[attr-defined]
+        pass
+
+
+def errors() -> None:
+    try:
+        limiter.acquire("k", timeout=1)
+    except RateLimitExceeded as refused:
+        assert_type(refused.decision, Decision)
+        assert_type(refused.retry_after, float)
+    except StoreError as failure:
+        assert_type(failure.charged, "bool | None")
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+class Clock:
+    """As a user writes one: no base class is needed."""
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+def arguments(client: Any) -> None:
+    Limiter(client, Limit("100/second"), consistency="leased", clock="server", timeout=1)
+    Limiter("memory://", "1/second", time=ManualClock())
+    AsyncLimiter("memory://", "1/second", time=Clock())
+    Limiter("memory://", "1/second", consistency="lease")  # type: ignore[arg-type]
+    Limiter("memory://", 5)  # type: ignore[arg-type]
+    Limiter("memory://")  # type: ignore[call-arg]
+    limiter.try_acquire(5)  # type: ignore[arg-type]
+    limiter.try_acquire("k", "2")  # type: ignore[arg-type]
+    limiter.limit("k", 2)  # type: ignore[call-arg]
+    store_conformance(lambda clock: clock)  # type: ignore[arg-type, return-value]

@@ -1,0 +1,177 @@
+"""`distwindow.testing.store_conformance` passes what is a store, and fails what is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from distwindow import Decision
+from distwindow.core.clock import SYSTEM, Clock
+from distwindow.protocol.commands import Acquire, Command, Flush, Lease
+from distwindow.store.base import Store
+from distwindow.store.memory import AsyncMemoryStore, MemoryStore
+from distwindow.testing import StoreTests, random_history, store_conformance
+from distwindow.testing.conformance import MakeStore
+
+Reply = TypeVar("Reply")
+
+
+class TestMemoryStore(StoreTests):
+    def make_store(self, clock: Clock) -> Store:
+        return MemoryStore(clock)
+
+
+def test_the_specification_passes() -> None:
+    store_conformance(MemoryStore)
+
+
+def test_so_does_its_asynchronous_form() -> None:
+    store_conformance(lambda clock: AsyncMemoryStore(MemoryStore(clock)), seeds=range(5))
+
+
+def test_histories_repeat() -> None:
+    assert random_history(7) == random_history(7)
+    assert random_history(7) != random_history(8)
+
+
+class SmallLeases(MemoryStore):
+    """Never gives more than two permits beyond the call's own."""
+
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
+        reply: Any = super().execute(command)
+        if isinstance(command, Lease):
+            reply = reply._replace(extra=min(reply.extra, 2))
+        return reply  # type: ignore[no-any-return]
+
+
+class TakesFlushesTwice(MemoryStore):
+    """Forgets which flushes it has taken."""
+
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
+        self._senders.clear()
+        return super().execute(command)
+
+
+class RefusesOnce(MemoryStore):
+    """Refuses every tenth attempt, although it was charged."""
+
+    attempts = 0
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+        self.attempts += 1
+        decision = super().attempt(command)
+        return decision._replace(allowed=False) if self.attempts % 10 == 0 else decision
+
+
+class Backwards(MemoryStore):
+    """Returns the replies in the opposite order."""
+
+    def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        return super().exchange(commands)[::-1]
+
+
+class OneReplyShort(MemoryStore):
+    """Drops the last reply."""
+
+    def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        return super().exchange(commands)[:-1]
+
+
+class CheckThenAct(MemoryStore):
+    """Looks first and counts later, as stores without transactions do."""
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+        ring = self._rings.get(command.charges[0].ring)
+        used = ring.used if ring is not None else 0
+        time.sleep(0.001)  # the other threads look, too
+        decision = super().attempt(command)
+        if ring is None or len(command.charges) > 1:
+            return decision
+        return decision._replace(allowed=used < command.charges[0].limit.amount)
+
+
+class StaysOpen(MemoryStore):
+    """Goes on after close."""
+
+    def close(self) -> None: ...
+
+
+class OwnClock(MemoryStore):
+    """Goes by the machine's clock, not by the one it was given."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(SYSTEM)
+
+
+class UnknownSource(MemoryStore):
+    source = "sqlite"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("make_store", "message"),
+    [
+        (SmallLeases, "extra: returned 2, expected"),
+        (TakesFlushesTwice, "the store differs from MemoryStore"),
+        (RefusesOnce, "attempt number 10"),
+        (Backwards, "in exchange"),
+        (OneReplyShort, "one reply for each command"),
+        (CheckThenAct, "under one lock|attempt number"),
+        (StaysOpen, "did not raise ConfigurationError"),
+        (OwnClock, "not the clock that make_store was given"),
+        (UnknownSource, "source='sqlite' is not a Source"),
+    ],
+)
+def test_what_is_wrong_is_named(make_store: MakeStore, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        store_conformance(make_store)
+
+
+def test_concurrent_calls_that_look_before_they_count_are_caught() -> None:
+    class Tests(StoreTests):
+        def make_store(self, clock: Clock) -> Store:
+            return CheckThenAct(clock)
+
+    with pytest.raises(AssertionError, match="execute each command in one transaction"):
+        Tests().test_it_executes_each_command_atomically()
+
+
+def test_a_difference_is_cut_down_to_the_commands_that_show_it() -> None:
+    with pytest.raises(AssertionError) as caught:
+        store_conformance(TakesFlushesTwice)
+    lines = str(caught.value).splitlines()
+    commands = [line for line in lines if line.startswith("  ") and ". " in line[:6]]
+    # The first flush, the same again, and the reads after them.
+    assert 2 <= len(commands) <= 4
+    assert sum(Flush.__name__ in line for line in commands) == 2
+
+
+def test_a_late_reply_that_was_in_time_is_wrong() -> None:
+    class Twice(AsyncMemoryStore):
+        async def execute(
+            self,
+            command: Command[Reply],
+            deadline: float | None = None,
+            on_late_reply: Callable[[Reply], object] | None = None,
+        ) -> Reply:
+            reply = await super().execute(command)
+            if on_late_reply is not None:
+                on_late_reply(reply)
+            return reply
+
+    with pytest.raises(AssertionError, match="on_late_reply was called"):
+        store_conformance(lambda clock: Twice(MemoryStore(clock)))
+
+
+def test_it_needs_no_pytest() -> None:
+    import subprocess
+    import sys
+
+    code = "import distwindow.testing, sys; assert 'pytest' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,107 @@
+"""The phases of a shutdown are those of the table at the head of `worker/shutdown.py`."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from distwindow.worker import shutdown
+from distwindow.worker.flush_job import FlushJobs
+from distwindow.worker.shutdown import ENDING, FLUSHING, PAUSED, POLL_S, RUNNING, YIELD_S, Shutdown
+
+NAMES = {"RUNNING": RUNNING, "FLUSHING": FLUSHING, "PAUSED": PAUSED, "ENDING": ENDING}
+ROW = re.compile(
+    rf"^    (?P<phase>{'|'.join(NAMES)})  +(?P<calls>.+?)  +(?P<sigterm>.+?)  +(?P<next>[A-Z]+),",
+    re.MULTILINE,
+)
+TABLE = {row["phase"]: row.groupdict() for row in ROW.finditer(shutdown.__doc__ or "")}
+
+
+class Job:
+    """A job with something to send until it has been flushed."""
+
+    detached = False
+    failure = close_done = None
+    has_unsent = True
+    gave_up_at_exit = loss_reported = False
+
+    class strategy:  # noqa: N801 - an attribute
+        pause_calls = staticmethod(lambda hold: None)
+        resume_calls = staticmethod(lambda: None)
+
+
+class Worker:
+    """Records in which phase it flushes."""
+
+    def __init__(self, ending: Shutdown) -> None:
+        self.jobs = FlushJobs()
+        self.job = Job()
+        self.jobs.add(self.job)  # type: ignore[arg-type]
+        self.ending = ending
+        self.flushed_in: list[int] = []
+        ending.add(self)
+
+    def flush_all(self, deadline: float, *, final: bool) -> None:
+        self.flushed_in.append(self.ending.phase)
+        self.job.has_unsent = False
+
+
+def test_the_table_has_every_phase() -> None:
+    assert list(TABLE) == list(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_calls_do_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Shutdown()
+    ending.phase = NAMES[name]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 10:
+            ending.phase = RUNNING
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    ending.pause()
+    observed = {(): "are decided", (YIELD_S,): "are decided, slowly"}.get(tuple(slept), "wait")
+    assert observed == TABLE[name]["calls"]
+    assert observed != "wait" or slept == [YIELD_S] + [POLL_S] * 9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_sigterm_does_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Shutdown()
+    ending.phase = NAMES[name]
+    done: list[str] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "raise_signal", lambda _: done.append("ends the process"))
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: done.append("starts the thread"))
+    ending.on_sigterm(signal.SIGTERM, None)
+    assert done == [TABLE[name]["sigterm"]] or (done, TABLE[name]["sigterm"]) == ([], "is ignored")
+    assert ending.phase == (FLUSHING if name == "RUNNING" else NAMES[name])
+
+
+def test_one_leads_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Shutdown()
+    worker = Worker(ending)
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # which survives
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    seen: list[int] = [ending.phase]
+
+    def kill(process: int, number: int) -> None:
+        seen.extend([*worker.flushed_in, ending.phase])
+        ending._survived.set()
+
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, words: function(*words))
+    ending.on_sigterm(signal.SIGTERM, None)
+    seen.append(ending.phase)
+    assert seen == [RUNNING, FLUSHING, PAUSED, ENDING, RUNNING]
+    names = list(NAMES)
+    follows = {name: names[seen[at + 1]] for at, name in enumerate(names)}
+    assert follows == {name: row["next"] for name, row in TABLE.items()}
