@@ -19,8 +19,12 @@ from typing import Any
 class ExitHooks:
     """Has `flush_at_exit` called when this process ends."""
 
-    def __init__(self, flush_at_exit: Callable[[], None]) -> None:
+    def __init__(
+        self, flush_at_exit: Callable[[], None], on_child_start: Callable[[], None]
+    ) -> None:
+        """`on_child_start` is called when a child of multiprocessing or billiard begins."""
         self._flush_at_exit = flush_at_exit
+        self._on_child_start = on_child_start
         self._atexit_registered = False
         self._hooked: set[str] = set()
         """Modules that call the flush in this process."""
@@ -59,6 +63,7 @@ class ExitHooks:
     def _install_again(self) -> None:
         self._hooked.clear()
         self.install()
+        self._on_child_start()
 
     def _on_celery_child_exit(self, **_: Any) -> None:
         self._flush_at_exit()

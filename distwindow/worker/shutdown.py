@@ -57,6 +57,7 @@ from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
 from .exit_hooks import ExitHooks
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
+from .signal_watch import SignalWatch
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds after which the main thread has to have run the handler that ends the process."""
@@ -91,7 +92,8 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._workers: list[FlushWorker] = []
-        self._exit_hooks = ExitHooks(self.flush_at_exit)
+        self._signal_watch = SignalWatch(self._waits_for_sigterm)
+        self._exit_hooks = ExitHooks(self.flush_at_exit, self._signal_watch.start_in_child)
         self._sigterm_blocked = False
         """True while SIGTERM is blocked in the main thread, for uvicorn."""
         self.after_fork()
@@ -104,6 +106,7 @@ class Shutdown:
         self._survived = OneShotEvent()
         self._watching = False
         self._exit_hooks.after_fork()
+        self._signal_watch.after_fork()
         self._exit_began = False
         if self._sigterm_blocked:
             self._sigterm_blocked = False
@@ -116,14 +119,20 @@ class Shutdown:
     def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
         """Install the hooks that a limiter needs. Pause its calls if the shutdown has begun."""
         self.hook_exit()
-        if handle_sigterm:
-            install_sigterm_handler()
+        if handle_sigterm and install_sigterm_handler():
+            self._signal_watch.install()
+            self._signal_watch.start_in_child()
         if self.phase != RUNNING:
             strategy.pause_calls(self.pause)
 
     def hook_exit(self) -> None:
         """Have `flush_at_exit` called when this process ends, however it ends."""
         self._exit_hooks.install()
+
+    def on_worker_started(self) -> None:
+        """Install the hooks for what has been imported since, and watch for SIGTERM."""
+        self.hook_exit()
+        self._signal_watch.start()
 
     def pause(self) -> None:
         """Delay a call during the first flush. After that, block it until the process has ended, or
@@ -162,6 +171,7 @@ class Shutdown:
 
     def on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM, as the table at the head of this file says."""
+        self._signal_watch.on_handled()
         if self.phase == ENDING:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -181,6 +191,9 @@ class Shutdown:
                 _thread.start_new_thread(self._watch_action, (number, signal.getsignal(number)))
                 self._sigterm_blocked = True
                 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+    def _waits_for_sigterm(self) -> bool:
+        return self.phase == RUNNING and signal.getsignal(signal.SIGTERM) == self.on_sigterm
 
     def _start_shutdown(self, number: int) -> None:
         self.phase = FLUSHING
@@ -291,21 +304,24 @@ class Shutdown:
 SHUTDOWN = Shutdown()
 
 
-def install_sigterm_handler() -> None:
+def install_sigterm_handler() -> bool:
     """Install the handler of SIGTERM, where the default action (or uvicorn) would end the process,
-    and where this is the main thread: Python lets no other thread install handlers.
+    and where this is the main thread: Python lets no other thread install handlers. True if it has
+    replaced the default action.
     """
     if threading.current_thread() is not threading.main_thread():
-        return
+        return False
     handler = signal.getsignal(signal.SIGTERM)
     if handler is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, SHUTDOWN.on_sigterm)
-    elif callable(handler) and _is_uvicorns(handler) and hasattr(signal, "pthread_sigmask"):
+        return True
+    if callable(handler) and _is_uvicorns(handler) and hasattr(signal, "pthread_sigmask"):
         uvicorns = handler
         signal.signal(
             signal.SIGTERM,
             lambda number, frame: SHUTDOWN.on_uvicorns_sigterm(uvicorns, number, frame),
         )
+    return False
 
 
 def _is_uvicorns(handler: Handler) -> bool:

@@ -121,7 +121,7 @@ class WorkerTasks:
                     self._worker(loop).unsent |= self._workers[closed].unsent
                 del self._workers[closed]
             self._worker(loop).wake(job)
-        SHUTDOWN.hook_exit()
+        SHUTDOWN.on_worker_started()
 
     def _worker(self, loop: asyncio.AbstractEventLoop) -> _LoopWorker:
         return self._workers.setdefault(loop, _LoopWorker(loop))

@@ -121,7 +121,7 @@ class WorkerThread:
 
     def _start(self) -> None:
         PATCHES.check()
-        SHUTDOWN.hook_exit()
+        SHUTDOWN.on_worker_started()
         start_thread(self._run)  # False where Python is exiting: then `flush_all` flushes instead
 
     def _run(self) -> None:
