@@ -1,5 +1,5 @@
-"""Every file and folder that the pages about the code name is there, and stores have the members
-that `docs/architecture.md` lists.
+"""Every file and folder that the pages about the code name is there, `docs/architecture.md` lists
+every module, and stores have the members that it lists.
 """
 
 from __future__ import annotations
@@ -75,6 +75,21 @@ def test_named_files_exist(page: Path) -> None:
 def test_a_missing_file_is_found(text: str, absent: list[str]) -> None:
     page = PAGES[0]
     assert missing(page, text) == [f"{name(page)}:1: {path}" for path in absent]
+
+
+def test_every_module_is_listed() -> None:
+    section = PAGES[0].read_text(encoding="utf-8").split("## The files\n")[1].split("\n## ")[0]
+    package = ROOT / "distwindow"
+    listed: set[Path] = set()
+    for line in section.splitlines():
+        beside = package
+        for path in named_paths(line.split("|")[1] if "|" in line else ""):
+            found = beside / path if "/" not in path else package / path
+            listed.add(found)
+            beside = found.parent
+    modules = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
+    names = sorted(path.relative_to(package).as_posix() for path in modules - listed)
+    assert names == ["_fork.py"]  # it stands among the floors
 
 
 def test_the_members_of_a_store_are_listed() -> None:
