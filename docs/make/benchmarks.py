@@ -1,4 +1,4 @@
-"""Puts a benchmark report into docs/benchmarks.md (all of it) and README.md (a few rows):
+"""Put a benchmark report into docs/benchmarks.md (all of it) and README.md (a few rows):
 
 python -m benchmarks --markdown report.md --json report.json
 python docs/make/benchmarks.py report.md report.json
@@ -39,7 +39,7 @@ ROWS = (
     (
         "server",
         "hot path, dearest shape over cheapest",
-        "the dearest of 1 to 500 buckets and limits 10 to 100,000, over the cheapest "
+        "the slowest of 1 to 500 buckets and limits 10 to 100,000, over the fastest "
         "(lower quartiles)",
     ),
     ("latency", "p50: distwindow", "one synchronous call, p50, over a raw socket's `return 1`"),
@@ -61,14 +61,14 @@ ROWS = (
         "one call on `memory://`, over a clock, a lock and a dict increment",
     ),
     ("inprocess", None, "the same of the best peer"),
-    ("consistency", "one thread: leased hit", "one call that a lease answers, over the same"),
+    ("consistency", "one thread: leased hit", "one leased call, over the same"),
     ("consistency", "one thread: cached refusal", "one cached refusal, over the same"),
 )
 PEERS = ("limits", "throttled-py", "pyrate-limiter")
 
 
 def table(report: dict[str, Any]) -> str:
-    """The rows of ROWS, for the README."""
+    """Return the rows of ROWS as a table for the README."""
     about, rows = report["environment"], report["rows"]
     lines = ["| | measured (quartiles) | target |", "|---|---|---|"]
     for section, what, words in ROWS:
@@ -114,7 +114,7 @@ def _aim(row: dict[str, Any]) -> str:
 
 
 def put(page: Path, text: str) -> None:
-    """`text` between the markers of `page`."""
+    """Write `text` between the markers of `page`."""
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
     print(page)
