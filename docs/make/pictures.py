@@ -1,6 +1,6 @@
-"""Draws the pictures of the docs from real runs of the library: python docs/make/pictures.py
+"""Draw the pictures of the docs from real runs of the library: python docs/make/pictures.py
 
-Time is moved by hand, so the same pictures come out each time; a test compares.
+The clock is moved by the program, so each run draws the same pictures; a test compares them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FONT = "font-family='ui-sans-serif, system-ui, sans-serif'"
 
 
 class Clock:
-    """Time that is moved by hand."""
+    """A clock that stands still until the program moves it."""
 
     def __init__(self, ms: int) -> None:
         self.ms = ms
@@ -63,7 +63,7 @@ LIMIT, FIRST, STEP, END = 10, 990, 10, 4990
 
 
 def admissions(bound: str) -> tuple[Limit, list[int]]:
-    """When calls are admitted that begin at 0.99 s and then press on, ten at once, each 10 ms."""
+    """The times at which calls are admitted: ten calls every 10 ms, from 0.99 s on."""
     limit = Limit(LIMIT, per=1.0, buckets=5, bound=bound)
     clock = Clock(FIRST)
     limiter = Limiter("memory://", limit, time=clock)
@@ -74,7 +74,7 @@ def admissions(bound: str) -> tuple[Limit, list[int]]:
 
 
 def fullest(stamps: list[int], interval: int) -> tuple[int, int, int]:
-    """Of all windows of `interval` ms: the most that one holds, its first stamp, its last."""
+    """The most admissions in any window of `interval` ms, and the first and last of them."""
     best = (0, 0, 0)
     for first in sorted(set(stamps)):
         held = [stamp for stamp in stamps if first <= stamp < first + interval]
@@ -92,7 +92,7 @@ def leap_and_strict() -> str:
         text(
             left,
             24,
-            f"{LIMIT} per second, 5 buckets of 200 ms. Calls press on from 0.99 s.",
+            f"{LIMIT} per second, 5 buckets of 200 ms. Ten calls every 10 ms from 0.99 s.",
             size=14,
         )
     ]
@@ -169,15 +169,15 @@ def ring() -> str:
         text(390, 152, "dark: the newest bucket, where calls", size=13),
         text(390, 172, f"count now. Its number is {newest}.", size=13),
         text(390, 204, "Ten seconds later the next slot is", size=13),
-        text(390, 224, "taken over: what lies there leaves.", size=13),
+        text(390, 224, "overwritten: its old bucket has expired.", size=13),
         text(390, 256, "used: the sum, kept up to date, so", size=13),
-        text(390, 276, "that a call never walks the buckets.", size=13),
+        text(390, 276, "that a call does not read the buckets.", size=13),
     ]
     return svg(720, 390, "A ring of six buckets", parts)
 
 
 class Shared(MemoryStore):
-    """A store that limiters take for one outside of their process. It notes what it was asked."""
+    """A store that limiters use like one outside of their process. It records the commands."""
 
     source = "store"
 
@@ -210,7 +210,7 @@ def path(points: list[tuple[float, float]], stroke: str, width: float = 1.5, fil
 
 
 def steps(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A value holds until the next."""
+    """Return the points of a line that keeps each value until the next one."""
     found = values[:1]
     for (_, before), (x, y) in pairwise(values):
         found += [(x, before), (x, y)] if y != before else [(x, y)]
@@ -221,7 +221,9 @@ LEASES, CALLS, PAUSE, RUN = Limit(300, per=1.0, buckets=5), 4, (460, 700), 1000
 
 
 def leased():
-    """A call every 4 ms but for a pause. By ms: what was left here and who decided; and the log."""
+    """Call every 4 ms except in the pause. Return the permits held at each ms, the calls with the
+    source of their decision, and the commands.
+    """
     clock = Clock(EPOCH)
     store = Shared(clock)
     limiter = Limiter(store, LEASES, consistency="leased", time=clock)
@@ -256,7 +258,7 @@ def leases() -> str:
         if isinstance(command, Lease) and reply.extra + command.prefetch
     ]
     returned = [(ms, reply.affected) for ms, command, reply in log if isinstance(command, Refund)]
-    asked = sum(source == "store" for _, source in calls)
+    by_store = sum(source == "store" for _, source in calls)
     parts = [
         text(
             16,
@@ -280,10 +282,10 @@ def leases() -> str:
     parts.append(line(x(0), low, x(RUN), low, INK, 1.5))
     outline = steps([(x(ms), low - left * tall) for ms, left in enumerate(held)])
     parts.append(path([(x(0), low), *outline, (x(RUN), low)], FILL, 1.5, "#dbeafe"))
-    for ms, permits, quiet in granted:
+    for ms, permits, prefetch in granted:
         y = low - (held[ms] + (9 if permits == 1 else 0)) * tall - 6  # side by side they overlap
         words = f"+{permits}"
-        parts.append(text(x(ms) + 2, y, words, fill=FILL if quiet else INK, size=12))
+        parts.append(text(x(ms) + 2, y, words, fill=FILL if prefetch else INK, size=12))
     for ms, permits in returned:
         y = low - (held[ms - 1] if held[ms - 1] else permits) * tall - 6
         parts.append(text(x(ms) - 4, y, f"−{permits}", fill=WARM, anchor="end"))
@@ -293,7 +295,7 @@ def leases() -> str:
         parts.append(line(x(ms), y - 5, x(ms), y + 5, colour, 1.6))
     parts += [
         text(16, low + 17, "spent here", size=12, fill=FILL),
-        text(16, low + 32, "asked", size=12),
+        text(16, low + 32, "sent", size=12),
         text(16, stock + 12, "bucket", size=13),
         text(16, stock + 28, "in the store", size=13),
     ]
@@ -316,54 +318,54 @@ def leases() -> str:
         text(
             16,
             stock + 116,
-            "+ granted: black with a caller's own call, blue ahead of need.",
+            "+ granted: black with a call, blue prefetched by the worker.",
             size=12,
         ),
         text(
             430,
             stock + 116,
-            f"− given back, once the bucket has ended. {asked} of {len(calls)} calls asked.",
+            f"− given back after the bucket's end. Sent: {by_store} of {len(calls)} calls.",
             size=12,
         ),
     ]
     return svg(840, stock + 132, "Leases of one process, bucket by bucket", parts)
 
 
-SYNCS, EVERY, TURN, SPAN = Limit(40, per=1.0, buckets=10), 20, 200, 1500
+SYNCS, EVERY, SYNC, SPAN = Limit(40, per=1.0, buckets=10), 20, 200, 1500
 
 
 def synced():
-    """Two processes that call every 20 ms. By ms: what each believes to be in the window, and what
-    is; the moments of the syncs.
+    """Run two processes that call every 20 ms. Return the permits in the window at each ms, as each
+    process has counted them; the admissions of each; the permits of both; the syncs.
     """
     clock = Clock(EPOCH)
     store = Shared(clock)
     names = ("A", "B")
     fleet = [Limiter(store, SYNCS, consistency="eventual", time=clock) for _ in names]
     passed: list[int] = []
-    believed: dict[str, list[int]] = {name: [] for name in names}
+    counted: dict[str, list[int]] = {name: [] for name in names}
     own: dict[str, list[int]] = {name: [] for name in names}
     truth, moments = [], []
     for ms in range(SPAN):
         clock.ms = EPOCH + ms
         for number, (name, limiter) in enumerate(zip(names, fleet, strict=True)):
-            first = 100 + number * TURN // 2
-            if ms >= first and (ms - first) % TURN == 0:
+            first = 100 + number * SYNC // 2
+            if ms >= first and (ms - first) % SYNC == 0:
                 limiter.flush()
-                if ms == first:  # that only told what time it is in the store
+                if ms == first:  # the first flush only got the time of the store
                     limiter.flush()
                 moments.append((ms, name))
             if ms % EVERY == 10 * number and limiter.try_acquire("user:42"):
                 passed.append(ms)
                 own[name].append(ms)
-            believed[name].append(SYNCS.amount - limiter.peek("user:42").remaining)
+            counted[name].append(SYNCS.amount - limiter.peek("user:42").remaining)
         oldest = (ms // SYNCS.bucket_ms - SYNCS.buckets + 1) * SYNCS.bucket_ms
         truth.append(sum(stamp >= oldest for stamp in passed))
-    return believed, own, truth, moments
+    return counted, own, truth, moments
 
 
 def syncs() -> str:
-    believed, own, truth, moments = synced()
+    counted, own, truth, moments = synced()
     x0, scale, tall = 100, 0.47, 1.7
 
     def x(ms: float) -> float:
@@ -374,7 +376,7 @@ def syncs() -> str:
         text(
             16,
             26,
-            f"{SYNCS}. Two processes call every {EVERY} ms each, and sync every {TURN} ms.",
+            f"{SYNCS}. Two processes call every {EVERY} ms each, and sync every {SYNC} ms.",
             size=14,
         ),
     ]
@@ -386,7 +388,7 @@ def syncs() -> str:
         parts.append(line(x(0), low, x(SPAN), low, INK, 1.5))
         parts.append(line(x(0), limit, x(SPAN), limit, FAINT))
         parts.append(text(x(SPAN) + 4, limit + 4, f"limit {SYNCS.amount}", fill=FAINT, size=11))
-        values = believed.get(name, truth)
+        values = counted.get(name, truth)
         if name == "both":
             over = [max(SYNCS.amount, value) for value in values]
             outline = steps([(x(ms), low - value * tall) for ms, value in enumerate(over)])
@@ -394,14 +396,14 @@ def syncs() -> str:
         outline = steps([(x(ms), low - value * tall) for ms, value in enumerate(values)])
         parts.append(path(outline, WARM if name == "both" else FILL, 2))
         if name == "both":
-            parts.append(text(16, low - 40, "both: what", size=13))
-            parts.append(text(16, low - 24, "there is", size=13))
+            parts.append(text(16, low - 40, "both,", size=13))
+            parts.append(text(16, low - 24, "in fact", size=13))
             at = truth.index(most)
-            words = f"{most}: {most - SYNCS.amount} too many, passed before the syncs could tell"
+            words = f"{most}: {most - SYNCS.amount} too many, passed between two syncs"
             parts.append(text(x(at) + 6, low - most * tall - 8, words, fill=WARM))
             continue
         parts.append(text(16, low - 46, name, size=16))
-        parts.append(text(16, low - 28, "believes", size=13))
+        parts.append(text(16, low - 28, "counts", size=13))
         parts += [line(x(ms), low + 3, x(ms), low + 11, FILL, 1.5) for ms in own[name]]
         for ms, who in moments:
             if who == name:
@@ -415,11 +417,11 @@ def syncs() -> str:
         text(
             16,
             bottom + 46,
-            "Dots: a sync, which tells and is told. Ticks: calls that passed. Lines: permits in "
+            "Dots: a sync, which exchanges counts. Ticks: calls that passed. Lines: permits in "
             "the window of the last second.",
         )
     )
-    return svg(880, int(bottom) + 62, "Two processes that sync, and what they believe", parts)
+    return svg(880, int(bottom) + 62, "Two processes that sync, and what each has counted", parts)
 
 
 def pictures() -> dict[str, str]:
