@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.consistency.key_state import KeyState
-from tests.integration.faces import PLENTY, Face, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, tally, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until
 
@@ -117,9 +117,11 @@ def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_many_keys_are_one_exchange(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, mode: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(proxy.url, "3/hour", prefix=prefix, consistency=mode, timeout=5, **NEVER)
+    limiter = harness.limiter(
+        proxy.url, "3/hour", prefix=prefix, consistency=mode, timeout=5, **NEVER
+    )
     keys = [f"k{n}" for n in range(100)]
     for _ in range(5):
         limiter.each(keys)
@@ -139,22 +141,24 @@ def test_many_keys_are_one_exchange(
 
 
 @pytest.mark.slow
-def test_in_a_cluster_too(face: Face, cluster: Cluster, cluster_url: str, prefix: str) -> None:
+def test_in_a_cluster_too(
+    harness: Harness, cluster: Cluster, cluster_url: str, prefix: str
+) -> None:
     for mode in MODES:
         terms: dict[str, Any] = {"prefix": f"{prefix}-{mode}", "consistency": mode, "timeout": 5}
-        limiter = face.limiter(cluster_url, "3/hour", **terms, **NEVER)
+        limiter = harness.limiter(cluster_url, "3/hour", **terms, **NEVER)
         keys = [f"k{n}" for n in range(30)]
         for _ in range(5):
             limiter.each(keys)
         for _ in range(3):
             limiter.flush()
-        other = face.limiter(cluster_url, "3/hour", **terms)
+        other = harness.limiter(cluster_url, "3/hour", **terms)
         assert {(s.passed, s.blocked) for s in map(other.stats, keys)} == {(3, 2)}
 
 
-def test_scripts_that_the_server_forgot(face: Face, redis_url: str, prefix: str) -> None:
+def test_scripts_that_the_server_forgot(harness: Harness, redis_url: str, prefix: str) -> None:
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
+        limiter = harness.limiter(own.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
         keys = [f"k{n}" for n in range(100)]
         for _ in range(3):
             limiter.each(keys)
@@ -187,9 +191,9 @@ def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, p
         stalled.close()
 
 
-def test_flushes_from_many_threads(face: Face, redis_url: str, prefix: str) -> None:
+def test_flushes_from_many_threads(harness: Harness, redis_url: str, prefix: str) -> None:
     """Beside the worker and each other: nothing is counted twice, and no call is delayed."""
-    limiter = face.limiter(redis_url, "1/hour", prefix=prefix, timeout=5, flush_interval=0.001)
+    limiter = harness.limiter(redis_url, "1/hour", prefix=prefix, timeout=5, flush_interval=0.001)
     keys = [f"k{n}" for n in range(20)]
     limiter.each(keys)
     failed: list[BaseException] = []
@@ -216,8 +220,10 @@ def test_flushes_from_many_threads(face: Face, redis_url: str, prefix: str) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_closing_twice_and_calls_after(face: Face, redis_url: str, prefix: str, mode: str) -> None:
-    limiter = face.limiter(redis_url, "3/hour", prefix=prefix, consistency=mode, **NEVER)
+def test_closing_twice_and_calls_after(
+    harness: Harness, redis_url: str, prefix: str, mode: str
+) -> None:
+    limiter = harness.limiter(redis_url, "3/hour", prefix=prefix, consistency=mode, **NEVER)
     decisions = limiter.each(["k"] * 5)
     close = limiter.close
     close()
@@ -237,7 +243,7 @@ def test_closing_twice_and_calls_after(face: Face, redis_url: str, prefix: str, 
         with pytest.raises(ConfigurationError, match="closed; make a new one"):
             call()
     close()
-    other = face.limiter(redis_url, "3/hour", prefix=prefix)
+    other = harness.limiter(redis_url, "3/hour", prefix=prefix)
     stats = other.stats("k")
     assert (stats.passed, stats.blocked) == (3, 2)
 
@@ -245,12 +251,12 @@ def test_closing_twice_and_calls_after(face: Face, redis_url: str, prefix: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_closing_amid_calls_loses_nothing(
-    face: Face, redis_url: str, prefix: str, mode: str
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
     limits = ["1000000/hour", "1/day 1 bucket"] if mode == "direct" else PLENTY
     for turn in range(4):
         terms: dict[str, Any] = {"prefix": f"{prefix}-{turn}", "timeout": 5}
-        limiter = face.limiter(redis_url, limits, consistency=mode, **terms)
+        limiter = harness.limiter(redis_url, limits, consistency=mode, **terms)
         load = limiter.load(["a", "b", "c"], threading.Event(), at_once=2)
         calls = load.calls
         until(lambda calls=calls: len(calls) > 30, every=0.001)  # type: ignore[misc]
@@ -258,7 +264,7 @@ def test_closing_amid_calls_loses_nothing(
         calls = load.result()
         tallied = tally(calls)
         assert set(tallied) <= {"ok", "refused", "ConfigurationError", "StoreUnavailable"}
-        other = face.limiter(redis_url, limits, **terms)
+        other = harness.limiter(redis_url, limits, **terms)
         seen = [other.stats(key) for key in "abc"]
         passed = sum(s.windows[0].passed for s in seen)
         if mode == "eventual":
@@ -362,9 +368,9 @@ def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_keys_that_were_called_once_are_dropped(
-    face: Face, redis_url: str, prefix: str, mode: str
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "1/hour", prefix=prefix, consistency=mode, max_local_keys=50, timeout=5
     )
     keys = [f"k{n}" for n in range(200)]
@@ -374,12 +380,12 @@ def test_keys_that_were_called_once_are_dropped(
     until(lambda: limiter.flush() or near._key_states.count_evicted_unsent() == 0)
     with admin(redis_url) as server:
         assert used(server, prefix) == 200
-    other = face.limiter(redis_url, "1/hour", prefix=prefix)
+    other = harness.limiter(redis_url, "1/hour", prefix=prefix)
     assert {other.stats(key).blocked for key in keys[::25]} == {1}
 
 
-def test_the_least_used_goes_first(face: Face, proxy: Proxy, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, "1/hour", prefix=prefix, max_local_keys=3, **NEVER)
+def test_the_least_used_goes_first(harness: Harness, proxy: Proxy, prefix: str) -> None:
+    limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, max_local_keys=3, **NEVER)
     for key in "abc":
         limiter.each([key] * 2)
     limiter.try_acquire("a")
@@ -392,9 +398,9 @@ def test_the_least_used_goes_first(face: Face, proxy: Proxy, prefix: str) -> Non
     assert [limiter.stats(key).blocked for key in "abcd"] == [3, 2, 2, 2]
 
 
-def test_eviction_gives_leases_back(face: Face, redis_url: str, prefix: str) -> None:
+def test_eviction_gives_leases_back(harness: Harness, redis_url: str, prefix: str) -> None:
     terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = face.limiter(redis_url, PLENTY, max_local_keys=2, **terms, flush_interval=0.05)
+    limiter = harness.limiter(redis_url, PLENTY, max_local_keys=2, **terms, flush_interval=0.05)
     near = limiter.limiter._strategy
     limiter.each(["hot"] * 300)
     assert near._get("hot").permits_left > 0
@@ -407,9 +413,9 @@ def test_eviction_gives_leases_back(face: Face, redis_url: str, prefix: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_flood_of_one_time_keys_leaves_nothing_behind(
-    face: Face, redis_url: str, prefix: str, mode: str
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "2/hour", prefix=prefix, consistency=mode, max_local_keys=100, timeout=5, **SOON
     )
     near = limiter.limiter._strategy

@@ -39,21 +39,21 @@ SECRET = "hunter2-x9"
 
 
 async def attempt(
-    face: type, store: Any, key: Any = "key", limits: Any = "5/minute", **options: Any
+    limiter_class: type, store: Any, key: Any = "key", limits: Any = "5/minute", **options: Any
 ) -> Any:
     """The first call of a new limiter."""
     options = {"timeout": 5.0, **options}
-    if face is Limiter:
+    if limiter_class is Limiter:
         with Limiter(store, limits, **options) as limiter:
             return limiter.try_acquire(key)
     async with AsyncLimiter(store, limits, **options) as awaiting:
         return await awaiting.try_acquire(key)
 
 
-def error_of(face: type, store: Any, **options: Any) -> BaseException:
+def error_of(limiter_class: type, store: Any, **options: Any) -> BaseException:
     """What the first call raises."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  # told apart by the callers
-        asyncio.run(attempt(face, store, **options))
+        asyncio.run(attempt(limiter_class, store, **options))
     return caught.value
 
 
@@ -67,8 +67,8 @@ def everything_said(exc: BaseException) -> str:
     return "\n".join(said)
 
 
-faces = pytest.mark.parametrize(
-    "face",
+each_limiter = pytest.mark.parametrize(
+    "limiter_class",
     [
         pytest.param(Limiter, id="blocking"),
         pytest.param(AsyncLimiter, id="awaiting"),
@@ -106,37 +106,37 @@ URLS: dict[str, str] = {
 }
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_that_is_none(face: type, url: str) -> None:
-    exc = error_of(face, url)
+def test_a_url_that_is_none(limiter_class: type, url: str) -> None:
+    exc = error_of(limiter_class, url)
     assert isinstance(exc, ConfigurationError)
     assert isinstance(exc, ValueError)
     assert repr(url) in str(exc)
     assert URLS[url] in str(exc)
 
 
-@faces
-def test_a_url_with_a_torn_ipv6_address(face: type) -> None:
-    exc = error_of(face, "redis://[::1")
+@each_limiter
+def test_a_url_with_a_torn_ipv6_address(limiter_class: type) -> None:
+    exc = error_of(limiter_class, "redis://[::1")
     assert isinstance(exc, ConfigurationError)
     assert "redis://[::1" in str(exc)
 
 
-@faces
-def test_a_unix_url_without_a_path(face: type) -> None:
-    assert isinstance(error_of(face, "unix://"), ConfigurationError)
+@each_limiter
+def test_a_unix_url_without_a_path(limiter_class: type) -> None:
+    assert isinstance(error_of(limiter_class, "unix://"), ConfigurationError)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("store", [None, 5, b"redis://localhost", object(), ["redis://localhost"]])
-def test_a_store_that_is_none(face: type, store: Any) -> None:
-    exc = error_of(face, store)
+def test_a_store_that_is_none(limiter_class: type, store: Any) -> None:
+    exc = error_of(limiter_class, store)
     assert isinstance(exc, ConfigurationError)
     assert f"{type(store).__name__} is no store: give a URL as a str, or a redis" in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     "store",
     [
@@ -146,15 +146,15 @@ def test_a_store_that_is_none(face: type, store: Any) -> None:
         f"unix://u:a/{SECRET}@/tmp/x.sock",
     ],
 )
-def test_no_password_of_what_is_no_store(face: type, store: Any) -> None:
-    assert SECRET not in everything_said(error_of(face, store))
+def test_no_password_of_what_is_no_store(limiter_class: type, store: Any) -> None:
+    assert SECRET not in everything_said(error_of(limiter_class, store))
 
 
-@faces
-def test_no_password_where_a_limit_or_a_clock_should_be(face: type) -> None:
+@each_limiter
+def test_no_password_where_a_limit_or_a_clock_should_be(limiter_class: type) -> None:
     url = f"redis://:{SECRET}@host"
-    assert SECRET not in everything_said(error_of(face, "1/second", limits=url))
-    assert SECRET not in everything_said(error_of(face, "memory://", clock=url))
+    assert SECRET not in everything_said(error_of(limiter_class, "1/second", limits=url))
+    assert SECRET not in everything_said(error_of(limiter_class, "memory://", clock=url))
 
 
 @pytest.mark.event_loops
@@ -165,7 +165,7 @@ def test_a_client_of_the_other_world() -> None:
     blocking.close()
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -182,37 +182,37 @@ def test_a_client_of_the_other_world() -> None:
     ],
 )
 def test_a_misspelt_option_is_told_before_anything_is_connected_to(
-    face: type, url: str, said: str
+    limiter_class: type, url: str, said: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        face(url, "5/minute")
+        limiter_class(url, "5/minute")
     assert f"store URL {url!r}: there is {said}" in str(caught.value)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "unix"])
-def test_options_that_a_url_may_have(face: type, scheme: str) -> None:
+def test_options_that_a_url_may_have(limiter_class: type, scheme: str) -> None:
     options = "db=1&client_name=x&socket_keepalive=1&health_check_interval=3&max_connections=4"
     options += "&ssl_ca_certs=x&ssl_cert_reqs=none" if scheme == "rediss" else ""
     path = "/run/redis.sock" if scheme == "unix" else ""
-    limiter = face(f"{scheme}://user:{SECRET}@host{path}?{options}", "5/minute")
+    limiter = limiter_class(f"{scheme}://user:{SECRET}@host{path}?{options}", "5/minute")
     assert SECRET not in repr(limiter)
 
 
-@faces
-def test_an_option_in_the_url_that_nobody_knows(face: type, redis_url: str) -> None:
-    exc = error_of(face, redis_url + "?colour=blue")
+@each_limiter
+def test_an_option_in_the_url_that_nobody_knows(limiter_class: type, redis_url: str) -> None:
+    exc = error_of(limiter_class, redis_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
-@faces
-def test_an_option_that_nobody_knows(face: type) -> None:
+@each_limiter
+def test_an_option_that_nobody_knows(limiter_class: type) -> None:
     with pytest.raises(TypeError, match="colour"):
-        face("memory://", "5/minute", colour="blue")
+        limiter_class("memory://", "5/minute", colour="blue")
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
@@ -237,14 +237,16 @@ def test_an_option_that_nobody_knows(face: type) -> None:
           for v in (1, None, "now", datetime.time(), system_time)),
     ],
 )  # fmt: skip
-def test_an_option_that_can_never_work(face: type, option: str, value: Any, said: str) -> None:
-    exc = error_of(face, "memory://", **{option: value})
+def test_an_option_that_can_never_work(
+    limiter_class: type, option: str, value: Any, said: str
+) -> None:
+    exc = error_of(limiter_class, "memory://", **{option: value})
     assert isinstance(exc, ConfigurationError)
     assert repr(value) in str(exc)
     assert said in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1"])
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -256,14 +258,14 @@ def test_an_option_that_can_never_work(face: type, option: str, value: Any, said
     ids=str,
 )
 def test_options_that_do_not_go_together(
-    face: type, store: str, options: dict[str, Any], said: str
+    limiter_class: type, store: str, options: dict[str, Any], said: str
 ) -> None:
-    exc = error_of(face, store, **options)
+    exc = error_of(limiter_class, store, **options)
     assert isinstance(exc, ConfigurationError)
     assert said in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize(
     ("key", "cost"),
@@ -271,12 +273,14 @@ def test_options_that_do_not_go_together(
      ("k", "1"), ("k", None), ("k", 6)],
 )  # fmt: skip
 def test_a_call_that_can_never_work_says_so_in_every_mode(
-    face: type, redis_url: str, prefix: str, consistency: str, key: Any, cost: Any
+    limiter_class: type, redis_url: str, prefix: str, consistency: str, key: Any, cost: Any
 ) -> None:
     """Also where the decision would be made here, and the window is full."""
 
     async def story() -> None:
-        limiter = face(redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5)
+        limiter = limiter_class(
+            redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5
+        )
 
         async def call(key: Any, cost: Any) -> Any:
             made = limiter.try_acquire(key, cost)
@@ -289,7 +293,7 @@ def test_a_call_that_can_never_work_says_so_in_every_mode(
             told.add(str(caught.value))
             await call("k", 1)
         assert len(told) == 1
-        closed = limiter.close() if face is Limiter else limiter.aclose()
+        closed = limiter.close() if limiter_class is Limiter else limiter.aclose()
         if closed is not None:
             await closed
 
@@ -343,10 +347,10 @@ LIMITS: dict[Any, str] = {
 }
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("limits", LIMITS, ids=repr)
-def test_limits_that_are_none(face: type, limits: Any) -> None:
-    exc = error_of(face, "memory://", limits=limits)
+def test_limits_that_are_none(limiter_class: type, limits: Any) -> None:
+    exc = error_of(limiter_class, "memory://", limits=limits)
     assert isinstance(exc, ConfigurationError)
     assert LIMITS[limits] in str(exc)
 
@@ -406,11 +410,11 @@ def watched() -> Iterator[Standalone]:
         yield server
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("cost", COSTS, ids=repr)
-def test_a_cost_that_is_none(face: type, watched: Standalone, cost: Any) -> None:
+def test_a_cost_that_is_none(limiter_class: type, watched: Standalone, cost: Any) -> None:
     async def acquire(name: str) -> None:
-        if face is Limiter:
+        if limiter_class is Limiter:
             with Limiter(watched.url, "5/minute") as blocking:
                 getattr(blocking, name)("key", cost)
         else:
@@ -448,15 +452,15 @@ KEYS: list[Any] = [
 @pytest.mark.event_loops
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: ascii(key)[:20])
 @pytest.mark.parametrize(
-    ("face", "server"),
+    ("limiter_class", "server"),
     [(Limiter, "memory"), (Limiter, "redis"), (Limiter, "cluster"), (AsyncLimiter, "redis")],
 )
 def test_a_key_of_any_content(
-    request: pytest.FixtureRequest, face: type, server: str, key: Any
+    request: pytest.FixtureRequest, limiter_class: type, server: str, key: Any
 ) -> None:
     url = "memory://" if server == "memory" else request.getfixturevalue(f"{server}_url")
     prefix = fresh("weird")
-    decision = asyncio.run(attempt(face, url, key, prefix=prefix))
+    decision = asyncio.run(attempt(limiter_class, url, key, prefix=prefix))
     assert (decision.allowed, decision.key, decision.remaining) == (True, key, 4)
     if server == "redis":
         with redis.Redis.from_url(url) as client:
@@ -467,20 +471,20 @@ def test_a_key_of_any_content(
             assert text.count("{") == text.count("}") == 1
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("key", ["", b""])
-def test_an_empty_key(face: type, key: Any) -> None:
-    exc = error_of(face, "memory://", key=key)
+def test_an_empty_key(limiter_class: type, key: Any) -> None:
+    exc = error_of(limiter_class, "memory://", key=key)
     assert isinstance(exc, ValueError)
     assert "must not be empty" in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     "key", [None, 5, 1.5, True, ("a",), ["a"], {"a": 1}, bytearray(b"a"), object], ids=repr
 )
-def test_a_key_that_is_none(face: type, key: Any) -> None:
-    exc = error_of(face, "memory://", key=key)
+def test_a_key_that_is_none(limiter_class: type, key: Any) -> None:
+    exc = error_of(limiter_class, "memory://", key=key)
     assert isinstance(exc, TypeError)
     assert repr(key) in str(exc)
     assert "a key is str, bytes or Key" in str(exc)
@@ -501,9 +505,9 @@ def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> Non
 # -- what lies there already ----------------------------------------------------------------------
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
-def test_a_key_whose_type_is_something_else(face: type, redis_url: str, kind: str) -> None:
+def test_a_key_whose_type_is_something_else(limiter_class: type, redis_url: str, kind: str) -> None:
     prefix = fresh("taken")
     ring = f"{prefix}:{{key}}:6000:10"
     with redis.Redis.from_url(redis_url) as client:
@@ -515,20 +519,20 @@ def test_a_key_whose_type_is_something_else(face: type, redis_url: str, kind: st
             "stream": lambda: client.xadd(ring, {"mine": 1}),
         }[kind]()
         before = client.dump(ring)
-        exc = error_of(face, redis_url, prefix=prefix)
+        exc = error_of(limiter_class, redis_url, prefix=prefix)
         assert isinstance(exc, ConfigurationError)
         assert ring in str(exc)
         assert "choose a prefix that nothing else uses" in str(exc)
         assert client.dump(ring) == before
 
 
-@faces
-def test_a_refusal_writes_nothing_to_the_other_rings(face: type, redis_url: str) -> None:
+@each_limiter
+def test_a_refusal_writes_nothing_to_the_other_rings(limiter_class: type, redis_url: str) -> None:
     """One ring of several is no ring: the others are not half charged."""
     prefix = fresh("half")
     with redis.Redis.from_url(redis_url) as client:
         client.set(f"{prefix}:{{key}}:360000:10", "mine")
-        exc = error_of(face, redis_url, limits=["5/minute", "50/hour"], prefix=prefix)
+        exc = error_of(limiter_class, redis_url, limits=["5/minute", "50/hour"], prefix=prefix)
         assert "WRONGTYPE" in str(exc)
         assert list(client.scan_iter(f"{prefix}:*", count=10_000)) == [
             f"{prefix}:{{key}}:360000:10".encode()
@@ -561,15 +565,15 @@ class OldServer(socketserver.StreamRequestHandler):
         return b"+OK\r\n"
 
 
-@faces
-def test_a_server_that_is_too_old(face: type) -> None:
+@each_limiter
+def test_a_server_that_is_too_old(limiter_class: type) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OldServer) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=[0.05])
         thread.start()
         try:
             port = server.server_address[1]
-            exc = error_of(face, f"redis://127.0.0.1:{port}/0")
+            exc = error_of(limiter_class, f"redis://127.0.0.1:{port}/0")
         finally:
             server.shutdown()
             thread.join()
@@ -589,26 +593,26 @@ def address(server: Standalone) -> str:
     return f"127.0.0.1:{server.port}"
 
 
-@faces
-def test_a_wrong_password(face: type, guarded: Standalone) -> None:
+@each_limiter
+def test_a_wrong_password(limiter_class: type, guarded: Standalone) -> None:
     for login in (f":{SECRET}wrong", f"nobody:{SECRET}wrong", f"default:{SECRET}wrong"):
-        exc = error_of(face, f"redis://{login}@{address(guarded)}/0")
+        exc = error_of(limiter_class, f"redis://{login}@{address(guarded)}/0")
         assert isinstance(exc, ConfigurationError)
         assert "password" in str(exc)
         assert address(guarded) in str(exc)
         assert SECRET not in everything_said(exc)
 
 
-@faces
-def test_no_password(face: type, guarded: Standalone) -> None:
-    exc = error_of(face, f"redis://{address(guarded)}/0")
+@each_limiter
+def test_no_password(limiter_class: type, guarded: Standalone) -> None:
+    exc = error_of(limiter_class, f"redis://{address(guarded)}/0")
     assert isinstance(exc, ConfigurationError)
     assert re.search("password|[Aa]uth", str(exc))
 
 
-@faces
-def test_too_few_rights(face: type, guarded: Standalone) -> None:
-    exc = error_of(face, f"redis://reader:{SECRET}@{address(guarded)}/0")
+@each_limiter
+def test_too_few_rights(limiter_class: type, guarded: Standalone) -> None:
+    exc = error_of(limiter_class, f"redis://reader:{SECRET}@{address(guarded)}/0")
     assert isinstance(exc, ConfigurationError)
     assert re.search("NOPERM|permission", str(exc))
     assert "rights" in str(exc)
@@ -617,23 +621,23 @@ def test_too_few_rights(face: type, guarded: Standalone) -> None:
         assert client.dbsize() == 0
 
 
-@faces
-def test_the_right_password(face: type, guarded: Standalone) -> None:
-    decision = asyncio.run(attempt(face, guarded.url, "right"))
+@each_limiter
+def test_the_right_password(limiter_class: type, guarded: Standalone) -> None:
+    decision = asyncio.run(attempt(limiter_class, guarded.url, "right"))
     assert decision.allowed
     assert SECRET not in repr(decision)
     with guarded.client() as client:
         client.flushdb()
 
 
-@faces
-def test_a_database_that_the_server_does_not_have(face: type, redis_url: str) -> None:
-    exc = error_of(face, redis_url.rpartition("/")[0] + "/4711")
+@each_limiter
+def test_a_database_that_the_server_does_not_have(limiter_class: type, redis_url: str) -> None:
+    exc = error_of(limiter_class, redis_url.rpartition("/")[0] + "/4711")
     assert isinstance(exc, ConfigurationError)
     assert "out of range" in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     "url",
     [
@@ -659,54 +663,54 @@ def test_a_database_that_the_server_does_not_have(face: type, redis_url: str) ->
         "redis+sentinel://user:{0}@127.0.0.1:1/service?colour=blue",
     ],
 )
-def test_no_password_in_any_message(face: type, url: str) -> None:
-    exc = error_of(face, url.format(SECRET), timeout=1.0)
+def test_no_password_in_any_message(limiter_class: type, url: str) -> None:
+    exc = error_of(limiter_class, url.format(SECRET), timeout=1.0)
     assert isinstance(exc, (ConfigurationError, StoreUnavailable))
     assert SECRET not in everything_said(exc)
 
 
-@faces
-def test_no_password_in_the_message_of_memory_either(face: type) -> None:
-    assert SECRET not in everything_said(error_of(face, f"memory://user:{SECRET}@host"))
+@each_limiter
+def test_no_password_in_the_message_of_memory_either(limiter_class: type) -> None:
+    assert SECRET not in everything_said(error_of(limiter_class, f"memory://user:{SECRET}@host"))
 
 
-@faces
-def test_no_password_in_any_repr(face: type) -> None:
-    limiter = face(f"redis://user:{SECRET}@127.0.0.1:1/0", "5/minute", name="me")
+@each_limiter
+def test_no_password_in_any_repr(limiter_class: type) -> None:
+    limiter = limiter_class(f"redis://user:{SECRET}@127.0.0.1:1/0", "5/minute", name="me")
     for thing in (limiter, limiter._store, vars(limiter._store)):
         assert SECRET not in repr(thing)
 
 
-@faces
-def test_an_unknown_option_of_a_sentinel_set(face: type, sentinel_url: str) -> None:
-    exc = error_of(face, sentinel_url + "?colour=blue")
+@each_limiter
+def test_an_unknown_option_of_a_sentinel_set(limiter_class: type, sentinel_url: str) -> None:
+    exc = error_of(limiter_class, sentinel_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
-@faces
-def test_an_unknown_option_of_a_cluster(face: type, cluster_url: str) -> None:
-    exc = error_of(face, cluster_url + "?colour=blue")
+@each_limiter
+def test_an_unknown_option_of_a_cluster(limiter_class: type, cluster_url: str) -> None:
+    exc = error_of(limiter_class, cluster_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
-@faces
-def test_a_service_that_sentinel_does_not_know(face: type, sentinel_url: str) -> None:
+@each_limiter
+def test_a_service_that_sentinel_does_not_know(limiter_class: type, sentinel_url: str) -> None:
     url = sentinel_url.replace(sentinel_url.rstrip("/0").rpartition("/")[2], "nosuchservice")
-    exc = error_of(face, url, timeout=2.0)
+    exc = error_of(limiter_class, url, timeout=2.0)
     assert isinstance(exc, (ConfigurationError, StoreError))
     assert "nosuchservice" in str(exc)
 
 
-@faces
-def test_a_cluster_node_without_the_clusters_url(face: type, cluster: Any) -> None:
+@each_limiter
+def test_a_cluster_node_without_the_clusters_url(limiter_class: type, cluster: Any) -> None:
     """A single node's URL serves the slots it has, and says what to write for the others."""
     url = f"redis://127.0.0.1:{cluster.nodes[0].port}/0"
     told = []
     for n in range(12):
         try:
-            asyncio.run(attempt(face, url, f"key-{n}"))
+            asyncio.run(attempt(limiter_class, url, f"key-{n}"))
         except ConfigurationError as exc:
             told.append(str(exc))
     assert told

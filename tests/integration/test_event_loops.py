@@ -15,7 +15,7 @@ import fakeredis
 import pytest
 
 from distwindow import AsyncLimiter, StoreError
-from tests.integration.faces import PLENTY, admin, used
+from tests.integration.harness import PLENTY, admin, used
 from tests.servers import Delay, Proxy, Silent, until
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, StoreError
-from tests.integration.faces import PLENTY, Call, Face, admin, in_time, tally, used
+from tests.integration.harness import PLENTY, Call, Harness, admin, in_time, tally, used
 from tests.integration.test_leased_processes import PROCESSES, crowd, most_aligned, most_anywhere
 from tests.servers import (
     Blackhole,
@@ -81,9 +81,9 @@ def test_every_hit_of_every_process_arrives_once(redis_url: str, prefix: str) ->
 # -- one process, or two --------------------------------------------------------------------------
 
 
-def test_others_hits_are_seen_after_a_sync(face: Face, redis_url: str, prefix: str) -> None:
+def test_others_hits_are_seen_after_a_sync(harness: Harness, redis_url: str, prefix: str) -> None:
     options = eventual(prefix, sync_interval=0.03)
-    one, other = (face.limiter(redis_url, "10/hour", **options) for _ in range(2))
+    one, other = (harness.limiter(redis_url, "10/hour", **options) for _ in range(2))
     assert all(one.each(["k"] * 9))
     with admin(redis_url) as server:
         until(lambda: used(server, prefix) == 9, timeout=2)
@@ -95,8 +95,8 @@ def test_others_hits_are_seen_after_a_sync(face: Face, redis_url: str, prefix: s
         assert used(server, prefix) == 10
 
 
-def test_it_is_exact_where_one_calls(face: Face, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
+def test_it_is_exact_where_one_calls(harness: Harness, redis_url: str, prefix: str) -> None:
+    limiter = harness.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
     calls = limiter.burst(["k"] * 500, at_once=8)
     assert tally(calls) == {"ok": 300, "refused": 200}
     stats = limiter.stats("k")
@@ -107,10 +107,10 @@ def test_it_is_exact_where_one_calls(face: Face, redis_url: str, prefix: str) ->
     "what",
     ["stalled", *(pytest.param(w, marks=pytest.mark.slow) for w in ("dead", "refusing", "muted"))],
 )
-def test_callers_never_wait(face: Face, proxy: Proxy, prefix: str, what: str) -> None:
+def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: str) -> None:
     with Standalone() as own, Proxy(own.port) as link:
         url = f"redis://127.0.0.1:{free_port()}" if what == "dead" else link.url
-        limiter = face.limiter(url, PLENTY, **eventual(prefix, sync_interval=0.02, timeout=0.3))
+        limiter = harness.limiter(url, PLENTY, **eventual(prefix, sync_interval=0.02, timeout=0.3))
         limiter.each(["k"] * 10)
         if what == "stalled":
             limiter.flush()
@@ -156,11 +156,11 @@ FAULTS = [
     ids=lambda fault: type(fault).__name__,
 )
 def test_hits_are_neither_lost_nor_doubled(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Fault
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Fault
 ) -> None:
     """Over many buckets, some of which end between a hit and its arrival."""
     options = eventual(prefix, timeout=0.05, sync_interval=0.01)
-    limiter = face.limiter(proxy.url, "1000000/25s 500 buckets", **options)
+    limiter = harness.limiter(proxy.url, "1000000/25s 500 buckets", **options)
     keys = ["a", "b", "c"]
     limiter.each(keys)
     count = 3
@@ -179,10 +179,10 @@ def test_hits_are_neither_lost_nor_doubled(
 
 @pytest.mark.slow
 def test_neither_lost_nor_doubled_at_length(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     options = eventual(prefix, timeout=0.05, sync_interval=0.01)
-    limiter = face.limiter(proxy.url, "10000000/50s 500 buckets", **options)
+    limiter = harness.limiter(proxy.url, "10000000/50s 500 buckets", **options)
     load = limiter.load([f"k{n}" for n in range(20)], threading.Event(), at_once=2)
     for turn in range(16):
         with proxy.spoiled(FAULTS[turn % len(FAULTS)]):
@@ -196,11 +196,11 @@ def test_neither_lost_nor_doubled_at_length(
 
 
 def test_after_a_long_partition_old_hits_do_not_land(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     clock = ManualClock()
     options = eventual(prefix, clock="client", time=clock)
-    limiter = face.limiter(proxy.url, "100/10s 10 buckets", **options)
+    limiter = harness.limiter(proxy.url, "100/10s 10 buckets", **options)
     for _ in range(3):
         limiter.try_acquire("k")
         limiter.flush()
@@ -221,11 +221,13 @@ def test_after_a_long_partition_old_hits_do_not_land(
     assert limiter.stats("k").passed == 9 + 7
     with admin(redis_url) as server:
         assert used(server, prefix) == 9 + 7
-    other = face.limiter(redis_url, "100/10s 10 buckets", prefix=prefix, clock="client", time=clock)
+    other = harness.limiter(
+        redis_url, "100/10s 10 buckets", prefix=prefix, clock="client", time=clock
+    )
     assert other.peek("k").remaining == 100 - 16
 
 
-def test_a_wrong_clock_here_is_no_matter(face: Face, redis_url: str, prefix: str) -> None:
+def test_a_wrong_clock_here_is_no_matter(harness: Harness, redis_url: str, prefix: str) -> None:
     """Buckets are told by the server's clock, from the first sync on."""
 
     class Wrong:
@@ -237,11 +239,11 @@ def test_a_wrong_clock_here_is_no_matter(face: Face, redis_url: str, prefix: str
         def now_ms(self) -> int:
             return time.time_ns() // 1_000_000 + 3_600_000
 
-    limiter = face.limiter(redis_url, "100/10s 10 buckets", **eventual(prefix, time=Wrong()))
+    limiter = harness.limiter(redis_url, "100/10s 10 buckets", **eventual(prefix, time=Wrong()))
     assert all(limiter.each(["k"] * 20))
     for _ in range(3):
         limiter.flush()
-    other = face.limiter(redis_url, "100/10s 10 buckets", prefix=prefix)
+    other = harness.limiter(redis_url, "100/10s 10 buckets", prefix=prefix)
     assert other.stats("k").passed == 20
     assert all(limiter.each(["k"] * 20))
     limiter.flush()

@@ -28,7 +28,7 @@ from distwindow.protocol.commands import (
 from distwindow.protocol.keys import key_prefix
 from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
-from tests.integration.faces import admin
+from tests.integration.harness import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone
 from tests.unit.stage import T0, fresh
 

@@ -24,7 +24,7 @@ from distwindow.core.decision import Decision
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
 from distwindow.store.redis.blocking.call_sharing import CallGroup, InFlightCall, Waiter
-from tests.integration.faces import admin, used
+from tests.integration.harness import admin, used
 from tests.servers import Proxy
 from tests.servers.proxy import Delay, Pass, Silent
 from tests.servers.wait import until

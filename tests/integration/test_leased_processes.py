@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, Limiter, StoreError
-from tests.integration.faces import PLENTY, Face, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, tally, used
 from tests.servers import (
     Blackhole,
     Delay,
@@ -232,8 +232,10 @@ def test_it_is_refilled_ahead_of_need(redis_url: str, prefix: str) -> None:
 # -- one process ----------------------------------------------------------------------------------
 
 
-def test_the_store_is_asked_seldom(face: Face, proxy: Proxy, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5)
+def test_the_store_is_asked_seldom(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = harness.limiter(proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5)
     decisions = limiter.each(["k"] * 3000)
     assert all(decisions)
     assert proxy.requests < 200
@@ -245,8 +247,8 @@ def test_the_store_is_asked_seldom(face: Face, proxy: Proxy, redis_url: str, pre
         assert used(server, prefix) == 3000
 
 
-def test_exactly_the_limit_where_one_calls(face: Face, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
+def test_exactly_the_limit_where_one_calls(harness: Harness, redis_url: str, prefix: str) -> None:
+    limiter = harness.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
     calls = limiter.burst(["k"] * 1000, at_once=8)
     assert tally(calls) == {"ok": 777, "refused": 223}
     # Not at once where the worker is just telling it: then with its next round.
@@ -254,10 +256,10 @@ def test_exactly_the_limit_where_one_calls(face: Face, redis_url: str, prefix: s
     assert limiter.stats("k").passed == 777
 
 
-def test_surplus_is_returned(face: Face, redis_url: str, prefix: str) -> None:
+def test_surplus_is_returned(harness: Harness, redis_url: str, prefix: str) -> None:
     """To others, soon after the calls end, without a close."""
     terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = face.limiter(redis_url, PLENTY, flush_interval=0.05, **terms)
+    limiter = harness.limiter(redis_url, PLENTY, flush_interval=0.05, **terms)
     limiter.each(["k"] * 1000)
     assert limiter.limiter._strategy._get("k").permits_left > 0
     with admin(redis_url) as server:
@@ -268,9 +270,9 @@ def test_surplus_is_returned(face: Face, redis_url: str, prefix: str) -> None:
         until(lambda: used(server, prefix) == 1500, timeout=2)
 
 
-def test_own_refund_and_reset(face: Face, redis_url: str, prefix: str) -> None:
+def test_own_refund_and_reset(harness: Harness, redis_url: str, prefix: str) -> None:
     terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = face.limiter(redis_url, PLENTY, **terms)
+    limiter = harness.limiter(redis_url, PLENTY, **terms)
     decisions = limiter.each(["k"] * 400)
     by_lease = [d for d in decisions if d.source == "lease"]
     assert len(by_lease) > 300
@@ -283,9 +285,9 @@ def test_own_refund_and_reset(face: Face, redis_url: str, prefix: str) -> None:
         assert used(server, prefix) == 50
 
 
-def test_several_limits_are_leased_together(face: Face, redis_url: str, prefix: str) -> None:
+def test_several_limits_are_leased_together(harness: Harness, redis_url: str, prefix: str) -> None:
     limits = ["5000/hour", "300/day"]
-    limiter = face.limiter(redis_url, limits, prefix=prefix, consistency="leased", timeout=5)
+    limiter = harness.limiter(redis_url, limits, prefix=prefix, consistency="leased", timeout=5)
     decisions = limiter.each(["k"] * 400)
     assert sum(map(bool, decisions)) == 300
     assert "lease" in {d.source for d in decisions}
@@ -307,10 +309,10 @@ def test_several_limits_are_leased_together(face: Face, redis_url: str, prefix: 
     ids=lambda fault: type(fault).__name__,
 )
 def test_never_more_whatever_is_lost_on_the_way(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Any
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Any
 ) -> None:
     terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "flush_interval": 0.02}
-    limiters = [face.limiter(url, "3000/day", **terms, timeout=0.1) for url in [proxy.url] * 2]
+    limiters = [harness.limiter(url, "3000/day", **terms, timeout=0.1) for url in [proxy.url] * 2]
     admitted = 0
 
     def some(calls: int) -> None:
@@ -333,11 +335,11 @@ def test_never_more_whatever_is_lost_on_the_way(
         assert admitted <= used(server, prefix) <= 3000
 
 
-def test_a_server_that_stands_still_ends_the_lease_in_time(face: Face, prefix: str) -> None:
+def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, prefix: str) -> None:
     """What was leased may be spent until the bucket ends; then callers learn of it."""
     with Standalone() as own:
         terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
-        limiter = face.limiter(own.url, "1000000/2s 10 buckets", **terms)
+        limiter = harness.limiter(own.url, "1000000/2s 10 buckets", **terms)
         limiter.each(["k"] * 500)
         own.pause()
         try:

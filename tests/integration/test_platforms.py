@@ -19,7 +19,7 @@ import pytest
 from distwindow.core.clock import SYSTEM
 from distwindow.store.redis.attempts import NoReply
 from distwindow.store.redis.blocking.transport import SelectTransport, socket_of, transport_of
-from tests.integration.faces import admin, used
+from tests.integration.harness import admin, used
 from tests.servers import Delay, Proxy, Standalone
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute

@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import Limiter, Stats
 from tests.event_loops import program_header, uvloop_param
-from tests.integration.faces import admin, used
+from tests.integration.harness import admin, used
 from tests.interrupt import reachable
 from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone, until
 

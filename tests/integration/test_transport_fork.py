@@ -20,7 +20,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter
 from tests.event_loops import program_header
-from tests.integration.faces import PLENTY, Call, admin, tally, timed, used
+from tests.integration.harness import PLENTY, Call, admin, tally, timed, used
 from tests.servers import Cluster
 
 pytestmark = [

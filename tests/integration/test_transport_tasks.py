@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
-from tests.integration.faces import PLENTY, admin, used
+from tests.integration.harness import PLENTY, admin, used
 from tests.servers import Delay, DropReply, Proxy, Silent, until
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute

@@ -17,11 +17,11 @@ import pytest
 from distwindow import ConfigurationError, Decision, Limiter, StoreError
 from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.attempts import NoReply
-from tests.integration.faces import (
-    HICCUPS,
+from tests.integration.harness import (
     PLENTY,
+    STALLS,
     Call,
-    SyncFace,
+    SyncHarness,
     admin,
     in_time,
     tally,
@@ -36,9 +36,9 @@ SCRIPT = b"EVALSHA"
 
 
 @pytest.fixture
-def sync_face() -> Iterator[SyncFace]:
-    HICCUPS.watch()
-    made = SyncFace()
+def sync_harness() -> Iterator[SyncHarness]:
+    STALLS.watch()
+    made = SyncHarness()
     yield made
     made.close()
 
@@ -228,9 +228,9 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
 
 @pytest.mark.slow
 def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
-    sync_face: SyncFace, proxy: Proxy, redis_url: str, prefix: str
+    sync_harness: SyncHarness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = sync_face.limiter(proxy.url, prefix=prefix, timeout=0.3)
+    limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.3)
     limiter.each(["k"] * 2)
     calls: list[Call] = []
     for _ in range(4):
@@ -247,10 +247,10 @@ def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
 
 @pytest.mark.slow
 def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
-    sync_face: SyncFace, proxy: Proxy, prefix: str
+    sync_harness: SyncHarness, proxy: Proxy, prefix: str
 ) -> None:
     """Those who join late, those who join early, and whoever comes after."""
-    limiter = sync_face.limiter(proxy.url, prefix=prefix, timeout=0.25)
+    limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.25)
     limiter.each(["k"] * 2)
     calls: list[Call] = []
     with proxy.spoiled(DropReply(only=SCRIPT)):
@@ -403,15 +403,15 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
 def test_a_thousand_callers_at_once_wait_for_each_other_and_not_for_an_outage(
     redis_url: str, prefix: str
 ) -> None:
-    face = SyncFace()
-    limiter = face.limiter(redis_url, prefix=prefix, timeout=10)
+    harness = SyncHarness()
+    limiter = harness.limiter(redis_url, prefix=prefix, timeout=10)
     calls = limiter.burst([f"k{i % 7}" for i in range(300)], at_once=100)
-    face.close()
+    harness.close()
     assert tally(calls) == {"ok": 300}
 
 
-def test_while_nothing_answers_callers_fail_fast(sync_face: SyncFace, proxy: Proxy) -> None:
-    limiter = sync_face.limiter(proxy.url, timeout=0.3)
+def test_while_nothing_answers_callers_fail_fast(sync_harness: SyncHarness, proxy: Proxy) -> None:
+    limiter = sync_harness.limiter(proxy.url, timeout=0.3)
     with proxy.spoiled(Silent()):
         limiter.burst(["k"], at_once=1)
         calls = limiter.burst(["k"] * 3, at_once=1)
@@ -420,9 +420,9 @@ def test_while_nothing_answers_callers_fail_fast(sync_face: SyncFace, proxy: Pro
 
 
 @pytest.mark.slow
-def test_a_server_restarted_with_nothing_remembered_is_fine(sync_face: SyncFace) -> None:
+def test_a_server_restarted_with_nothing_remembered_is_fine(sync_harness: SyncHarness) -> None:
     with Standalone() as server:
-        limiter = sync_face.limiter(server.url, timeout=2)
+        limiter = sync_harness.limiter(server.url, timeout=2)
         limiter.each(["k"] * 3)
         server.restart()
         assert limiter.try_acquire("k").remaining == 999_999

@@ -16,7 +16,7 @@ import pytest
 from redis.crc import key_slot
 
 from distwindow import StoreError
-from tests.integration.faces import Call, Caller, Face, in_time, tally, used
+from tests.integration.harness import Call, Harness, LimiterAdapter, in_time, tally, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -64,7 +64,7 @@ def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProc
 
 
 @contextmanager
-def loaded(limiter: Caller, keys: list[str], at_once: int = 4) -> Iterator[list[Call]]:
+def loaded(limiter: LimiterAdapter, keys: list[str], at_once: int = 4) -> Iterator[list[Call]]:
     """Calls all the while; the list is complete after the `with`."""
     load = limiter.load(keys, threading.Event(), at_once)
     calls: list[Call] = []
@@ -89,9 +89,9 @@ def conserved(calls: list[Call], count: int, before: int = 0) -> None:
 
 
 @pytest.mark.parametrize("limits", ["1000000/hour", ["1000000/hour", "1000000/day"]], ids=str)
-def test_slots_that_move_under_load_lose_and_repeat_nothing(face: Face, limits: Any) -> None:
+def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, limits: Any) -> None:
     with Cluster() as cluster:
-        limiter = face.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
+        limiter = harness.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
         homes = keys_of(cluster)
         source, target, _ = cluster.nodes
         moving, staying = homes[source.port][:5], homes[target.port][:3]
@@ -111,10 +111,10 @@ def test_slots_that_move_under_load_lose_and_repeat_nothing(face: Face, limits: 
         assert all(call.admitted for call in limiter.burst(moving + staying))
 
 
-def test_a_dead_primary_leaves_the_other_shards_alone(face: Face) -> None:
+def test_a_dead_primary_leaves_the_other_shards_alone(harness: Harness) -> None:
     config = {"cluster-require-full-coverage": "no"}
     with Cluster(config=config) as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
         homes = keys_of(cluster)
         dead, *alive = cluster.nodes
         well = [key for node in alive for key in homes[node.port][:3]]
@@ -130,9 +130,9 @@ def test_a_dead_primary_leaves_the_other_shards_alone(face: Face) -> None:
         assert set(tally(calls)) == {"ok"}
 
 
-def test_a_frozen_primary_leaves_the_other_shards_alone(face: Face) -> None:
+def test_a_frozen_primary_leaves_the_other_shards_alone(harness: Harness) -> None:
     with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
         homes = keys_of(cluster)
         frozen, *alive = cluster.nodes
         well = [key for node in alive for key in homes[node.port][:3]]
@@ -152,9 +152,9 @@ def test_a_frozen_primary_leaves_the_other_shards_alone(face: Face) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["killed", "frozen"])
-def test_a_primary_with_a_replica_is_replaced_by_itself(face: Face, trouble: str) -> None:
+def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, trouble: str) -> None:
     with Cluster(replicas=1) as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
         homes = keys_of(cluster)
         lost = cluster.nodes[0]
         key = homes[lost.port][0]
@@ -202,10 +202,10 @@ def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | 
     return next(node for node in cluster.nodes if node.port in seen)
 
 
-def test_a_map_that_is_wrong_is_read_again(face: Face) -> None:
+def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
     """Half of the slots move; later calls do not go by way of their old node for ever."""
     with Cluster() as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=3)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
         homes = keys_of(cluster)
         source, target, _ = cluster.nodes
         moving = homes[source.port]
@@ -236,9 +236,9 @@ def agreed(cluster: Cluster, slot: int, target: RedisProcess) -> bool:
 
 
 @pytest.mark.parametrize("trouble", ["killed", "frozen", "demoted"])
-def test_a_primary_under_sentinel_is_replaced_by_itself(face: Face, trouble: str) -> None:
+def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, trouble: str) -> None:
     with SentinelSet() as nodes:
-        limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
         limiter.each(["k"] * 2)
         lost = nodes.primary
         with loaded(limiter, ["k"], at_once=2) as calls:
@@ -269,10 +269,10 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(face: Face, trouble: str
         in_time(calls, 0.5)
 
 
-def test_a_primary_demoted_in_place_is_left(face: Face) -> None:
+def test_a_primary_demoted_in_place_is_left(harness: Harness) -> None:
     """Its connections stand and it goes on answering: READONLY is what tells."""
     with SentinelSet(sentinels=1) as nodes:
-        limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
         limiter.each(["k"] * 2)
         old, new = nodes.servers
         for sentinel in nodes.sentinels:
@@ -298,20 +298,20 @@ def test_a_primary_demoted_in_place_is_left(face: Face) -> None:
         assert {call.charged for call in calls if not call.admitted} <= {False, None}
 
 
-def test_sentinels_that_are_gone_do_not_matter_while_the_primary_is_there(face: Face) -> None:
+def test_sentinels_that_are_gone_do_not_matter_while_the_primary_is_there(harness: Harness) -> None:
     with SentinelSet() as nodes:
-        limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=1)
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
         limiter.each(["k"] * 2)
         for sentinel in nodes.sentinels:
             sentinel.kill()
         assert all(limiter.each(["k"] * 20))
 
 
-def test_one_sentinel_that_hangs_does_not_keep_a_newcomer_out(face: Face) -> None:
+def test_one_sentinel_that_hangs_does_not_keep_a_newcomer_out(harness: Harness) -> None:
     with SentinelSet() as nodes:
         nodes.sentinels[0].pause()
         try:
-            limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=1)
+            limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
 
             def well() -> bool:
                 (call,) = limiter.burst(["k"], at_once=1)

@@ -61,18 +61,18 @@ async def _work() -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("face", "function"),
+    ("limiter_class", "function"),
     [(Limiter, functools.partial(_work)), (AsyncLimiter, functools.partial(print))],
 )
-def test_a_partial_of_the_other_kind_is_told_apart(face: Any, function: Any) -> None:
+def test_a_partial_of_the_other_kind_is_told_apart(limiter_class: Any, function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Limiter\.limit"):
-        face("memory://", "5/minute").limit("k")(function)
+        limiter_class("memory://", "5/minute").limit("k")(function)
 
 
-@pytest.mark.parametrize("face", [Limiter, AsyncLimiter])
-def test_what_has_execute_and_close_is_no_store_yet(face: Any) -> None:
+@pytest.mark.parametrize("limiter_class", [Limiter, AsyncLimiter])
+def test_what_has_execute_and_close_is_no_store_yet(limiter_class: Any) -> None:
     with pytest.raises(ConfigurationError, match="Connection is no store"):
-        face(sqlite3.connect(":memory:"), "5/minute")
+        limiter_class(sqlite3.connect(":memory:"), "5/minute")
 
 
 def test_a_key_of_a_megabyte_fills_no_log() -> None:

@@ -42,24 +42,24 @@ def limiter(where: str, clock: ManualClock) -> Iterator[Limiter]:
         yield one
 
 
-Told = Callable[[Callable[[Any], Any]], Any]
+Run = Callable[[Callable[[Any], Any]], Any]
 
 
 @pytest.fixture(params=["blocking", "awaiting", uvloop_param()])
-def face(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Told:
-    """Return a function that calls `await story(limiter)`, with a limiter of either kind, all
+def run(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Run:
+    """Return a function that calls `await scenario(limiter)`, with a limiter of either kind, all
     of whose calls are awaited.
     """
 
-    async def play(story: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def play(scenario: Callable[[Any], Awaitable[Any]]) -> Any:
         options: Any = {"clock": "client", "time": clock, "timeout": 10}
         if request.param != "blocking":
             async with AsyncLimiter(where, "5/minute", **options) as one:
-                return await story(one)
+                return await scenario(one)
         with Limiter(where, "5/minute", **options) as other:
-            return await story(Awaited(other))
+            return await scenario(Awaited(other))
 
-    return lambda story: asyncio.run(play(story))
+    return lambda scenario: asyncio.run(play(scenario))
 
 
 class Awaited:
@@ -78,8 +78,10 @@ class Awaited:
 # -- the surface ----------------------------------------------------------------------------------
 
 
-def public(face: type) -> dict[str, Any]:
-    return {name: value for name, value in inspect.getmembers(face) if not name.startswith("_")}
+def public(limiter_class: type) -> dict[str, Any]:
+    return {
+        name: value for name, value in inspect.getmembers(limiter_class) if not name.startswith("_")
+    }
 
 
 def test_both_limiters_have_the_same_names() -> None:
@@ -114,8 +116,8 @@ def test_every_method_says_what_it_does(name: str) -> None:
 # -- peek, stats, refund, reset -------------------------------------------------------------------
 
 
-def test_peek_counts_nothing(face: Told) -> None:
-    async def story(limiter: Any) -> None:
+def test_peek_counts_nothing(run: Run) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         for _ in range(20):
             decision = await limiter.peek(key)
@@ -134,11 +136,11 @@ def test_peek_counts_nothing(face: Told) -> None:
         with pytest.raises(ValueError, match="nothing was charged"):
             await limiter.refund(await limiter.peek(fresh()))
 
-    face(story)
+    run(scenario)
 
 
-def test_a_decision_explains_itself(face: Told, clock: ManualClock) -> None:
-    async def story(limiter: Any) -> None:
+def test_a_decision_explains_itself(run: Run, clock: ManualClock) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         clock.move(-(clock.now_ms() % 60_000))
         decision = await limiter.try_acquire(key, 2)
@@ -154,15 +156,15 @@ def test_a_decision_explains_itself(face: Told, clock: ManualClock) -> None:
         assert refused.charged is None
         assert refused.source in ("store", "local")
 
-    face(story)
+    run(scenario)
 
 
 def limiter_limit(limiter: Any) -> Any:
     return (limiter._limiter if isinstance(limiter, Awaited) else limiter).limits[0]
 
 
-def test_a_refund_gives_back_in_its_own_bucket_only(face: Told, clock: ManualClock) -> None:
-    async def story(limiter: Any) -> None:
+def test_a_refund_gives_back_in_its_own_bucket_only(run: Run, clock: ManualClock) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         old = await limiter.try_acquire(key, 2)
         clock.move(12_000)
@@ -178,11 +180,11 @@ def test_a_refund_gives_back_in_its_own_bucket_only(face: Told, clock: ManualClo
         assert await limiter.refund(gone) == 0, "its bucket has left the window"
         assert not await limiter.try_acquire(key)
 
-    face(story)
+    run(scenario)
 
 
-def test_reset_frees_everything(face: Told) -> None:
-    async def story(limiter: Any) -> None:
+def test_reset_frees_everything(run: Run) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         while await limiter.try_acquire(key):
             pass
@@ -193,7 +195,7 @@ def test_reset_frees_everything(face: Told) -> None:
         assert (stats.passed, stats.blocked) == (1, 0)
         await limiter.reset(fresh())
 
-    face(story)
+    run(scenario)
 
 
 # -- entry ----------------------------------------------------------------------------------------
@@ -636,11 +638,11 @@ def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:
     async def once(limiter: AsyncLimiter) -> int:
         return (await limiter.try_acquire(key)).remaining
 
-    def story() -> None:
+    def scenario() -> None:
         limiter = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10)
         assert [asyncio.run(once(limiter)) for _ in range(3)] == [99, 98, 97]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # no loop was ended after an aclose()
-        story()
+        scenario()
         gc.collect()

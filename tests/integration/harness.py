@@ -1,8 +1,8 @@
-"""Both faces behind one: what a test says of `Limiter` it says of `AsyncLimiter`, word for word.
+"""`Limiter` and `AsyncLimiter` behind one interface, so that a test is written once for both.
 
 ```python
-def test_a_law(face, redis_url, prefix):             # runs twice
-    limiter = face.limiter(redis_url, "10/hour", prefix=prefix)
+def test_something(harness, redis_url, prefix):             # runs twice
+    limiter = harness.limiter(redis_url, "10/hour", prefix=prefix)
     assert limiter.try_acquire("k")
     calls = limiter.burst(["k"] * 50, at_once=8)      # threads, or tasks
 ```
@@ -68,7 +68,7 @@ def tally(calls: Iterable[Call]) -> Counter[str]:
     )
 
 
-class Hiccups:
+class Stalls:
     """How long this process was kept from running, by the machine or by its own other threads: the
     oversleep of a thread that does nothing else. A law about time is a law about what is left.
     """
@@ -96,7 +96,7 @@ class Hiccups:
                 self._seen.append((now, now - before - 0.005))
 
 
-HICCUPS = Hiccups()
+STALLS = Stalls()
 
 ALLOWANCE = 0.15
 """Seconds a call may end after its deadline, hiccups apart; 0.05 is what is promised."""
@@ -106,10 +106,10 @@ def in_time(calls: Iterable[Call], timeout: float) -> None:
     """Every call ended by its deadline."""
     for call in calls:
         late = call.seconds - timeout
-        assert late <= ALLOWANCE + HICCUPS.during(call), f"{call} of {timeout} s"
+        assert late <= ALLOWANCE + STALLS.during(call), f"{call} of {timeout} s"
 
 
-class Caller(Protocol):
+class LimiterAdapter(Protocol):
     """A limiter to be called from a test."""
 
     limiter: Any
@@ -143,12 +143,12 @@ class _Load:
         return self.calls
 
 
-class Face(Protocol):
+class Harness(Protocol):
     """Makes callers, and clients that a caller would own, of one kind."""
 
     kind: str
 
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller: ...
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter: ...
 
     def client(self, url: str, **options: Any) -> Any: ...
 
@@ -176,7 +176,7 @@ def timed(key: str, work: Callable[[], Decision]) -> Call:
     return Call(key, outcome, ended - began, ended)
 
 
-class _Blocking:
+class _BlockingAdapter:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
 
@@ -236,7 +236,7 @@ def _join(threads: list[threading.Thread]) -> None:
         assert not thread.is_alive(), "a caller is stuck"
 
 
-class SyncFace:
+class SyncHarness:
     """`Limiter`, and threads."""
 
     kind = "sync"
@@ -244,8 +244,8 @@ class SyncFace:
     def __init__(self) -> None:
         self._closing: list[Callable[[], Any]] = []
 
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller:
-        made = _Blocking(Limiter(store, limits, **options))
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter:
+        made = _BlockingAdapter(Limiter(store, limits, **options))
         self._closing.append(made.close)
         return made
 
@@ -277,17 +277,17 @@ class SyncFace:
         return client
 
 
-class _Awaiting:
-    def __init__(self, face: AsyncFace, limiter: AsyncLimiter) -> None:
+class _AsyncAdapter:
+    def __init__(self, harness: AsyncHarness, limiter: AsyncLimiter) -> None:
         self.limiter = limiter
-        self._face = face
+        self._harness = harness
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             async def work() -> Any:
                 return await getattr(self.limiter, method)(*args, **kwargs)
 
-            return self._face.run(work())
+            return self._harness.run(work())
 
         return call
 
@@ -295,7 +295,7 @@ class _Awaiting:
         return [self.try_acquire(key) for key in keys]
 
     def try_acquire(self, key: Any, cost: int = 1) -> Decision:
-        return self._face.run(self.limiter.try_acquire(key, cost))
+        return self._harness.run(self.limiter.try_acquire(key, cost))
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
         left, calls = list(keys), []
@@ -307,7 +307,7 @@ class _Awaiting:
         async def everyone() -> None:
             await asyncio.gather(*(work() for _ in range(at_once)))
 
-        self._face.run(everyone())
+        self._harness.run(everyone())
         return calls
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
@@ -323,7 +323,7 @@ class _Awaiting:
         async def everyone() -> None:
             await asyncio.gather(*(work(i) for i in range(at_once)))
 
-        running = self._face.begin(everyone())
+        running = self._harness.begin(everyone())
         return _Load(stop, lambda: running.result(30), calls)
 
     async def _timed(self, key: str) -> Call:
@@ -337,10 +337,10 @@ class _Awaiting:
         return Call(key, outcome, ended - began, ended)
 
     def close(self) -> None:
-        self._face.run(self.limiter.aclose())
+        self._harness.run(self.limiter.aclose())
 
 
-class AsyncFace:
+class AsyncHarness:
     """`AsyncLimiter`, and tasks of one loop."""
 
     kind = "async"
@@ -357,8 +357,8 @@ class AsyncFace:
         result: T = self.begin(work).result(30)
         return result
 
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller:
-        made = _Awaiting(self, AsyncLimiter(store, limits, **options))
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter:
+        made = _AsyncAdapter(self, AsyncLimiter(store, limits, **options))
         self._closing.append(made.close)
         return made
 
@@ -410,10 +410,10 @@ class AsyncFace:
 
 
 # tests/event_loops.py sees to it that the loop of the third is one of uvloop.
-FACES: dict[str, Callable[[], Face]] = {
-    "sync": SyncFace,
-    "async": AsyncFace,
-    "uvloop": AsyncFace,
+HARNESSES: dict[str, Callable[[], Harness]] = {
+    "sync": SyncHarness,
+    "async": AsyncHarness,
+    "uvloop": AsyncHarness,
 }
 
 
