@@ -1,5 +1,5 @@
-"""The fixture `harness`: a test that takes it runs for `Limiter`, and for `AsyncLimiter` on both kinds of
-event loop.
+"""The fixture `harness`: a test that takes it runs for `Limiter`, and for `AsyncLimiter` on both
+kinds of event loop.
 """
 
 from __future__ import annotations

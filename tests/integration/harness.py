@@ -99,7 +99,9 @@ class Stalls:
 STALLS = Stalls()
 
 ALLOWANCE = 0.15
-"""Seconds a call may end after its deadline, hiccups apart; 0.05 is what is promised."""
+"""Seconds a call may end after its deadline, apart from the stalls of this process; the promise is
+0.05.
+"""
 
 
 def in_time(calls: Iterable[Call], timeout: float) -> None:

@@ -1,5 +1,5 @@
 """Every argument works, or raises one clear error that names the value and what to do. No error
-shows a password, and none leaves keys in Redis.
+shows a password, and no failed call leaves keys in Redis.
 """
 
 from __future__ import annotations
@@ -41,43 +41,43 @@ SECRET = "hunter2-x9"
 async def attempt(
     limiter_class: type, store: Any, key: Any = "key", limits: Any = "5/minute", **options: Any
 ) -> Any:
-    """The first call of a new limiter."""
+    """Make the first call of a new limiter."""
     options = {"timeout": 5.0, **options}
     if limiter_class is Limiter:
         with Limiter(store, limits, **options) as limiter:
             return limiter.try_acquire(key)
-    async with AsyncLimiter(store, limits, **options) as awaiting:
-        return await awaiting.try_acquire(key)
+    async with AsyncLimiter(store, limits, **options) as async_limiter:
+        return await async_limiter.try_acquire(key)
 
 
 def error_of(limiter_class: type, store: Any, **options: Any) -> BaseException:
-    """What the first call raises."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # told apart by the callers
+    """Return what the first call raises."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # the callers check the type
         asyncio.run(attempt(limiter_class, store, **options))
     return caught.value
 
 
-def everything_said(exc: BaseException) -> str:
-    """The message, the repr, and what a log would show, causes and contexts included."""
-    said = [str(exc), repr(exc), *traceback.format_exception(exc)]
+def all_texts_of(exc: BaseException) -> str:
+    """Return the message, the repr, and what a log would show, with all causes and contexts."""
+    texts = [str(exc), repr(exc), *traceback.format_exception(exc)]
     seen: BaseException | None = exc
     while seen is not None:
-        said += [str(seen), repr(seen), repr(seen.args)]
+        texts += [str(seen), repr(seen), repr(seen.args)]
         seen = seen.__cause__ or seen.__context__
-    return "\n".join(said)
+    return "\n".join(texts)
 
 
 each_limiter = pytest.mark.parametrize(
     "limiter_class",
     [
         pytest.param(Limiter, id="blocking"),
-        pytest.param(AsyncLimiter, id="awaiting"),
+        pytest.param(AsyncLimiter, id="asyncio"),
         uvloop_param(AsyncLimiter),
     ],
 )
 
 
-# -- where the state lives ------------------------------------------------------------------------
+# -- stores ---------------------------------------------------------------------------------------
 
 URLS: dict[str, str] = {
     "": 'the usual one is "redis://localhost:6379/0"',
@@ -117,7 +117,7 @@ def test_a_url_that_is_none(limiter_class: type, url: str) -> None:
 
 
 @each_limiter
-def test_a_url_with_a_torn_ipv6_address(limiter_class: type) -> None:
+def test_a_url_with_an_unclosed_ipv6_address(limiter_class: type) -> None:
     exc = error_of(limiter_class, "redis://[::1")
     assert isinstance(exc, ConfigurationError)
     assert "redis://[::1" in str(exc)
@@ -147,27 +147,27 @@ def test_a_store_that_is_none(limiter_class: type, store: Any) -> None:
     ],
 )
 def test_no_password_of_what_is_no_store(limiter_class: type, store: Any) -> None:
-    assert SECRET not in everything_said(error_of(limiter_class, store))
+    assert SECRET not in all_texts_of(error_of(limiter_class, store))
 
 
 @each_limiter
 def test_no_password_where_a_limit_or_a_clock_should_be(limiter_class: type) -> None:
     url = f"redis://:{SECRET}@host"
-    assert SECRET not in everything_said(error_of(limiter_class, "1/second", limits=url))
-    assert SECRET not in everything_said(error_of(limiter_class, "memory://", clock=url))
+    assert SECRET not in all_texts_of(error_of(limiter_class, "1/second", limits=url))
+    assert SECRET not in all_texts_of(error_of(limiter_class, "memory://", clock=url))
 
 
 @pytest.mark.event_loops
-def test_a_client_of_the_other_world() -> None:
-    blocking, awaiting = redis.Redis(), redis.asyncio.Redis()
-    assert "use AsyncLimiter with it" in str(error_of(Limiter, awaiting))
+def test_a_client_of_the_other_kind() -> None:
+    blocking, asynchronous = redis.Redis(), redis.asyncio.Redis()
+    assert "use AsyncLimiter with it" in str(error_of(Limiter, asynchronous))
     assert "use Limiter with it" in str(error_of(AsyncLimiter, blocking))
     blocking.close()
 
 
 @each_limiter
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("redis://h?socket_timout=1", "no option 'socket_timout'; did you mean socket_timeout"),
         ("rediss://h?ssl_ca_cert=x", "no option 'ssl_ca_cert'; did you mean ssl_ca_certs"),
@@ -181,12 +181,12 @@ def test_a_client_of_the_other_world() -> None:
         ("redis+cluster://h?usernam=x", "no option 'usernam'; did you mean username?"),
     ],
 )
-def test_a_misspelt_option_is_told_before_anything_is_connected_to(
-    limiter_class: type, url: str, said: str
+def test_a_misspelt_option_is_reported_before_anything_is_connected_to(
+    limiter_class: type, url: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
         limiter_class(url, "5/minute")
-    assert f"store URL {url!r}: there is {said}" in str(caught.value)
+    assert f"store URL {url!r}: there is {message}" in str(caught.value)
 
 
 @each_limiter
@@ -200,21 +200,21 @@ def test_options_that_a_url_may_have(limiter_class: type, scheme: str) -> None:
 
 
 @each_limiter
-def test_an_option_in_the_url_that_nobody_knows(limiter_class: type, redis_url: str) -> None:
+def test_an_unknown_option_in_the_url(limiter_class: type, redis_url: str) -> None:
     exc = error_of(limiter_class, redis_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
 @each_limiter
-def test_an_option_that_nobody_knows(limiter_class: type) -> None:
+def test_an_unknown_option(limiter_class: type) -> None:
     with pytest.raises(TypeError, match="colour"):
         limiter_class("memory://", "5/minute", colour="blue")
 
 
 @each_limiter
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         *(("timeout", v, "is not a number of seconds above 0")
           for v in (0, -1, math.nan, math.inf, "1", None, True)),
@@ -238,18 +238,18 @@ def test_an_option_that_nobody_knows(limiter_class: type) -> None:
     ],
 )  # fmt: skip
 def test_an_option_that_can_never_work(
-    limiter_class: type, option: str, value: Any, said: str
+    limiter_class: type, option: str, value: Any, message: str
 ) -> None:
     exc = error_of(limiter_class, "memory://", **{option: value})
     assert isinstance(exc, ConfigurationError)
     assert repr(value) in str(exc)
-    assert said in str(exc)
+    assert message in str(exc)
 
 
 @each_limiter
 @pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1"])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"consistency": "direct", "share": 0.5}, "share=0.5 means nothing"),
         ({"consistency": "leased", "share": 1}, "share=1 means nothing"),
@@ -258,11 +258,11 @@ def test_an_option_that_can_never_work(
     ids=str,
 )
 def test_options_that_do_not_go_together(
-    limiter_class: type, store: str, options: dict[str, Any], said: str
+    limiter_class: type, store: str, options: dict[str, Any], message: str
 ) -> None:
     exc = error_of(limiter_class, store, **options)
     assert isinstance(exc, ConfigurationError)
-    assert said in str(exc)
+    assert message in str(exc)
 
 
 @each_limiter
@@ -272,12 +272,14 @@ def test_options_that_do_not_go_together(
     [("", 1), (None, 1), (5, 1), (["k"], 1), ("k", 0), ("k", -1), ("k", 1.0), ("k", True),
      ("k", "1"), ("k", None), ("k", 6)],
 )  # fmt: skip
-def test_a_call_that_can_never_work_says_so_in_every_mode(
+def test_a_call_that_can_never_work_raises_in_every_mode(
     limiter_class: type, redis_url: str, prefix: str, consistency: str, key: Any, cost: Any
 ) -> None:
-    """Also where the decision would be made here, and the window is full."""
+    """This holds also where the process would decide without the store, and where the window is
+    full.
+    """
 
-    async def story() -> None:
+    async def check() -> None:
         limiter = limiter_class(
             redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5
         )
@@ -286,18 +288,18 @@ def test_a_call_that_can_never_work_says_so_in_every_mode(
             made = limiter.try_acquire(key, cost)
             return await made if asyncio.iscoroutine(made) else made
 
-        told = set()
+        messages = set()
         for _ in range(8):
             with pytest.raises((ValueError, TypeError)) as caught:
                 await call(key, cost)
-            told.add(str(caught.value))
+            messages.add(str(caught.value))
             await call("k", 1)
-        assert len(told) == 1
+        assert len(messages) == 1
         closed = limiter.close() if limiter_class is Limiter else limiter.aclose()
         if closed is not None:
             await closed
 
-    asyncio.run(story())
+    asyncio.run(check())
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -355,7 +357,7 @@ def test_limits_that_are_none(limiter_class: type, limits: Any) -> None:
     assert LIMITS[limits] in str(exc)
 
 
-BOTH_SHOWN = "5/minute; 7/minute"  # two strings that are well
+BOTH_SHOWN = "5/minute; 7/minute"  # each of the two strings is valid
 
 
 @pytest.mark.event_loops
@@ -365,7 +367,7 @@ def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"amount": 0}, "amount=0"),
         ({"amount": -1}, "amount=-1"),
@@ -389,10 +391,10 @@ def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
         ({"amount": "5/minute", "per": 1}, "already has an interval"),
     ],
 )
-def test_a_limit_that_is_none(arguments: dict[str, Any], said: str) -> None:
+def test_a_limit_that_is_none(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limit(**arguments)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 # -- costs ----------------------------------------------------------------------------------------
@@ -405,7 +407,7 @@ COSTS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Standalone]:
-    """A server of our own: whatever appears in it, these tests have written."""
+    """Yield a server of its own, so that every key in it was written by these tests."""
     with Standalone() as server:
         yield server
 
@@ -418,8 +420,8 @@ def test_a_cost_that_is_none(limiter_class: type, watched: Standalone, cost: Any
             with Limiter(watched.url, "5/minute") as blocking:
                 getattr(blocking, name)("key", cost)
         else:
-            async with AsyncLimiter(watched.url, "5/minute") as awaiting:
-                await getattr(awaiting, name)("key", cost)
+            async with AsyncLimiter(watched.url, "5/minute") as async_limiter:
+                await getattr(async_limiter, name)("key", cost)
 
     for name in ("try_acquire", "acquire"):
         with pytest.raises(ValueError, match="cost=") as caught:
@@ -502,7 +504,7 @@ def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> Non
     assert asyncio.run(all_of_them()) == [4] * 10_000
 
 
-# -- what lies there already ----------------------------------------------------------------------
+# -- keys that exist already ----------------------------------------------------------------------
 
 
 @each_limiter
@@ -528,7 +530,7 @@ def test_a_key_whose_type_is_something_else(limiter_class: type, redis_url: str,
 
 @each_limiter
 def test_a_refusal_writes_nothing_to_the_other_rings(limiter_class: type, redis_url: str) -> None:
-    """One ring of several is no ring: the others are not half charged."""
+    """One of several rings is a key of another type: the other rings are not charged."""
     prefix = fresh("half")
     with redis.Redis.from_url(redis_url) as client:
         client.set(f"{prefix}:{{key}}:360000:10", "mine")
@@ -539,11 +541,11 @@ def test_a_refusal_writes_nothing_to_the_other_rings(limiter_class: type, redis_
         ]
 
 
-# -- servers that will not do ---------------------------------------------------------------------
+# -- servers that cannot be used ------------------------------------------------------------------
 
 
 class OldServer(socketserver.StreamRequestHandler):
-    """Answers INFO as Redis 5 would, and all else as if it were well."""
+    """Answers INFO as Redis 5 would, and all other commands without an error."""
 
     def handle(self) -> None:
         with suppress(OSError):
@@ -578,13 +580,13 @@ def test_a_server_that_is_too_old(limiter_class: type) -> None:
             server.shutdown()
             thread.join()
     assert isinstance(exc, ConfigurationError)
-    for word in (str(port), "5.0", "6.2"):
-        assert word in str(exc)
+    for text in (str(port), "5.0", "6.2"):
+        assert text in str(exc)
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Standalone]:
-    """A server with a password, and a user who may do almost nothing."""
+    """Yield a server with a password, and with a user who has almost no rights."""
     with Standalone(password=SECRET, users=[f"reader on >{SECRET} ~* +get +info +time"]) as server:
         yield server
 
@@ -600,7 +602,7 @@ def test_a_wrong_password(limiter_class: type, guarded: Standalone) -> None:
         assert isinstance(exc, ConfigurationError)
         assert "password" in str(exc)
         assert address(guarded) in str(exc)
-        assert SECRET not in everything_said(exc)
+        assert SECRET not in all_texts_of(exc)
 
 
 @each_limiter
@@ -616,7 +618,7 @@ def test_too_few_rights(limiter_class: type, guarded: Standalone) -> None:
     assert isinstance(exc, ConfigurationError)
     assert re.search("NOPERM|permission", str(exc))
     assert "rights" in str(exc)
-    assert SECRET not in everything_said(exc)
+    assert SECRET not in all_texts_of(exc)
     with guarded.client() as client:
         assert client.dbsize() == 0
 
@@ -666,12 +668,12 @@ def test_a_database_that_the_server_does_not_have(limiter_class: type, redis_url
 def test_no_password_in_any_message(limiter_class: type, url: str) -> None:
     exc = error_of(limiter_class, url.format(SECRET), timeout=1.0)
     assert isinstance(exc, (ConfigurationError, StoreUnavailable))
-    assert SECRET not in everything_said(exc)
+    assert SECRET not in all_texts_of(exc)
 
 
 @each_limiter
 def test_no_password_in_the_message_of_memory_either(limiter_class: type) -> None:
-    assert SECRET not in everything_said(error_of(limiter_class, f"memory://user:{SECRET}@host"))
+    assert SECRET not in all_texts_of(error_of(limiter_class, f"memory://user:{SECRET}@host"))
 
 
 @each_limiter
@@ -705,13 +707,14 @@ def test_a_service_that_sentinel_does_not_know(limiter_class: type, sentinel_url
 
 @each_limiter
 def test_a_cluster_node_without_the_clusters_url(limiter_class: type, cluster: Any) -> None:
-    """A single node's URL serves the slots it has, and says what to write for the others."""
+    """The URL of a single node works for the slots of that node; the error for another slot says
+    which URL to use."""
     url = f"redis://127.0.0.1:{cluster.nodes[0].port}/0"
-    told = []
+    messages = []
     for n in range(12):
         try:
             asyncio.run(attempt(limiter_class, url, f"key-{n}"))
         except ConfigurationError as exc:
-            told.append(str(exc))
-    assert told
-    assert all("use redis+cluster://" in said for said in told)
+            messages.append(str(exc))
+    assert messages
+    assert all("use redis+cluster://" in message for message in messages)

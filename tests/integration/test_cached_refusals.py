@@ -1,4 +1,4 @@
-"""Refusals that are remembered here: no round trip, counted all the same, and gone when they may be
+"""Cached refusals: they take no round trip, are counted all the same, and end when they may be
 wrong.
 """
 
@@ -16,11 +16,11 @@ from tests.unit.stage import ManualClock, fresh
 
 MODES = ["direct", "leased", "eventual"]
 NEVER = {"flush_interval": 3600.0, "sync_interval": 3600.0}
-"""The worker does not come by itself."""
+"""Options with which the worker does not flush by itself."""
 
 
 def full(limiter: LimiterAdapter, key: Any = "k", most: int = 100) -> None:
-    """Call until refused."""
+    """Call until a call is refused."""
     for _ in range(most):
         if not limiter.try_acquire(key):
             return
@@ -47,7 +47,7 @@ def test_no_round_trip(
         assert (one.key, one.cost, one.remaining, one.reason) == (key, 1, 0, "over_limit")
         assert one.limit == limiter.limiter.limits[0]
         assert one.charged is None
-        assert 0 < one.retry_after <= one.reset_after <= 3660  # strict: a bucket more
+        assert 0 < one.retry_after <= one.reset_after <= 3660  # strict has one bucket more
     retries = [one.retry_after for one in refusals]
     assert retries == sorted(retries, reverse=True)
 
@@ -70,7 +70,7 @@ def test_only_for_costs_that_are_refused(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_blocks_are_told_within_the_interval(
+def test_refusals_are_counted_in_the_store_within_the_interval(
     harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
     limiter = harness.limiter(
@@ -87,14 +87,14 @@ def test_blocks_are_told_within_the_interval(
     began = time.monotonic()
     until(lambda: other.stats("k").blocked == 50, timeout=5)
     assert time.monotonic() - began < 0.05 + 0.5  # the machine's
-    limiter.each(["k"] * 10)  # and again, after the worker has been
+    limiter.each(["k"] * 10)  # and again after the worker has flushed
     until(lambda: other.stats("k").blocked == 60, timeout=5)
     stats = other.stats("k")
     assert (stats.passed, stats.blocked) == (5, 60)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_own_stats_know_them_at_once(
+def test_stats_of_this_process_include_them_at_once(
     harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
     limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
@@ -120,7 +120,7 @@ def test_ends_at_once_after_own(
     if by == "refund":
         assert limiter.refund(last) == 1
         if mode == "eventual":
-            limiter.flush()  # what others gave back, and oneself, is seen with the next sync
+            limiter.flush()  # what was refunded, here or elsewhere, is seen with the next poll
     else:
         limiter.reset("k")
     assert [d.allowed for d in limiter.each(["k"] * 6)] == [True] * (1 if by == "refund" else 5) + [
@@ -133,9 +133,9 @@ def test_ends_within_a_bucket_after_anothers(
     harness: Harness, redis_url: str, prefix: str, by: str
 ) -> None:
     clock = ManualClock()
-    terms: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
+    options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
     limits = "5/10s 10 buckets"
-    limiter, other = (harness.limiter(redis_url, limits, **terms) for _ in range(2))
+    limiter, other = (harness.limiter(redis_url, limits, **options) for _ in range(2))
     last = limiter.each(["k"] * 5)[-1]
     assert not limiter.try_acquire("k")
     if by == "refund":
@@ -149,10 +149,10 @@ def test_ends_within_a_bucket_after_anothers(
 
 
 def test_ends_when_the_window_has_room(harness: Harness, redis_url: str, prefix: str) -> None:
-    """To the millisecond: at the moment that the refusal named, and not before."""
+    """A cached refusal ends at the millisecond that it named, and not before."""
     clock = ManualClock()
-    terms: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
-    limiter = harness.limiter(redis_url, "5/second 10 buckets", **terms)
+    options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
+    limiter = harness.limiter(redis_url, "5/second 10 buckets", **options)
     key = fresh()
     for _ in range(30):
         clock.move(37)
@@ -168,9 +168,7 @@ def test_ends_when_the_window_has_room(harness: Harness, redis_url: str, prefix:
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased"])
-def test_peek_and_guards_take_it_from_here(
-    harness: Harness, proxy: Proxy, prefix: str, mode: str
-) -> None:
+def test_peek_and_guards_use_it(harness: Harness, proxy: Proxy, prefix: str, mode: str) -> None:
     limiter = harness.limiter(proxy.url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
     full(limiter)
     before = proxy.requests
@@ -204,7 +202,7 @@ def test_many_keys_at_once(harness: Harness, proxy: Proxy, redis_url: str, prefi
     assert not any(limiter.each(keys * 3))
     assert proxy.requests == before
     limiter.flush()
-    # In one piece, which a proxy may read in several chunks.
+    # It is written at once, and the proxy may read it in several chunks.
     assert proxy.requests - before < 8
     with admin(redis_url) as server:
         assert used(server, prefix) == 100

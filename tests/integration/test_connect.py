@@ -1,4 +1,6 @@
-"""Every way in: URLs of all kinds, clients of the caller's own, names, rights, and refusals."""
+"""Connecting: URLs of all kinds, clients of the caller, connection names, ACL rights, and
+errors.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ MINIMAL_ACL = (
     "~distwindow:* resetchannels -@all +time +info +evalsha +eval "
     "+hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del +pexpire"
 )
-"""The least rights with which everything works (docs/operations.md). +time and +info may be left
-out: the first with clock="client" only, the second at the price of an unread server version.
+"""The least rights with which everything works (docs/operations.md). `+time` may be left out only
+with `clock="client"`; without `+info` the server version is not read.
 """
 
 ACL_OF_NAME = "+client|setname"
@@ -44,7 +46,7 @@ ACL_OF_CLUSTER = "+cluster|slots +command"
 
 
 def works(limiter: LimiterAdapter, key: str = "k") -> None:
-    """What every store has to do: admit, show, refuse, give back, forget."""
+    """Check what every store has to do: admit, show, refuse, refund, reset."""
     first = limiter.try_acquire(key)
     assert first.allowed, first
     assert first.remaining == 2
@@ -143,20 +145,22 @@ def test_another_database(harness: Harness, redis_url: str, prefix: str) -> None
 
 # -- passwords and users ----------------------------------------------------------------------
 
-PASSWORD = "p@ss/w:rd#?é"  # everything that a URL has to escape
+PASSWORD = "p@ss/w:rd#?é"  # characters that a URL has to escape
 QUOTED = "p%40ss%2Fw%3Ard%23%3F%C3%A9"
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Any:
-    """A server with a password, and users of which one may do just enough."""
+    """Yield a server with a password, and with users of which one has just the rights that are
+    needed.
+    """
     with Standalone(
         password="secret",
         users=(
             f"limiter on >least {MINIMAL_ACL}",
             f"blind on >least {MINIMAL_ACL} -time -info",
             "nobody on >least -@all",
-            f"stranger on >least {MINIMAL_ACL.replace('~distwindow:*', '~other:*')}",
+            f"outsider on >least {MINIMAL_ACL.replace('~distwindow:*', '~other:*')}",
             f"scriptless on >least {MINIMAL_ACL.replace('+evalsha +eval', '')}",
             f"halfway on >least {MINIMAL_ACL.replace('+hincrby', '')}",
             f"odd on >{PASSWORD} ~* +@all",
@@ -179,7 +183,9 @@ def test_a_user_in_the_url(harness: Harness, guarded: Standalone, prefix: str) -
     works(harness.limiter(at(guarded, "default:secret"), THREE, prefix=prefix))
 
 
-def test_a_password_of_odd_signs(harness: Harness, guarded: Standalone, prefix: str) -> None:
+def test_a_password_of_special_characters(
+    harness: Harness, guarded: Standalone, prefix: str
+) -> None:
     works(harness.limiter(at(guarded, f"odd:{QUOTED}"), THREE, prefix=prefix))
 
 
@@ -194,7 +200,7 @@ def test_a_wrong_password_is_a_configuration_error_that_keeps_it_secret(
     assert ":secret" not in str(caught.value)
 
 
-def test_no_password_where_one_is_wanted(
+def test_no_password_where_one_is_required(
     harness: Harness, guarded: Standalone, prefix: str
 ) -> None:
     limiter = harness.limiter(f"redis://{guarded.host}:{guarded.port}/0", prefix=prefix)
@@ -235,7 +241,8 @@ def test_none_of_the_least_rights_can_be_spared(right: str, guarded: Standalone)
 
 
 def every_path(limiter: Limiter, key: str) -> None:
-    """A new ring, its hot path, bucket after bucket, a refusal, a window's end; and the rest."""
+    """Call so that every part of the scripts runs: a new ring, its hot path, several buckets, a
+    refusal, the end of a window; and the other commands."""
     for _ in range(12):
         decision = limiter.try_acquire(key)
         limiter.try_acquire(f"{key} alone")
@@ -280,7 +287,7 @@ def test_the_least_rights_in_a_cluster(harness: Harness, cluster: Cluster, prefi
                 limiter.each(keys)
 
 
-def test_time_and_info_are_not_asked_for_with_the_clients_clock(
+def test_time_and_info_are_not_sent_with_the_clients_clock(
     harness: Harness, guarded: Standalone
 ) -> None:
     limiter = harness.limiter(at(guarded, "blind:least"), THREE, clock="client")
@@ -288,24 +295,24 @@ def test_time_and_info_are_not_asked_for_with_the_clients_clock(
 
 
 @pytest.mark.parametrize(
-    ("user", "says"),
+    ("user", "message"),
     [
         ("nobody", "ACL"),
-        ("stranger", "ACL"),
+        ("outsider", "ACL"),
         ("scriptless", "ACL"),
         ("halfway", "ACL"),
         ("blind", "ACL"),
     ],
 )
 def test_missing_rights_are_a_configuration_error_that_names_the_remedy(
-    harness: Harness, guarded: Standalone, user: str, says: str
+    harness: Harness, guarded: Standalone, user: str, message: str
 ) -> None:
     limiter = harness.limiter(at(guarded, f"{user}:least"))
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=message):
         limiter.each(["k"] * 2)  # the first call on a key does not need HINCRBY
 
 
-# -- clients of the caller's own ----------------------------------------------------------------
+# -- clients of the caller ----------------------------------------------------------------------
 
 CLIENT_OPTIONS: list[dict[str, Any]] = [
     {},
@@ -316,7 +323,7 @@ CLIENT_OPTIONS: list[dict[str, Any]] = [
 
 
 def retrying(harness: Harness) -> dict[str, Any]:
-    """Arguments of a client that would send a lost call three times more."""
+    """Return arguments of a client that would send a call without a reply three times more."""
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -336,8 +343,8 @@ def test_a_client_that_the_caller_owns(
     works(limiter)
     limiter.close()
     assert client.connection_pool.connection_kwargs == before
-    said = harness.use(client, "ECHO", "still mine")
-    assert said == ("still mine" if options.get("decode_responses") else b"still mine")
+    reply = harness.use(client, "ECHO", "still mine")
+    assert reply == ("still mine" if options.get("decode_responses") else b"still mine")
 
 
 @pytest.mark.compat
@@ -351,8 +358,8 @@ def test_a_cluster_client_that_the_caller_owns(
     for key in "abcdef":
         works(limiter, key)
     limiter.close()
-    said = harness.use(client, "GET", f"{prefix}-nothing")
-    assert said is None
+    reply = harness.use(client, "GET", f"{prefix}-nothing")
+    assert reply is None
 
 
 @pytest.mark.compat
@@ -376,9 +383,12 @@ def test_a_fakeredis_client(harness: Harness, prefix: str) -> None:
 
 
 def test_a_client_of_the_other_kind_is_named(redis_url: str, prefix: str) -> None:
-    blocking, awaiting = redis.Redis.from_url(redis_url), redis.asyncio.Redis.from_url(redis_url)
+    blocking, asynchronous = (
+        redis.Redis.from_url(redis_url),
+        redis.asyncio.Redis.from_url(redis_url),
+    )
     with pytest.raises(ConfigurationError, match="use AsyncLimiter"):
-        Limiter(awaiting, THREE, prefix=prefix)
+        Limiter(asynchronous, THREE, prefix=prefix)
     with pytest.raises(ConfigurationError, match="use Limiter"):
         AsyncLimiter(blocking, THREE, prefix=prefix)
     for harness in (Limiter, AsyncLimiter):
@@ -407,7 +417,7 @@ def test_the_name_shows_in_the_servers_client_list(
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         ("", "begins with none of"),
         ("localhost:6379", "begins with none of"),
@@ -425,12 +435,14 @@ def test_the_name_shows_in_the_servers_client_list(
         ("redis://localhost?socket_timeout=soon", "socket_timeout"),
     ],
 )
-def test_a_url_that_cannot_work_is_refused_at_once(harness: Harness, url: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_a_url_that_cannot_work_is_refused_at_once(
+    harness: Harness, url: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         harness.limiter(url).try_acquire("k")
 
 
-def test_an_option_nobody_knows_is_named(harness: Harness, redis_url: str) -> None:
+def test_an_unknown_option_is_named(harness: Harness, redis_url: str) -> None:
     with pytest.raises(ConfigurationError, match="colour"):
         harness.limiter(f"{redis_url}?colour=blue").try_acquire("k")
 
@@ -459,7 +471,7 @@ def test_no_message_shows_a_password(harness: Harness, url: str) -> None:
     assert "hunter2" not in f"{error} {error!r}"
 
 
-def test_a_server_that_is_not_there(harness: Harness) -> None:
+def test_a_port_without_a_server(harness: Harness) -> None:
     for url in (
         "redis://127.0.0.1:1/0",
         "unix:///nowhere/redis.sock",
@@ -473,7 +485,9 @@ def test_a_server_that_is_not_there(harness: Harness) -> None:
             assert caught.value.charged is False
 
 
-def test_a_server_that_is_no_cluster_says_so(harness: Harness, redis_url: str, prefix: str) -> None:
+def test_a_cluster_url_of_a_server_without_cluster_mode_is_an_error(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     url = redis_url.replace("redis", "redis+cluster", 1).rpartition("/")[0]
     with pytest.raises((ConfigurationError, StoreUnavailable), match=r"(?i)cluster"):
         harness.limiter(url, prefix=prefix, timeout=5).try_acquire("k")
@@ -488,7 +502,7 @@ def test_a_node_of_a_cluster_taken_for_a_plain_server_names_the_right_url(
         limiter.each("abcdefgh")
 
 
-def test_a_server_that_is_too_old_says_so(harness: Harness) -> None:
+def test_the_error_for_a_server_that_is_too_old_names_the_version(harness: Harness) -> None:
     with Responder() as server:
         server.version = "5.0.14"
         with pytest.raises(ConfigurationError, match=r"Redis 5\.0.*too old.*6\.2"):

@@ -1,5 +1,5 @@
-"""Calls that the process decides, together with what the store does: several keys, resets, flushes,
-closes, and loops of calls that never wait.
+"""Calls that this process decides, combined with commands to the store: several keys, resets,
+flushes, closes, and loops of calls that never wait.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_several_keys_are_not_refused_for_want_of_a_lease(
     assert limiter.try_acquire_all([("k", "2000/hour", 1700)])
 
 
-def test_a_reset_that_fails_forgets_nothing(harness: Harness, prefix: str) -> None:
+def test_a_reset_that_fails_keeps_the_key_state(harness: Harness, prefix: str) -> None:
     limiter = harness.limiter(
         f"redis://127.0.0.1:{free_port()}", "20/hour",
         prefix=prefix, consistency="eventual", sync_interval=NEVER,

@@ -44,7 +44,7 @@ Span = tuple[float, float]
 """When an admitted call began and ended, ms."""
 
 
-class Spender:
+class CallerProcess:
     """A process that spends what it can get of one key, with two threads."""
 
     def __init__(self, url: str, key: str, options: dict[str, Any], pause: float) -> None:
@@ -71,13 +71,13 @@ class Spender:
 
     def result(self, *, stop: bool = True) -> tuple[list[Span], Counter[str]]:
         """The admitted calls, and how many decisions came from where."""
-        said, _ = self._process.communicate("\n" if stop else None, timeout=30)
+        output, _ = self._process.communicate("\n" if stop else None, timeout=30)
         spans: list[Span] = []
         sources: Counter[str] = Counter()
-        for line in said.splitlines(keepends=True):
+        for line in output.splitlines(keepends=True):
             if line.endswith("\n"):  # a killed one may have been in the midst of a line
-                told, counts = json.loads(line)
-                spans += [(began, ended) for began, ended in told]
+                reports, counts = json.loads(line)
+                spans += [(began, ended) for began, ended in reports]
                 sources.update(counts)
         return spans, sources
 
@@ -87,7 +87,7 @@ def spend(url: str, key: str, options: dict[str, Any], pause: float) -> None:
     sys.stdin.readline()
     stop = threading.Event()
     limiter = Limiter(url, **options)
-    told: list[list[Any]] = []
+    reports: list[list[Any]] = []
 
     def work() -> None:
         spans: list[Span] = []
@@ -102,30 +102,30 @@ def spend(url: str, key: str, options: dict[str, Any], pause: float) -> None:
                 spans.append((began * 1000, ended * 1000))
             if time.monotonic() - since > 0.05:
                 since = time.monotonic()
-                told.append([spans, dict(sources)])
+                reports.append([spans, dict(sources)])
                 spans, sources = [], Counter()
             time.sleep(pause)
-        told.append([spans, dict(sources)])
+        reports.append([spans, dict(sources)])
 
-    def tell() -> None:
-        while told:
-            print(json.dumps(told.pop(0)), flush=True)
+    def print_reports() -> None:
+        while reports:
+            print(json.dumps(reports.pop(0)), flush=True)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
 
-    def heed() -> None:
+    def wait_for_stop() -> None:
         sys.stdin.readline()
         stop.set()
 
-    threading.Thread(target=heed).start()
+    threading.Thread(target=wait_for_stop).start()
     while not stop.wait(0.02):
-        tell()
+        print_reports()
     for thread in threads:
         thread.join()
     limiter.close()
-    tell()
+    print_reports()
 
 
 def crowd(
@@ -137,19 +137,19 @@ def crowd(
     pause: float = 0.0003,
 ) -> tuple[list[Span], Counter[str]]:
     """What four processes are admitted in so many seconds, some of them killed in between."""
-    spenders = [Spender(url, key, options, pause) for _ in range(PROCESSES)]
-    for spender in spenders:
-        spender.await_ready()
-    for spender in spenders:
-        spender.go()
+    processes = [CallerProcess(url, key, options, pause) for _ in range(PROCESSES)]
+    for process in processes:
+        process.await_ready()
+    for process in processes:
+        process.go()
     time.sleep(seconds / 2)
-    for spender in spenders[:kill]:
-        spender.kill()
+    for process in processes[:kill]:
+        process.kill()
     time.sleep(seconds / 2)
     spans: list[Span] = []
     sources: Counter[str] = Counter()
-    for number, spender in enumerate(spenders):
-        some, counts = spender.result(stop=number >= kill)
+    for number, process in enumerate(processes):
+        some, counts = process.result(stop=number >= kill)
         spans += some
         sources.update(counts)
     return spans, sources
@@ -241,7 +241,7 @@ def test_the_store_is_asked_seldom(
     assert proxy.requests < 200
     left = [(999_999 - n, d.remaining) for n, d in enumerate(decisions) if d.source == "lease"]
     assert len(left) > 2800
-    assert all(there_is == said for there_is, said in left)
+    assert all(there_is == reported for there_is, reported in left)
     limiter.close()
     with admin(redis_url) as server:
         assert used(server, prefix) == 3000
@@ -258,8 +258,8 @@ def test_exactly_the_limit_where_one_calls(harness: Harness, redis_url: str, pre
 
 def test_surplus_is_returned(harness: Harness, redis_url: str, prefix: str) -> None:
     """To others, soon after the calls end, without a close."""
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = harness.limiter(redis_url, PLENTY, flush_interval=0.05, **terms)
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = harness.limiter(redis_url, PLENTY, flush_interval=0.05, **options)
     limiter.each(["k"] * 1000)
     assert limiter.limiter._strategy._get("k").permits_left > 0
     with admin(redis_url) as server:
@@ -271,8 +271,8 @@ def test_surplus_is_returned(harness: Harness, redis_url: str, prefix: str) -> N
 
 
 def test_own_refund_and_reset(harness: Harness, redis_url: str, prefix: str) -> None:
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = harness.limiter(redis_url, PLENTY, **terms)
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = harness.limiter(redis_url, PLENTY, **options)
     decisions = limiter.each(["k"] * 400)
     by_lease = [d for d in decisions if d.source == "lease"]
     assert len(by_lease) > 300
@@ -311,8 +311,8 @@ def test_several_limits_are_leased_together(harness: Harness, redis_url: str, pr
 def test_never_more_whatever_is_lost_on_the_way(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Any
 ) -> None:
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "flush_interval": 0.02}
-    limiters = [harness.limiter(url, "3000/day", **terms, timeout=0.1) for url in [proxy.url] * 2]
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "flush_interval": 0.02}
+    limiters = [harness.limiter(url, "3000/day", **options, timeout=0.1) for url in [proxy.url] * 2]
     admitted = 0
 
     def some(calls: int) -> None:
@@ -338,8 +338,8 @@ def test_never_more_whatever_is_lost_on_the_way(
 def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, prefix: str) -> None:
     """What was leased may be spent until the bucket ends; then callers learn of it."""
     with Standalone() as own:
-        terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
-        limiter = harness.limiter(own.url, "1000000/2s 10 buckets", **terms)
+        options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
+        limiter = harness.limiter(own.url, "1000000/2s 10 buckets", **options)
         limiter.each(["k"] * 500)
         own.pause()
         try:

@@ -30,7 +30,7 @@ import asyncio, os, signal, sys, time
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
 
 url, prefix, kind, mode, way = sys.argv[1:]
-terms = dict(prefix=prefix, consistency=mode, timeout=1, flush_interval=3600, sync_interval=3600)
+options = dict(prefix=prefix, consistency=mode, timeout=1, flush_interval=3600, sync_interval=3600)
 
 def entries(limiter):
     for turn in range(27):
@@ -83,13 +83,13 @@ async def aleave(limiter):
     leave()
 
 def blocking():
-    limiter = Limiter(url, "20/hour", **terms)
+    limiter = Limiter(url, "20/hour", **options)
     entries(limiter)
     said()
     leave()
 
 async def awaiting():
-    limiter = AsyncLimiter(url, "20/hour", **terms)
+    limiter = AsyncLimiter(url, "20/hour", **options)
     await aentries(limiter)
     said()
     await aleave(limiter)
@@ -99,7 +99,7 @@ def work():
 
 def in_child():
     import multiprocessing
-    limiter = Limiter(url, "20/hour", **terms) if kind == "sync" else None
+    limiter = Limiter(url, "20/hour", **options) if kind == "sync" else None
     if limiter is not None:
         limiter.try_acquire("parents")
     child = multiprocessing.get_context("fork").Process(target=work)
@@ -251,9 +251,9 @@ import mmap, struct, sys, time
 from distwindow import Limiter
 
 url, prefix, mode, interval, pause, path = sys.argv[1:]
-terms = dict(prefix=prefix, consistency=mode, timeout=1)
-terms |= dict(flush_interval=float(interval), sync_interval=float(interval))
-limiter = Limiter(url, "1000000000/hour" if mode != "direct" else "1/hour", **terms)
+options = dict(prefix=prefix, consistency=mode, timeout=1)
+options |= dict(flush_interval=float(interval), sync_interval=float(interval))
+limiter = Limiter(url, "1000000000/hour" if mode != "direct" else "1/hour", **options)
 file = open(path, "r+b")
 counted = mmap.mmap(file.fileno(), 8)
 done = 0

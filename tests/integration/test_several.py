@@ -175,7 +175,7 @@ def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimi
 # -- on a cluster ---------------------------------------------------------------------------------
 
 
-def strangers() -> tuple[str, str]:
+def keys_of_two_slots() -> tuple[str, str]:
     """Two keys that lie on different slots."""
     one, other = fresh("one"), fresh("other")
     while key_slot(one.encode()) == key_slot(other.encode()):
@@ -184,7 +184,7 @@ def strangers() -> tuple[str, str]:
 
 
 def test_keys_of_different_slots_are_refused_with_the_remedy(cluster_url: str) -> None:
-    one, other = strangers()
+    one, other = keys_of_two_slots()
     with Limiter(cluster_url, "1/day", timeout=10) as limiter:
         with pytest.raises(ConfigurationError) as caught:
             limiter.try_acquire_all([(one, "5/minute", 1), (other, "5/minute", 1)])
@@ -196,7 +196,7 @@ def test_keys_of_different_slots_are_refused_with_the_remedy(cluster_url: str) -
 
 
 async def test_and_so_for_tasks(cluster: Any) -> None:
-    one, other = strangers()
+    one, other = keys_of_two_slots()
     client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port)
     async with client, AsyncLimiter(client, "1/day", timeout=10) as limiter:
         with pytest.raises(ConfigurationError, match=r"Key\(resource, tag=\.\.\.\)"):

@@ -443,12 +443,12 @@ def test_a_server_busy_with_a_script(harness: Harness) -> None:
         limiter = harness.limiter(own.url, timeout=1)
         limiter.each(["k"] * 2)
 
-        def hog() -> None:
+        def block_server() -> None:
             with own.client() as other:
                 with pytest.raises(Exception, match=r"(?i)script"):
                     other.eval("while true do end", 0)
 
-        thread = threading.Thread(target=hog)
+        thread = threading.Thread(target=block_server)
         thread.start()
         time.sleep(0.2)
         refused_for_now(limiter, "BUSY")

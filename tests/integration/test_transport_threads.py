@@ -88,18 +88,18 @@ def test_one_connection_a_thread_handed_on_when_the_thread_ends(
     ):
 
         def crowd(size: int) -> set[Any]:
-            gates = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
+            barriers = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
 
             def work() -> None:
                 for turn in range(20):
                     limiter.try_acquire(f"k{turn % 3}")
-                for gate in gates:
-                    gate.wait()
+                for barrier in barriers:
+                    barrier.wait()
 
             threads = [in_background(work) for _ in range(size)]
-            gates[0].wait()
+            barriers[0].wait()
             seen = connections(server)
-            gates[1].wait()
+            barriers[1].wait()
             for thread in threads:
                 thread.join()
             return seen
@@ -307,9 +307,9 @@ def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
             assert time.monotonic() - began < 0.5
         with admin(redis_url) as server:
             held = used(server, prefix)
-        certain = 2 + 5 + sum(call.admitted for call in calls)
-        doubtful = 2 + sum(call.charged is None for call in calls)
-        assert certain <= held <= certain + doubtful
+        known = 2 + 5 + sum(call.admitted for call in calls)
+        unknown = 2 + sum(call.charged is None for call in calls)
+        assert known <= held <= known + unknown
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
         limiter.try_acquire("mine")
         threads = [in_background(work) for _ in range(others)]
         mine: list[Decision] = []
-        struck = failed = 0
+        interrupted = failed = 0
         slowest = 0.0
         with alarm(interrupt):
             deadline = time.monotonic() + 4
@@ -349,7 +349,7 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
                     assert decision.key == key
                     mine.append(decision)
                 except Interrupt:
-                    struck += 1
+                    interrupted += 1
                 except StoreError:
                     failed += 1
                 finally:
@@ -359,8 +359,10 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
         for thread in threads:
             thread.join(10)
             assert not thread.is_alive(), "somebody is stuck"
-        print(f"struck {struck}, failed {failed}, slowest {slowest:.3f} s, others {tally(calls)}")
-        assert struck > 50
+        print(
+            f"interrupted {interrupted}, failed {failed}, slowest {slowest:.3f} s, {tally(calls)}"
+        )
+        assert interrupted > 50
         for key in ("k", "mine"):
             began = time.monotonic()
             assert limiter.try_acquire(key)
@@ -369,9 +371,9 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
         # One, and those that an exception reported from a finalizer still holds on to.
         until(lambda: len(named(server, prefix)) <= 4, what="connections flat")
         held = used(server, prefix)
-        certain = 4 + len(mine) + sum(call.admitted for call in calls)
-        doubtful = struck + failed + sum(call.charged is None for call in calls)
-        assert certain <= held <= certain + doubtful
+        known = 4 + len(mine) + sum(call.admitted for call in calls)
+        unknown = interrupted + failed + sum(call.charged is None for call in calls)
+        assert known <= held <= known + unknown
 
 
 def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next_call(

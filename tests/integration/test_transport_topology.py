@@ -75,8 +75,8 @@ def loaded(limiter: LimiterAdapter, keys: list[str], at_once: int = 4) -> Iterat
 
 
 def only_store_errors(calls: list[Call]) -> None:
-    strange = [c.outcome for c in calls if not c.admitted and not isinstance(c.outcome, StoreError)]
-    assert not strange, strange[:3]
+    others = [c.outcome for c in calls if not c.admitted and not isinstance(c.outcome, StoreError)]
+    assert not others, others[:3]
 
 
 def conserved(calls: list[Call], count: int, before: int = 0) -> None:
@@ -118,12 +118,12 @@ def test_a_dead_primary_leaves_the_other_shards_alone(harness: Harness) -> None:
         homes = keys_of(cluster)
         dead, *alive = cluster.nodes
         well = [key for node in alive for key in homes[node.port][:3]]
-        ill = homes[dead.port][:3]
-        limiter.each(well + ill)
+        affected = homes[dead.port][:3]
+        limiter.each(well + affected)
         dead.kill()
         with loaded(limiter, well) as calls:
             for _ in range(10):
-                (call,) = limiter.burst(ill[:1], at_once=1)
+                (call,) = limiter.burst(affected[:1], at_once=1)
                 only_store_errors([call])
                 assert not call.admitted
                 time.sleep(0.2)
@@ -136,13 +136,13 @@ def test_a_frozen_primary_leaves_the_other_shards_alone(harness: Harness) -> Non
         homes = keys_of(cluster)
         frozen, *alive = cluster.nodes
         well = [key for node in alive for key in homes[node.port][:3]]
-        ill = homes[frozen.port][:3]
-        limiter.each(well + ill)
+        affected = homes[frozen.port][:3]
+        limiter.each(well + affected)
         frozen.pause()
         try:
             with loaded(limiter, well) as calls:
                 for _ in range(5):
-                    (call,) = limiter.burst(ill[:1], at_once=1)
+                    (call,) = limiter.burst(affected[:1], at_once=1)
                     only_store_errors([call])
                     assert not call.admitted
                     in_time([call], 0.3)
@@ -151,18 +151,20 @@ def test_a_frozen_primary_leaves_the_other_shards_alone(harness: Harness) -> Non
         assert set(tally(calls)) == {"ok"}
 
 
-@pytest.mark.parametrize("trouble", ["killed", "frozen"])
-def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, trouble: str) -> None:
+@pytest.mark.parametrize("failure", ["killed", "frozen"])
+def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with Cluster(replicas=1) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
         homes = keys_of(cluster)
         lost = cluster.nodes[0]
         key = homes[lost.port][0]
         limiter.each([key] * 2)
-        (lost.kill if trouble == "killed" else lost.pause)()
+        (lost.kill if failure == "killed" else lost.pause)()
         began = time.monotonic()
         try:
-            heir: Any = until(lambda: replaced(cluster, lost, slot_of(key)), 30, what="failover")
+            successor: Any = until(
+                lambda: replaced(cluster, lost, slot_of(key)), 30, what="failover"
+            )
             failover = time.monotonic() - began
             calls: list[Call] = []
 
@@ -175,10 +177,10 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, troubl
             until(well, 5, what="healing")
             healed = time.monotonic() - began
             print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
-            with heir.client() as client:
+            with successor.client() as client:
                 assert used(client, PREFIX, key) >= 1
         finally:
-            if trouble == "frozen":
+            if failure == "frozen":
                 lost.resume()
 
 
@@ -235,8 +237,8 @@ def agreed(cluster: Cluster, slot: int, target: RedisProcess) -> bool:
 # -- sentinel -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", ["killed", "frozen", "demoted"])
-def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, trouble: str) -> None:
+@pytest.mark.parametrize("failure", ["killed", "frozen", "demoted"])
+def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with SentinelSet() as nodes:
         limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
         limiter.each(["k"] * 2)
@@ -244,9 +246,9 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, troubl
         with loaded(limiter, ["k"], at_once=2) as calls:
             time.sleep(0.2)
             began = time.monotonic()
-            if trouble == "killed":
+            if failure == "killed":
                 lost.kill()
-            elif trouble == "frozen":
+            elif failure == "frozen":
                 lost.pause()
             else:
                 with nodes.sentinels[0].client() as sentinel:
@@ -261,7 +263,7 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, troubl
                 )
                 time.sleep(0.3)
             finally:
-                if trouble == "frozen":
+                if failure == "frozen":
                     lost.resume()
             time.sleep(0.5)
         only_store_errors(calls)

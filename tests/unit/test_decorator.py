@@ -331,7 +331,7 @@ class Numbers:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         (Service(), "object .*is an object whose __call__ is a coroutine function; use Async"),
         (functools.partial(Service()), "an object whose __call__ is a coroutine function; use"),
@@ -341,8 +341,8 @@ class Numbers:
         (count, "count is an async generator; use Async"),
     ],
 )
-def test_the_refusal_says_what_it_is(function: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_the_refusal_says_what_it_is(function: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         limiter_of(Limiter).limit("key")(function)
 
 
@@ -436,7 +436,7 @@ def test_what_is_not_awaited_is_refused_by_the_asyncio_limiter(function: Any) ->
 
 @each_limiter
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "message"),
     [
         (None, r"limit\(None\): .*None"),
         ("", "empty"),
@@ -445,8 +445,10 @@ def test_what_is_not_awaited_is_refused_by_the_asyncio_limiter(function: Any) ->
         (["a"], r"limit\(\['a'\]\)"),
     ],
 )
-def test_a_key_that_is_none(limiter_class: Any, key: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"(?s){says}.*the key is text, bytes, a Key, or"):
+def test_a_key_that_is_none(limiter_class: Any, key: Any, message: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"(?s){message}.*the key is text, bytes, a Key, or"
+    ):
         limiter_of(limiter_class).limit(key)
 
 

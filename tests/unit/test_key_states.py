@@ -29,8 +29,8 @@ def use(states: KeyStateCache[KeyState], key: str) -> KeyState:
 
 @given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
 def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
-    gone: list[StateName] = []
-    states: KeyStateCache[KeyState] = KeyStateCache(most, lambda state: gone.append(state.key))
+    evicted: list[StateName] = []
+    states: KeyStateCache[KeyState] = KeyStateCache(most, lambda state: evicted.append(state.key))
     model: OrderedDict[str, None] = OrderedDict()
     left = []
     for key in keys:
@@ -41,7 +41,7 @@ def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
         model.move_to_end(key)
         assert len(states) == len(model) <= most
     assert [state.key for state in states.all()] == list(model)
-    assert gone == left
+    assert evicted == left
 
 
 def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:

@@ -102,9 +102,11 @@ def test_what_is_to_be_written_instead_is_a_limit(text: str, instead: str) -> No
 
 
 @pytest.mark.parametrize("bound", ["leap", "strict"])
-@pytest.mark.parametrize(("buckets", "near"), [(3, "2 or 4"), (7, "5 or 8"), (300, "250 or 500")])
-def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, near: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"the nearest that do: {near}"):
+@pytest.mark.parametrize(
+    ("buckets", "nearest"), [(3, "2 or 4"), (7, "5 or 8"), (300, "250 or 500")]
+)
+def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, nearest: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the nearest that do: {nearest}"):
         Limit(5, per=1, buckets=buckets, bound=bound)
 
 
