@@ -708,7 +708,8 @@ def test_a_service_that_sentinel_does_not_know(limiter_class: type, sentinel_url
 @each_limiter
 def test_a_cluster_node_without_the_clusters_url(limiter_class: type, cluster: Any) -> None:
     """The URL of a single node works for the slots of that node; the error for another slot says
-    which URL to use."""
+    which URL to use.
+    """
     url = f"redis://127.0.0.1:{cluster.nodes[0].port}/0"
     messages = []
     for n in range(12):

@@ -242,7 +242,8 @@ def test_none_of_the_least_rights_can_be_spared(right: str, guarded: Standalone)
 
 def every_path(limiter: Limiter, key: str) -> None:
     """Call so that every part of the scripts runs: a new ring, its hot path, several buckets, a
-    refusal, the end of a window; and the other commands."""
+    refusal, the end of a window; and the other commands.
+    """
     for _ in range(12):
         decision = limiter.try_acquire(key)
         limiter.try_acquire(f"{key} alone")

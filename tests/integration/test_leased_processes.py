@@ -1,9 +1,9 @@
-"""Leases on a real server: what all processes together spend is never more than the limit, and the
-store is asked seldom.
+"""Leases on a real server: all processes together never spend more than the limit, and few calls
+reach the store.
 
-The decisions' own times are estimates, so windows are told by the machine's clock, which the server
-has too. A call is counted in a window only where all of it lies inside: so nothing is counted that
-may have been outside, and an excess is one.
+The times in the decisions are estimates, so windows are taken from the machine's clock, which the
+server uses, too. A call is counted in a window only if it began and ended inside: so no call is
+counted that may have been outside, and every excess that is found is real.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ROOT = Path(__file__).parents[2]
 PROCESSES = 4
 
 Span = tuple[float, float]
-"""When an admitted call began and ended, ms."""
+"""When an admitted call began and ended, ms since 1970."""
 
 
 class CallerProcess:
-    """A process that spends what it can get of one key, with two threads."""
+    """A process that calls one key without a break, from two threads."""
 
     def __init__(self, url: str, key: str, options: dict[str, Any], pause: float) -> None:
         args = [url, key, json.dumps(options), f"{pause:g}"]
@@ -70,12 +70,12 @@ class CallerProcess:
         self._process.kill()
 
     def result(self, *, stop: bool = True) -> tuple[list[Span], Counter[str]]:
-        """The admitted calls, and how many decisions came from where."""
+        """Return the admitted calls, and the number of decisions by source."""
         output, _ = self._process.communicate("\n" if stop else None, timeout=30)
         spans: list[Span] = []
         sources: Counter[str] = Counter()
         for line in output.splitlines(keepends=True):
-            if line.endswith("\n"):  # a killed one may have been in the midst of a line
+            if line.endswith("\n"):  # a killed process may have written half a line
                 reports, counts = json.loads(line)
                 spans += [(began, ended) for began, ended in reports]
                 sources.update(counts)
@@ -136,7 +136,9 @@ def crowd(
     kill: int = 0,
     pause: float = 0.0003,
 ) -> tuple[list[Span], Counter[str]]:
-    """What four processes are admitted in so many seconds, some of them killed in between."""
+    """Return what four processes are admitted in so many seconds; `kill` of them are killed
+    meanwhile.
+    """
     processes = [CallerProcess(url, key, options, pause) for _ in range(PROCESSES)]
     for process in processes:
         process.await_ready()
@@ -156,7 +158,7 @@ def crowd(
 
 
 def most_aligned(spans: list[Span], limit: Limit) -> int:
-    """The most that were surely admitted in one window of whole buckets."""
+    """Return the most calls that were certainly admitted in one window of whole buckets."""
     width = limit.bucket_ms
     passed: Counter[int] = Counter()
     for began, ended in spans:
@@ -168,7 +170,9 @@ def most_aligned(spans: list[Span], limit: Limit) -> int:
 
 
 def most_anywhere(spans: list[Span], limit: Limit) -> int:
-    """The most that were surely admitted within one interval, wherever it begins."""
+    """Return the most calls that were certainly admitted within one interval, wherever it
+    begins.
+    """
     starts = sorted(began for began, _ in spans)
     ends = sorted(ended for _, ended in spans)
     return max(
@@ -191,18 +195,19 @@ def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amou
     assert most_aligned(spans, limit) <= amount
     if bound == "strict":
         assert most_anywhere(spans, limit) <= amount
-    # What leases keep from others is not much: more than half of all is spent.
+    # Leases withhold little from the other processes: more than half of the limit is spent.
     assert len(spans) > 0.5 * amount * 1.8 / 0.6
 
 
 @pytest.mark.slow
 def test_what_a_killed_process_takes_with_it(redis_url: str, prefix: str) -> None:
-    """No more than a lease: all others' surplus is given back."""
+    """No more than one lease is lost, as the other processes refund what they have not spent."""
     spans, _ = crowd(redis_url, "k", leased(PLENTY, prefix), 1, kill=1)
     with admin(redis_url) as server:
         total = used(server, prefix)
     assert len(spans) <= total
-    # A lease is a quarter of a second's, at a rate of a fourth of all; told late are 50 ms more.
+    # A lease lasts a quarter of a second, at a quarter of the rate of all. The calls of the last 50
+    # ms before the kill may not have been reported.
     assert total - len(spans) < 0.4 * len(spans) / 1
 
 
@@ -218,21 +223,21 @@ def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: s
 
 
 @pytest.mark.slow
-def test_it_is_refilled_ahead_of_need(redis_url: str, prefix: str) -> None:
-    """Under a steady load callers hardly ever wait for the store."""
+def test_leases_are_prefetched(redis_url: str, prefix: str) -> None:
+    """Under a steady load callers rarely wait for the store."""
     spans, sources = crowd(
         redis_url, "k", leased("1000000/10s 10 buckets", prefix), 1.5, pause=0.001
     )
     calls = sum(sources.values())
     assert len(spans) == calls > 1500
-    # At the start call by call; and each second a bucket ends.
+    # The first calls are decided by the store, and so are some as a bucket ends each second.
     assert sources["store True"] < 0.04 * calls
 
 
 # -- one process ----------------------------------------------------------------------------------
 
 
-def test_the_store_is_asked_seldom(
+def test_few_calls_reach_the_store(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = harness.limiter(proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5)
@@ -247,17 +252,21 @@ def test_the_store_is_asked_seldom(
         assert used(server, prefix) == 3000
 
 
-def test_exactly_the_limit_where_one_calls(harness: Harness, redis_url: str, prefix: str) -> None:
+def test_exactly_the_limit_where_one_process_calls(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     limiter = harness.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
     calls = limiter.burst(["k"] * 1000, at_once=8)
     assert tally(calls) == {"ok": 777, "refused": 223}
-    # Not at once where the worker is just telling it: then with its next round.
+    # If the worker is flushing at this moment, the last refusals are in its next flush.
     until(lambda: limiter.stats("k").blocked == 223, timeout=2)
     assert limiter.stats("k").passed == 777
 
 
 def test_surplus_is_returned(harness: Harness, redis_url: str, prefix: str) -> None:
-    """To others, soon after the calls end, without a close."""
+    """Unspent permits are refunded soon after the calls end, without a close, so that others can
+    spend them.
+    """
     options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
     limiter = harness.limiter(redis_url, PLENTY, flush_interval=0.05, **options)
     limiter.each(["k"] * 1000)
@@ -336,7 +345,7 @@ def test_never_more_whatever_is_lost_on_the_way(
 
 
 def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, prefix: str) -> None:
-    """What was leased may be spent until the bucket ends; then callers learn of it."""
+    """Leased permits may be spent until the bucket ends; after that, calls raise."""
     with Standalone() as own:
         options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
         limiter = harness.limiter(own.url, "1000000/2s 10 buckets", **options)
@@ -349,7 +358,7 @@ def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, pre
                     assert limiter.try_acquire("k")
                 except StoreError:
                     failed = True
-            assert time.monotonic() - began < 0.2 + 0.1 + 0.5  # the machine's
+            assert time.monotonic() - began < 0.2 + 0.1 + 0.5  # 0.5 s for stalls of the machine
         finally:
             own.resume()
 

@@ -1,5 +1,5 @@
-"""Mistakes that would be silent, or hard to understand without a sentence: clocks, refunds, keys,
-copies. And what a limiter says of itself.
+"""Mistakes that would pass unnoticed, or be hard to understand without an error of their own:
+clocks, refunds, keys, copies. And the `repr` of limiters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ each_limiter = pytest.mark.parametrize(
 
 
 async def value_of(result: Any) -> Any:
-    """The result of a call on either limiter."""
+    """Return the result of a call on either limiter."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -34,7 +34,7 @@ async def value_of(result: Any) -> Any:
 
 
 class Clock:
-    """One that is moved by hand."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -134,7 +134,7 @@ async def test_a_refund_of_what_was_not_charged(limiter_class: Any) -> None:
 async def test_a_memoryview_is_no_key(
     limiter_class: Any, mode: str, key: bytes, redis_url: str, prefix: str
 ) -> None:
-    """Also where the bytes that it is equal to have been used before."""
+    """This holds also where equal bytes have been used as a key before."""
     options = {} if mode == "memory" else {"consistency": mode, "timeout": 5}
     limiter = limiter_class(
         "memory://" if mode == "memory" else redis_url, "4/hour", prefix=prefix, **options
@@ -164,7 +164,7 @@ async def test_a_memoryview_is_no_key(
         copy.deepcopy,
     ],
 )
-def test_a_copy_says_where_to_make_another(
+def test_the_error_of_a_copy_names_where_to_make_another_limiter(
     limiter_class: Any, store: str, made: Callable[[Any], Any]
 ) -> None:
     says = f"{limiter_class.__name__} cannot be pickled or copied, .*; make one in each process"
@@ -172,7 +172,7 @@ def test_a_copy_says_where_to_make_another(
         made(limiter_class(store, "1/second"))
 
 
-def test_as_an_argument_of_a_process_that_is_spawned() -> None:
+def test_a_limiter_as_an_argument_of_a_spawned_process() -> None:
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=print, args=(Limiter("memory://", "1/second"),))
     with pytest.raises(TypeError, match="Limiter cannot be pickled or copied"):
@@ -183,7 +183,7 @@ def test_as_an_argument_of_a_process_that_is_spawned() -> None:
 
 
 @each_limiter
-def test_what_a_limiter_says_of_itself(limiter_class: Any) -> None:
+def test_the_repr_of_a_limiter(limiter_class: Any) -> None:
     limiter = limiter_class(
         f"redis://user:{SECRET}@host:6379/0",
         ["100/second", "1000/hour strict"],
@@ -197,7 +197,7 @@ def test_what_a_limiter_says_of_itself(limiter_class: Any) -> None:
     assert "'memory://', '1/second'" in repr(limiter_class("memory://", "1/second"))
 
 
-def test_what_limiters_of_clients_say_of_themselves() -> None:
+def test_the_repr_of_limiters_of_clients() -> None:
     client = redis.Redis(host="host", password=SECRET)
     assert "'Redis client of host:6379', '1/second'" in repr(Limiter(client, "1/second"))
     local = redis.Redis(unix_socket_path="/run/redis.sock", password=SECRET)

@@ -127,7 +127,7 @@ CODES = {"sys.exit": 3, "exception": 1, "keyboard": -signal.SIGINT, "sigterm": -
 
 
 class Program:
-    """A process that runs the program above and ends in the given way."""
+    """A process that runs `PROGRAM` and ends in the given way."""
 
     def __init__(self, url: str, prefix: str, kind: str, mode: str, way: str) -> None:
         self.way = way
@@ -172,7 +172,7 @@ class Program:
         self._process.stdin.flush()
 
     def ended(self) -> tuple[int, str]:
-        """Return its exit code, and what it has printed to stderr."""
+        """Wait until it has ended. Return its exit code and its stderr."""
         process = self._process
         if self.way == "sigterm":
             self.await_done()
@@ -222,7 +222,9 @@ def test_what_was_counted_arrives(redis_url: str, prefix: str, kind: str, mode: 
                 assert complaints.endswith("\nKeyboardInterrupt\n")
             else:
                 assert complaints == ""
-            assert complaints.count("Traceback") <= 2  # asyncio's KeyboardInterrupt has two
+            assert (
+                complaints.count("Traceback") <= 2
+            )  # a KeyboardInterrupt under asyncio prints two tracebacks
             nothing_lost(redis_url, program.prefix)
 
 
@@ -323,7 +325,9 @@ def test_sigkill_loses_what_an_interval_counted(
         seen.append((time.monotonic(), spinning.done()))
         time.sleep(0.005)
     spinning.end(signal.SIGKILL)
-    before = max(done for at, done in seen if at < ends - interval - 0.1)  # the machine's
+    before = max(
+        done for at, done in seen if at < ends - interval - 0.1
+    )  # 0.1 s for stalls of the machine
     stats = recorded(redis_url, prefix)
     assert 100 < before <= stats.passed + stats.blocked <= spinning.done() + 1
 

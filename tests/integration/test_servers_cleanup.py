@@ -1,7 +1,8 @@
 """Stopping a server removes its own folder and nothing else.
 
-A server that never started once had the working directory for a folder, and its stop() removed
-the checkout. These tests run in a directory of their own: should they fail, only that goes.
+A server that had never started once took the working directory for its folder, and its stop()
+removed the checkout. These tests run in a directory of their own, so that a failure can remove only
+that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.servers.process import remove
 
 @pytest.fixture
 def precious_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in the working directory that must survive."""
+    """Return a file in the working directory that must not be removed."""
     path = tmp_path / "precious_file"
     path.write_text("mine")
     monkeypatch.chdir(tmp_path)

@@ -119,7 +119,9 @@ def known(url: str, prefix: str, mode: str, keys: int = KEYS) -> int:
 
 
 def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int) -> None:
-    """Whatever SIGTERM interrupts, no count is lost, and the shutdown does not wait in vain."""
+    """Check that no count is lost whatever SIGTERM interrupts, and that the shutdown takes no
+    needless time.
+    """
     moments = random.Random(f"{kind}-{mode}-{threads}")
     for run in range(runs):
         name = f"{prefix}-{run}"
@@ -238,7 +240,7 @@ def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -
 
 
 @pytest.mark.slow
-def test_process_1_of_a_container_goes_on(redis_url: str, prefix: str) -> None:
+def test_process_1_of_a_container_keeps_running(redis_url: str, prefix: str) -> None:
     """The kernel does not end it: everything is flushed, and calls are decided as before."""
     wrap = ("unshare", "-Upfr", "--kill-child")
     try:

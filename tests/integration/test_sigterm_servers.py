@@ -1,6 +1,7 @@
-"""When application servers end, what their processes have counted reaches the store.
+"""When application servers end, the counts of their processes reach the store.
 
-The real gunicorn, uvicorn and Celery, with flush intervals so long that only the end flushes.
+They are the real gunicorn, uvicorn and Celery. Flush intervals are so long that only the end
+flushes.
 """
 
 from __future__ import annotations

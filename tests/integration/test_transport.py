@@ -1,4 +1,6 @@
-"""The exchange: one round trip, scripts that the server forgot, echoes, and what refusals mean."""
+"""Calls to a server: one round trip, scripts that the server has lost, the guard in replies, and
+what errors mean.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.unit.stage import ManualClock
 
 
 def counted(server: Any, *commands: str) -> int:
-    """How often the server was asked for `commands` from outside or by scripts."""
+    """Return how often the server has executed `commands`, sent by clients or called by scripts."""
     stats = server.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in commands)
 
@@ -30,12 +32,12 @@ def counted(server: Any, *commands: str) -> int:
 def test_an_admission_is_one_round_trip(
     harness: Harness, proxy: Proxy, prefix: str, limits: Any, clock: str
 ) -> None:
-    """Also the first on a key, one under several limits, and a refusal that is new: one that is
-    remembered is none.
+    """This holds also for the first call of a key, for several limits, and for a new refusal. A
+    cached refusal takes no round trip.
     """
     limiter = harness.limiter(
         proxy.url, limits, prefix=prefix, clock=clock, flush_interval=3600
-    )  # blocks are told in round trips of their own
+    )  # refusals are flushed in round trips of their own
     limiter.each(["warm"] * 6)
     before = proxy.requests
     decisions = limiter.each(["k"] * 10)
@@ -70,7 +72,7 @@ def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
 
 
 @pytest.mark.parametrize(("clock", "asks"), [("server", True), ("client", False)])
-def test_time_is_asked_for_once_and_never_with_the_clients_clock(
+def test_time_is_sent_once_and_never_with_the_clients_clock(
     harness: Harness, clock: str, asks: bool
 ) -> None:
     with Standalone() as own, own.client() as server:
@@ -83,7 +85,7 @@ def test_time_is_asked_for_once_and_never_with_the_clients_clock(
         assert counted(server, "time") == (5 if asks else 0)  # by the script
 
 
-def test_with_the_clients_clock_the_callers_time_decides(
+def test_with_the_clients_clock_the_time_of_the_caller_decides(
     harness: Harness, redis_url: str, prefix: str
 ) -> None:
     clock = ManualClock(1_000_000_000_000)
@@ -98,11 +100,11 @@ def test_with_the_clients_clock_the_callers_time_decides(
     assert limiter.try_acquire("k")
 
 
-# -- scripts that the server forgot ---------------------------------------------------------------
+# -- scripts that the server has lost -------------------------------------------------------------
 
 
 @pytest.mark.compat
-def test_a_forgotten_script_costs_one_round_trip_more(
+def test_a_lost_script_costs_one_round_trip_more(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix)
@@ -118,7 +120,7 @@ def test_a_forgotten_script_costs_one_round_trip_more(
         assert used(server, prefix) == 9
 
 
-def test_scripts_forgotten_all_the_time_under_load(harness: Harness, prefix: str) -> None:
+def test_scripts_that_are_lost_all_the_time_under_load(harness: Harness, prefix: str) -> None:
     with Standalone() as own, own.client() as server:
         limiter = harness.limiter(own.url, prefix=prefix, timeout=5)
         stop = threading.Event()
@@ -132,7 +134,7 @@ def test_scripts_forgotten_all_the_time_under_load(harness: Harness, prefix: str
 
 
 @pytest.mark.compat
-def test_in_a_cluster_a_script_is_brought_to_the_keys_own_node_only(
+def test_in_a_cluster_a_script_is_loaded_on_the_node_of_the_key_only(
     harness: Harness, cluster: Cluster, cluster_url: str, prefix: str
 ) -> None:
     limiter = harness.limiter(cluster_url, prefix=prefix, timeout=5)
@@ -152,7 +154,7 @@ def test_in_a_cluster_a_script_is_brought_to_the_keys_own_node_only(
             client.close()
 
 
-# -- echoes ---------------------------------------------------------------------------------------
+# -- the guard in replies -------------------------------------------------------------------------
 
 STRANGE = {
     "another echo": lambda words: admitting(words, b"9999999999999.999999"),
@@ -168,7 +170,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_a_reply_without_the_echo_is_never_acted_on_and_its_connection_dropped(
+def test_a_reply_without_the_guard_is_not_used_and_its_connection_is_dropped(
     harness: Harness, strange: str
 ) -> None:
     with Responder() as server:
@@ -185,7 +187,7 @@ def test_a_reply_without_the_echo_is_never_acted_on_and_its_connection_dropped(
         assert server.connections == connections + 1
 
 
-def test_a_reply_that_comes_twice_puts_nobody_out_of_step(harness: Harness) -> None:
+def test_after_a_duplicate_reply_no_caller_gets_the_reply_of_another(harness: Harness) -> None:
     """Each call gets its own decision or an error, never the decision of another call."""
     with Responder() as server:
         limiter = harness.limiter(server.url)
@@ -207,7 +209,9 @@ def test_a_reply_that_comes_twice_puts_nobody_out_of_step(harness: Harness) -> N
 
 
 def test_swapped_replies_are_never_given_to_the_wrong_caller(harness: Harness) -> None:
-    """Two callers on different limits; whoever's reply carries another's echo gets an error."""
+    """There are two callers with different limits; a caller whose reply has the guard of the other
+    gets an error.
+    """
     with Responder() as server:
         limiter = harness.limiter(server.url)
         limiter.each(["a", "b"] * 2)
@@ -225,10 +229,10 @@ def test_swapped_replies_are_never_given_to_the_wrong_caller(harness: Harness) -
         assert limiter.try_acquire("a")
 
 
-def test_without_the_echo_check_a_swapped_reply_would_be_acted_on(
+def test_without_the_guard_check_a_swapped_reply_would_be_used(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law above can fail: that is what the echo is for."""
+    """The test above can fail: without the check, callers get the replies of others."""
 
     class Anything(bytes):
         __hash__ = bytes.__hash__
@@ -247,7 +251,7 @@ def test_without_the_echo_check_a_swapped_reply_would_be_acted_on(
         assert harness.limiter(server.url).try_acquire("k")
 
 
-# -- what each refusal means ----------------------------------------------------------------------
+# -- what each error reply means ------------------------------------------------------------------
 
 NOT_EXECUTED = [
     "LOADING Redis is loading the dataset in memory",
@@ -277,7 +281,9 @@ def wrapped(error: str, wrapping: str) -> bytes:
 def test_a_call_that_was_surely_not_executed_is_sent_once_more(
     harness: Harness, error: str
 ) -> None:
-    """However old servers and other implementations wrap what a script failed with."""
+    """This holds in every form in which old servers and other implementations wrap the error of a
+    script.
+    """
     with Responder() as server:
         limiter = harness.limiter(server.url)
         limiter.each(["k"] * 2)
@@ -297,7 +303,7 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
 
 
 @pytest.mark.parametrize("error", ["NOSCRIPT No matching script. Please use EVAL."])
-def test_a_server_that_never_knows_the_script_is_asked_twice_a_try(
+def test_a_server_that_never_has_the_script_gets_two_commands_for_each_attempt(
     harness: Harness, error: str
 ) -> None:
     with Responder(lambda words: wrapped(error, "{error}")) as server:
@@ -364,7 +370,7 @@ def test_a_hash_that_is_no_ring_is_never_counted_in(
         assert limiter.try_acquire("other")
 
 
-# -- the same from real servers -------------------------------------------------------------------
+# -- errors of real servers -----------------------------------------------------------------------
 
 
 def refused_for_now(limiter: LimiterAdapter, token: str, key: str = "k") -> None:
@@ -379,10 +385,10 @@ def rings(server: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("limits", ["100/400ms", ["100/400ms", "200/2s"]], ids=str)
 @pytest.mark.slow
-def test_out_of_memory_writes_nothing_by_halves(harness: Harness, limits: Any) -> None:
-    """At every age of a ring: in its bucket, in the next one, in a later one, after its window.
-
-    New rings are refused. A ring whose turn frees more than it takes may go on.
+def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: Any) -> None:
+    """This is tested at every age of a ring: in its bucket, in the next one, in a later one, and
+    after its window. New rings are refused. A ring whose rotation frees more memory than it takes
+    may be written.
     """
     with Standalone() as own, own.client() as server:
         limiter = harness.limiter(own.url, limits)
@@ -408,7 +414,9 @@ def test_out_of_memory_writes_nothing_by_halves(harness: Harness, limits: Any) -
 
 
 def sums_are_right(limiter: LimiterAdapter, server: Any) -> bool:
-    """Is each ring's total the sum of its buckets? (Asked again where a bucket ended meanwhile.)"""
+    """True if the total of each ring is the sum of its buckets. They may differ while a bucket
+    ends, so callers repeat the check.
+    """
     limiter.try_acquire("k")
     stats = limiter.stats("k")
     held = [ring["used"] for ring in rings(server).values()]

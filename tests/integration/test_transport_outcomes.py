@@ -1,7 +1,7 @@
-"""Three outcomes kept apart when links and servers fail: not executed, executed, unknown.
+"""Connections and servers fail: each call is not executed, executed, or of unknown outcome.
 
-The checker of every law here: what the server holds is what was admitted, plus at most one charge
-for each call whose outcome is unknown. And every call ends by its deadline.
+Every test checks that the server has counted what was admitted, plus at most one charge for each
+call whose outcome is unknown, and that every call ends by its deadline.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ slow = pytest.mark.slow
 
 
 def warm(limiter: LimiterAdapter, keys: Iterable[str] = ("k",)) -> int:
-    """The first calls, over a sound link; how many."""
+    """Make the first calls, over a connection without a fault. Return their number."""
     return len(limiter.each([*keys] * 2))
 
 
 def conserved(calls: Iterable[Call], held: int) -> None:
-    """Nothing was charged twice, no admission was lost, and "not charged" is true."""
+    """Check that nothing was charged twice, that no admission was lost, and that "not charged" is
+    true.
+    """
     calls = list(calls)
     admitted = sum(call.admitted for call in calls)
     unknown = sum(call.charged is None for call in calls)
@@ -53,7 +55,7 @@ def conserved(calls: Iterable[Call], held: int) -> None:
 
 
 def heals(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
-    """The calls until one is admitted again."""
+    """Call until one is admitted again. Return these calls."""
     calls: list[Call] = []
 
     def well() -> bool:
@@ -109,7 +111,7 @@ def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
     [(ResetBeforeSend(only=SCRIPT, times=4), False), (ResetAfterSend(only=SCRIPT, times=4), True)],
     ids=["before the server saw it", "after"],
 )
-def test_a_reset_after_bytes_went_out_is_unknown_and_never_repeated(
+def test_a_reset_after_bytes_were_sent_is_unknown_and_never_repeated(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Fault, executed: bool
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
@@ -123,7 +125,7 @@ def test_a_reset_after_bytes_went_out_is_unknown_and_never_repeated(
         assert used(server, prefix) == before + (10 if executed else 6)
 
 
-# -- nothing went out -----------------------------------------------------------------------------
+# -- nothing was sent -----------------------------------------------------------------------------
 
 
 def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
@@ -164,7 +166,7 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
 
 
 @pytest.mark.compat
-def test_refused_connections_fail_fast_and_heal(
+def test_refused_connections_fail_fast_until_the_server_is_back(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
@@ -173,7 +175,7 @@ def test_refused_connections_fail_fast_and_heal(
     down = limiter.burst(["k"] * 40, at_once=4)
     proxy.fault = Pass()
     assert set(tally(down)) == {"StoreUnavailable"}
-    # Only those that were under way when the connection broke could be in doubt.
+    # Only calls in flight when the connection broke can have an unknown outcome.
     assert sum(call.charged is None for call in down) <= 4
     assert sorted(call.seconds for call in down)[len(down) // 2] < 0.1
     calls += down + heals(limiter)
@@ -201,7 +203,7 @@ HANGS: dict[str, Fault] = {
     "hang",
     [hang if hang == "blackhole" else pytest.param(hang, marks=slow) for hang in HANGS],
 )
-def test_every_call_ends_by_its_deadline_and_the_link_heals(
+def test_every_call_ends_by_its_deadline_and_later_calls_succeed(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str, hang: str, standing: bool
 ) -> None:
     timeout = 0.2
@@ -226,7 +228,7 @@ def test_every_call_ends_by_its_deadline_and_the_link_heals(
 def test_time_spent_on_connecting_counts(
     harness: Harness, proxy: Proxy, prefix: str, clock: str
 ) -> None:
-    """Each step is within the timeout, all of them are not."""
+    """Each step takes less than the timeout, and all of them together take more."""
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)
     with proxy.spoiled(Delay(replies=0.15)):
         calls = limiter.burst(["k"], at_once=1)
@@ -250,7 +252,9 @@ def test_time_spent_on_finding_the_node_counts(harness: Harness, proxy: Proxy, k
 
 
 def stall(harness: Harness, server: Standalone, seconds: float = 0.5) -> tuple[list[Call], int]:
-    """Calls before and while the server is stopped; then what it holds after it has gone on."""
+    """Call before and while the server is stopped. Return the calls, and what it holds after it
+    continues.
+    """
     limiter = harness.limiter(server.url, timeout=0.2)
     calls = limiter.burst(["k"] * 2, at_once=1)
     server.pause()
@@ -279,7 +283,9 @@ def test_a_server_that_stalls_charges_nothing_late(harness: Harness) -> None:
 def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law above can fail: that is what the deadline is for."""
+    """The test above can fail: without the deadline, the server executes commands whose callers
+    have left.
+    """
     monkeypatch.setattr(ServerClock, "guard", no_deadline(ServerClock.guard))
     with Standalone() as server:
         calls, held = stall(harness, server)
@@ -288,7 +294,7 @@ def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
 
 
 def admitted_since(calls: list[Call], moment: float) -> bool:
-    """Has a call that began after `moment` been admitted?"""
+    """True if a call that began after `moment` was admitted."""
     return any(call.admitted and call.ended - call.seconds > moment for call in calls[-50:])
 
 
@@ -301,7 +307,7 @@ def no_deadline(guard: Any) -> Any:
 
 
 @slow
-def test_a_server_that_stalls_under_load_heals(harness: Harness) -> None:
+def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness) -> None:
     with Standalone() as server:
         limiter = harness.limiter(server.url, timeout=0.2)
         warm(limiter, "abc")
@@ -313,7 +319,8 @@ def test_a_server_that_stalls_under_load_heals(harness: Harness) -> None:
             time.sleep(1.0)
             server.resume()
         resumed = time.perf_counter()
-        # Looked for, not waited for: the machine itself may stand still for a second.
+        # Poll for it instead of sleeping a fixed time, as the machine itself may stall for a
+        # second.
         until(lambda: admitted_since(load.calls, resumed), 5.0, what="healing")
         calls = load.result()
         assert set(tally(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
@@ -321,11 +328,11 @@ def test_a_server_that_stalls_under_load_heals(harness: Harness) -> None:
         with server.client() as client:
             held = used(client, "distwindow") - 6
         conserved(calls, held)
-        # Late are at most those that were executed just before a stop and answered after it.
+        # Only calls that were executed just before a stop and answered after it can be late.
         assert held - sum(call.admitted for call in calls) <= 3 * 6
 
 
-# -- a client of the caller's that retries --------------------------------------------------------
+# -- a client of the caller that retries ----------------------------------------------------------
 
 
 def lossy(stop: threading.Event, proxy: Proxy) -> None:
@@ -371,7 +378,7 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
         conserved(calls, used(server, prefix))
 
 
-def test_errors_say_what_is_known(harness: Harness, proxy: Proxy, prefix: str) -> None:
+def test_errors_name_the_outcome(harness: Harness, proxy: Proxy, prefix: str) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.1)
     warm(limiter)
     with proxy.spoiled(DropReply(only=SCRIPT, times=1)):

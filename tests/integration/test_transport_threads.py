@@ -1,4 +1,6 @@
-"""Threads: one connection each and no more, shared calls that leave nobody behind, signals."""
+"""Threads: one connection for each, shared calls after which no caller is left waiting, and
+signals.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,12 @@ def sync_harness() -> Iterator[SyncHarness]:
 
 
 def named(server: Any, name: str) -> list[str]:
-    """The ids of the connections that bear a name."""
+    """Return the ids of the connections with a name."""
     return [client["id"] for client in server.client_list() if client["name"] == name]
 
 
 class Interrupt(Exception):
-    """What a signal handler raises: Celery's soft time limit, a watchdog."""
+    """In place of what signal handlers raise, such as Celery's soft time limit."""
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.compat
-def test_one_connection_a_thread_handed_on_when_the_thread_ends(
+def test_one_connection_for_each_thread_reused_when_the_thread_ends(
     redis_url: str, prefix: str
 ) -> None:
     def connections(server: Any) -> set[Any]:
@@ -127,7 +129,7 @@ def test_connections_do_not_grow_with_threads_that_come_and_go(redis_url: str, p
         assert len(named(server, prefix)) == 1
 
 
-def test_in_a_cluster_one_connection_a_thread_and_node(
+def test_in_a_cluster_one_connection_for_each_thread_and_node(
     cluster: Cluster, cluster_url: str, prefix: str
 ) -> None:
     clients = [node.client() for node in cluster.nodes]
@@ -168,8 +170,10 @@ def test_close_closes_the_connections_of_all_threads(redis_url: str, prefix: str
         thread.join()
 
 
-def test_close_in_the_midst_of_calls_ends_them_all(redis_url: str, prefix: str) -> None:
-    """With a decision, a store error, or word that it is closed; and nothing is left open."""
+def test_close_ends_all_calls_in_flight(redis_url: str, prefix: str) -> None:
+    """Each ends with a decision, a store error, or the error that the limiter is closed. No
+    connection is left open.
+    """
     for _ in range(8):
         limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=2)
         limiter.try_acquire("k")
@@ -197,7 +201,7 @@ def test_close_in_the_midst_of_calls_ends_them_all(redis_url: str, prefix: str) 
 def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
     redis_url: str, prefix: str
 ) -> None:
-    """Also while other threads keep their own connections busy."""
+    """This holds also while other threads use their own connections."""
     with (
         Limiter(redis_url, PLENTY, prefix=prefix, name=prefix) as limiter,
         admin(redis_url) as server,
@@ -227,7 +231,7 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
 
 
 @pytest.mark.slow
-def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
+def test_after_a_lost_reply_to_a_shared_call_no_caller_is_left_waiting(
     sync_harness: SyncHarness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.3)
@@ -249,7 +253,7 @@ def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
 def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     sync_harness: SyncHarness, proxy: Proxy, prefix: str
 ) -> None:
-    """Those who join late, those who join early, and whoever comes after."""
+    """This holds for members that join early or late, and for later callers."""
     limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.25)
     limiter.each(["k"] * 2)
     calls: list[Call] = []
@@ -271,10 +275,10 @@ def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     assert time.monotonic() - began < 0.2
 
 
-def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
+def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
     proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    """The main thread leads and is interrupted; whoever had gone with it hears so at once."""
+    """The main thread leads and is interrupted; its members get an error at once."""
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2) as limiter:
         limiter.try_acquire("k")
         limiter.try_acquire("k")
@@ -316,10 +320,12 @@ def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
 # A handler may also raise inside a finalizer, where Python can only report it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("others", [0, 3])
-def test_a_storm_of_exceptions_out_of_signal_handlers(
+def test_many_exceptions_of_signal_handlers_at_random_times(
     redis_url: str, prefix: str, others: int
 ) -> None:
-    """Wherever they strike: no wrong decision, nobody stuck, and the next call is fine."""
+    """Wherever they are raised, there is no wrong decision, no caller waits for ever, and the next
+    call succeeds.
+    """
     with (
         Limiter(redis_url, PLENTY, prefix=prefix, timeout=0.5, name=prefix) as limiter,
         admin(redis_url) as server,
@@ -368,7 +374,7 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
             assert limiter.try_acquire(key)
             assert time.monotonic() - began < 0.3, "the storm left something behind"
         gc.collect()
-        # One, and those that an exception reported from a finalizer still holds on to.
+        # One connection, and those to which an exception from a finalizer still has references.
         until(lambda: len(named(server, prefix)) <= 4, what="connections flat")
         held = used(server, prefix)
         known = 4 + len(mine) + sum(call.admitted for call in calls)
@@ -376,10 +382,12 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
         assert known <= held <= known + unknown
 
 
-def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next_call(
+def test_if_an_interrupted_connection_were_kept_the_guard_would_protect_the_next_call(
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two guards, one behind the other: take the first away, and the second still holds."""
+    """There are two protections against the reply of an earlier call. Without the first, the second
+    still works.
+    """
     from distwindow.store.redis.blocking.connection import BlockingConnection
 
     monkeypatch.setattr(BlockingConnection, "_close_elsewhere", lambda self: None)
@@ -402,9 +410,7 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     limiter.close()
 
 
-def test_a_thousand_callers_at_once_wait_for_each_other_and_not_for_an_outage(
-    redis_url: str, prefix: str
-) -> None:
+def test_a_thousand_callers_at_once_do_not_time_out(redis_url: str, prefix: str) -> None:
     harness = SyncHarness()
     limiter = harness.limiter(redis_url, prefix=prefix, timeout=10)
     calls = limiter.burst([f"k{i % 7}" for i in range(300)], at_once=100)
@@ -412,7 +418,7 @@ def test_a_thousand_callers_at_once_wait_for_each_other_and_not_for_an_outage(
     assert tally(calls) == {"ok": 300}
 
 
-def test_while_nothing_answers_callers_fail_fast(sync_harness: SyncHarness, proxy: Proxy) -> None:
+def test_while_no_server_answers_callers_fail_fast(sync_harness: SyncHarness, proxy: Proxy) -> None:
     limiter = sync_harness.limiter(proxy.url, timeout=0.3)
     with proxy.spoiled(Silent()):
         limiter.burst(["k"], at_once=1)
@@ -422,7 +428,7 @@ def test_while_nothing_answers_callers_fail_fast(sync_harness: SyncHarness, prox
 
 
 @pytest.mark.slow
-def test_a_server_restarted_with_nothing_remembered_is_fine(sync_harness: SyncHarness) -> None:
+def test_after_a_restart_without_data_calls_succeed(sync_harness: SyncHarness) -> None:
     with Standalone() as server:
         limiter = sync_harness.limiter(server.url, timeout=2)
         limiter.each(["k"] * 3)
@@ -430,10 +436,10 @@ def test_a_server_restarted_with_nothing_remembered_is_fine(sync_harness: SyncHa
         assert limiter.try_acquire("k").remaining == 999_999
 
 
-def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
+def test_a_call_whose_socket_is_closed_while_connecting_is_not_sent(
     redis_url: str, prefix: str
 ) -> None:
-    """The socket that its connecting thread has brought is closed under it."""
+    """Another thread closes the socket that was just connected."""
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=2)
     store: Any = limiter._store
     with store._lock:

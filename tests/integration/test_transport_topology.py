@@ -1,7 +1,7 @@
-"""When keys move: slots from node to node, primaries that die, freeze or are demoted.
+"""Keys move: slots move from node to node; primaries are killed, frozen or demoted.
 
-Acknowledged is counted, whoever serves; trouble of one shard is its own; and calls find the new
-place by themselves.
+What was acknowledged is counted, whichever node serves it; a failure of one shard does not affect
+the others; and calls find the new node by themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def slot_of(key: str) -> int:
 
 
 def keys_of(cluster: Cluster) -> dict[int, list[str]]:
-    """Ten keys on each master, by its port."""
+    """Return ten keys for each master, by its port."""
     with cluster.client() as client:
         found: dict[int, list[str]] = {node.port: [] for node in cluster.nodes[: cluster.masters]}
         for number in range(1000):
@@ -50,7 +50,7 @@ def held(cluster: Cluster) -> int:
 
 
 def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProcess) -> None:
-    """Move a slot as redis-cli does, one key at a time."""
+    """Move a slot as redis-cli does, key by key."""
     with source.client() as src, target.client() as dst:
         ids = {node: node.client().execute_command("CLUSTER", "MYID") for node in (source, target)}
         dst.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
@@ -65,7 +65,7 @@ def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProc
 
 @contextmanager
 def loaded(limiter: LimiterAdapter, keys: list[str], at_once: int = 4) -> Iterator[list[Call]]:
-    """Calls all the while; the list is complete after the `with`."""
+    """Call in the background. The list of calls is complete after the `with`."""
     load = limiter.load(keys, threading.Event(), at_once)
     calls: list[Call] = []
     try:
@@ -111,7 +111,7 @@ def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, li
         assert all(call.admitted for call in limiter.burst(moving + staying))
 
 
-def test_a_dead_primary_leaves_the_other_shards_alone(harness: Harness) -> None:
+def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     config = {"cluster-require-full-coverage": "no"}
     with Cluster(config=config) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
@@ -130,7 +130,7 @@ def test_a_dead_primary_leaves_the_other_shards_alone(harness: Harness) -> None:
         assert set(tally(calls)) == {"ok"}
 
 
-def test_a_frozen_primary_leaves_the_other_shards_alone(harness: Harness) -> None:
+def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
         homes = keys_of(cluster)
@@ -173,7 +173,7 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
                 only_store_errors(calls[-1:])
                 return calls[-1].admitted
 
-            # Nobody called while it failed over, so the map is as stale as can be.
+            # There was no call during the failover, so the map of slots is stale.
             until(well, 5, what="healing")
             healed = time.monotonic() - began
             print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
@@ -185,7 +185,9 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
 
 
 def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | None:
-    """Who serves the slot now, as all the living say; None while they do not agree."""
+    """Return the node that serves the slot by the maps of all running nodes, or None while these
+    differ.
+    """
     seen = set()
     for node in cluster.nodes:
         if node is lost:
@@ -205,7 +207,9 @@ def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | 
 
 
 def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
-    """Half of the slots move; later calls do not go by way of their old node for ever."""
+    """Half of the slots move. Later calls go to the new node directly, without a redirection each
+    time.
+    """
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
         homes = keys_of(cluster)
@@ -272,13 +276,13 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failur
 
 
 def test_a_primary_demoted_in_place_is_left(harness: Harness) -> None:
-    """Its connections stand and it goes on answering: READONLY is what tells."""
+    """Its connections stay open and it still answers; only the error READONLY shows the change."""
     with SentinelSet(sentinels=1) as nodes:
         limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
         limiter.each(["k"] * 2)
         old, new = nodes.servers
         for sentinel in nodes.sentinels:
-            sentinel.pause()  # nobody closes connections for us
+            sentinel.pause()  # no connection is closed by the server
         try:
             with new.client() as client:
                 client.replicaof("NO", "ONE")
@@ -300,7 +304,7 @@ def test_a_primary_demoted_in_place_is_left(harness: Harness) -> None:
         assert {call.charged for call in calls if not call.admitted} <= {False, None}
 
 
-def test_sentinels_that_are_gone_do_not_matter_while_the_primary_is_there(harness: Harness) -> None:
+def test_calls_succeed_without_sentinels_while_the_primary_runs(harness: Harness) -> None:
     with SentinelSet() as nodes:
         limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
         limiter.each(["k"] * 2)
@@ -309,7 +313,7 @@ def test_sentinels_that_are_gone_do_not_matter_while_the_primary_is_there(harnes
         assert all(limiter.each(["k"] * 20))
 
 
-def test_one_sentinel_that_hangs_does_not_keep_a_newcomer_out(harness: Harness) -> None:
+def test_a_new_limiter_connects_although_one_sentinel_hangs(harness: Harness) -> None:
     with SentinelSet() as nodes:
         nodes.sentinels[0].pause()
         try:

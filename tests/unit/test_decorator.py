@@ -164,10 +164,10 @@ def test_where_it_cannot_be_seen_at_decoration_the_first_call_raises(
 
 
 @each_limiter
-def test_so_does_the_class_that_gets_it_as_a_method(limiter_class: Any) -> None:
+def test_a_class_that_gets_it_as_a_method_raises(limiter_class: Any) -> None:
     def method(self: Any) -> None: ...
 
-    with pytest.raises((ConfigurationError, RuntimeError)) as caught:  # 3.11 wraps what is raised
+    with pytest.raises((ConfigurationError, RuntimeError)) as caught:  # 3.11 wraps it
         type("Shop", (), {"method": limiter_of(limiter_class).limit(method)})
     error = caught.value if isinstance(caught.value, ConfigurationError) else caught.value.__cause__
     assert isinstance(error, ConfigurationError)
@@ -182,14 +182,14 @@ def subscribe(callback: Any) -> Any:
 def test_a_function_of_one_function_is_no_exception(
     limiter_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bound to the name of its key function, so it has replaced it."""
+    """The decorator is bound to the name of its key function, so it has replaced that function."""
     bare = limiter_of(limiter_class).limit(subscribe)
     monkeypatch.setitem(globals(), "subscribe", bare)
     with pytest.raises(ConfigurationError, match="subscribe was given to limit as the key"):
         bare(functions_of(limiter_class))
 
 
-# -- key functions that are meant -----------------------------------------------------------------
+# -- key functions that are intended --------------------------------------------------------------
 
 
 def by_first(*args: Any) -> str:
@@ -320,7 +320,7 @@ def test_what_is_awaited_is_limited_by_the_asyncio_limiter(function: Any) -> Non
 
 
 @AWAITED
-def test_and_refused_on_the_blocking_one(function: Any) -> None:
+def test_what_is_awaited_is_refused_by_the_blocking_limiter(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"coroutine function; use AsyncLimiter\.limit"):
         limiter_of(Limiter).limit("key")(function)
 
@@ -341,7 +341,7 @@ class Numbers:
         (count, "count is an async generator; use Async"),
     ],
 )
-def test_the_refusal_says_what_it_is(function: Any, message: str) -> None:
+def test_the_error_names_the_kind_of_function(function: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         limiter_of(Limiter).limit("key")(function)
 
@@ -360,7 +360,7 @@ def test_async_generators_are_limited_by_the_asyncio_limiter(function: Any) -> N
 
 
 @GENERATORS
-def test_and_refused_on_the_blocking_one_too(function: Any) -> None:
+def test_async_generators_are_refused_by_the_blocking_limiter(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"async generator; use AsyncLimiter\.limit"):
         limiter_of(Limiter).limit("key")(function)
 

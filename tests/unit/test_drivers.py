@@ -1,4 +1,4 @@
-"""One operation, two drivers: they do the same."""
+"""Both drivers run an operation alike."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_an_interruption_is_not_raised_in_the_operation(drive: Any) -> None:
 def test_an_operation_is_closed_before_its_exception_arrives(
     drive: Any, exception: type[BaseException]
 ) -> None:
-    """Whoever keeps the exception keeps its frames, and in them an operation that is not closed."""
+    """An exception that is kept has references to its frames, which would keep an operation that is
+    not closed."""
     ended, kept = [], []
 
     def inner() -> Operation[Any]:

@@ -122,5 +122,5 @@ def test_the_same_buckets_twice() -> None:
     for pair in ("5/s,7/s", "5/s,5/s", "5/s 10 buckets, 7/s"):
         with pytest.raises(ConfigurationError, match="count the same buckets"):
             limits_of(pair)
-    # Other bucket lengths are other buckets, even over the same interval.
+    # Limits with other bucket lengths are counted apart, even over the same interval.
     assert len(limits_of("5/s, 7/s 5 buckets, 7/s strict 10 buckets")) == 3
