@@ -31,18 +31,18 @@ from distwindow import AsyncLimiter, Decision, Limiter, StoreError
 T = TypeVar("T")
 
 PLENTY = "1000000/hour"
-"""A limit that refuses nobody, and whose window outlives every test."""
+"""A limit that refuses no call, and whose window is longer than every test."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one call came to."""
+    """The outcome of one call."""
 
     key: str
     outcome: Decision | BaseException
     seconds: float
     ended: float
-    """On `time.perf_counter`, as `seconds` was counted."""
+    """On `time.perf_counter`, s."""
 
     @property
     def admitted(self) -> bool:
@@ -50,14 +50,16 @@ class Call:
 
     @property
     def charged(self) -> bool | None:
-        """What the caller knows: True, False, or None where the outcome is unknown."""
+        """Whether the call was charged, as its caller sees it; None where the outcome is
+        unknown.
+        """
         if isinstance(self.outcome, StoreError):
             return self.outcome.charged
         return self.admitted
 
 
 def tally(calls: Iterable[Call]) -> Counter[str]:
-    """How many calls came to what: `ok`, `refused`, or the name of the error."""
+    """Return the number of calls by outcome: `ok`, `refused`, or the name of the error."""
     return Counter(
         type(call.outcome).__name__
         if isinstance(call.outcome, BaseException)
@@ -69,8 +71,8 @@ def tally(calls: Iterable[Call]) -> Counter[str]:
 
 
 class Stalls:
-    """How long this process was kept from running, by the machine or by its own other threads: the
-    oversleep of a thread that does nothing else. A law about time is a law about what is left.
+    """Measures how long this process was kept from running, by the machine or by its own other
+    threads, as the oversleep of a thread that does nothing else. Checks of times subtract it.
     """
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class Stalls:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def during(self, call: Call) -> float:
-        """Seconds, at the most, of this call."""
+        """Return the stalls during this call, at most, s."""
         began = call.ended - call.seconds
         return sum(lost for at, lost in list(self._seen) if began <= at <= call.ended + 0.05)
 
@@ -99,42 +101,42 @@ class Stalls:
 STALLS = Stalls()
 
 ALLOWANCE = 0.15
-"""Seconds a call may end after its deadline, apart from the stalls of this process; the promise is
-0.05.
+"""How long after its deadline a call may end, s, apart from stalls of this process. 0.05 is
+promised.
 """
 
 
 def in_time(calls: Iterable[Call], timeout: float) -> None:
-    """Every call ended by its deadline."""
+    """Check that every call ended by its deadline."""
     for call in calls:
         late = call.seconds - timeout
         assert late <= ALLOWANCE + STALLS.during(call), f"{call} of {timeout} s"
 
 
 class LimiterAdapter(Protocol):
-    """A limiter to be called from a test."""
+    """A limiter of either kind, with the methods of `Limiter`."""
 
     limiter: Any
 
     def try_acquire(self, key: Any, cost: int = 1) -> Decision: ...
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        """Any other method of the limiter."""
+        """Return any other method of the limiter."""
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
-        """One call for each of `keys` from the last on, `at_once` under way at a time."""
+        """Call once for each of `keys` from the last on, with `at_once` calls at a time."""
 
     def each(self, keys: Sequence[str]) -> list[Decision]:
-        """One call after the other; raises what a call raises."""
+        """Call one after the other. Raises what a call raises."""
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
-        """Calls without end, in the background."""
+        """Call in the background until `stop` is set."""
 
     def close(self) -> None: ...
 
 
 class _Load:
-    """Calls that go on until `stop`; then `result()` has them all."""
+    """Calls that go on until `stop` is set; `result()` sets it and returns all of them."""
 
     def __init__(self, stop: threading.Event, wait: Callable[[], None], calls: list[Call]) -> None:
         self._stop, self._wait, self.calls = stop, wait, calls
@@ -146,7 +148,7 @@ class _Load:
 
 
 class Harness(Protocol):
-    """Makes callers, and clients that a caller would own, of one kind."""
+    """Makes limiters, and clients of redis-py as a caller would pass them, of one kind."""
 
     kind: str
 
@@ -161,7 +163,7 @@ class Harness(Protocol):
     def fake(self) -> Any: ...
 
     def use(self, client: Any, command: str, *args: Any) -> Any:
-        """A command through such a client."""
+        """Execute a command over such a client."""
 
     def close(self) -> None: ...
 
@@ -235,7 +237,7 @@ def _started(work: Callable[[], None]) -> threading.Thread:
 def _join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(30)
-        assert not thread.is_alive(), "a caller is stuck"
+        assert not thread.is_alive(), "a caller does not end"
 
 
 class SyncHarness:
@@ -420,11 +422,13 @@ HARNESSES: dict[str, Callable[[], Harness]] = {
 
 
 def used(server: Any, prefix: str, key: str = "*") -> int:
-    """What the rings of `prefix` hold, by the server itself. `server`: a client that decodes."""
+    """Return the sum of all rings of `prefix`, as stored. `server`: a client that decodes
+    replies.
+    """
     rings = list(server.scan_iter(f"{prefix}:{{{key}}}:*", count=1000))
     return sum(int(server.hget(ring, "used") or 0) for ring in rings)
 
 
 def admin(url: str) -> Any:
-    """A plain client of the test's own."""
+    """Return a blocking client that decodes replies."""
     return redis.Redis.from_url(url, decode_responses=True)

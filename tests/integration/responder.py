@@ -87,8 +87,8 @@ class Responder:
                     while data := self.request.recv(65_536):
                         reader.feed(data)
                         while (words := reader.gets()) is not False:
-                            if (said := responder.answer(words)) is not None:
-                                self.request.sendall(said)
+                            if (reply := responder.answer(words)) is not None:
+                                self.request.sendall(reply)
                 except OSError:
                     return
 

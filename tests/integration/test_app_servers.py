@@ -94,8 +94,10 @@ def test_gevent_that_is_imported_after_a_limiter_was_made(
     is refused.
     """
     pytest.importorskip("gevent")
-    said = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
-    assert said.startswith("gevent.monkey.patch_all() was called after a limiter was made"), said
+    output = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
+    assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made"), (
+        output
+    )
 
 
 FORKED_AMID_IMPORT = """

@@ -623,9 +623,9 @@ def test_limiters_in_memory_share_nothing() -> None:
 def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
     key = fresh()
     with (
-        Limiter(redis_url, "2/day", prefix="law-a") as one,
-        Limiter(redis_url, "2/day", prefix="law-a") as same,
-        Limiter(redis_url, "2/day", prefix="law-b") as other,
+        Limiter(redis_url, "2/day", prefix="shared-a") as one,
+        Limiter(redis_url, "2/day", prefix="shared-a") as same,
+        Limiter(redis_url, "2/day", prefix="shared-b") as other,
     ):
         assert one.try_acquire(key).remaining == 1
         assert same.try_acquire(key.encode()).remaining == 0

@@ -110,9 +110,9 @@ changes = st.lists(
 @pytest.mark.parametrize("where", ["memory", "redis"])
 @pytest.mark.parametrize("bound", ["leap", "strict"])
 @settings(LENIENT, max_examples=40)
-@given(story=changes, buckets=st.integers(1, 6))
+@given(changes_made=changes, buckets=st.integers(1, 6))
 def test_never_above_the_larger(
-    request: pytest.FixtureRequest, where: str, bound: Any, story: list[Any], buckets: int
+    request: pytest.FixtureRequest, where: str, bound: Any, changes_made: list[Any], buckets: int
 ) -> None:
     """Limits of 4, 6 and 11 are used in turn: no window holds more than the largest limit that was
     used since it began, and no call is admitted above its own limit.
@@ -122,7 +122,7 @@ def test_never_above_the_larger(
     key, now = fresh(), T0
     admitted: list[tuple[int, int]] = []
     span = buckets + (bound == "strict")
-    for later, cost, times, amount in story:
+    for later, cost, times, amount in changes_made:
         now += later
         limit = Limit(amount, buckets * W / 1000, buckets, bound)
         charges = charges_of(key, key_prefix("flight", key), [limit], cost)

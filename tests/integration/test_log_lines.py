@@ -170,9 +170,9 @@ MODES = pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 
 
 def check_closed(caplog: pytest.LogCaptureFixture, name: str, mode: str, kept: int) -> None:
-    said = [line for line in caplog.messages if "counts of" in line]
-    assert len(said) == 1
-    assert said[0].startswith(
+    found = [line for line in caplog.messages if "counts of" in line]
+    assert len(found) == 1
+    assert found[0].startswith(
         f"{kept} counts of {name} were lost: the limiter was closed before they could be sent ("
     )
     assert kept >= (6 if mode == "eventual" else 3)
@@ -260,5 +260,5 @@ def test_counts_that_are_given_up_are_reported(
         while limiter._flush_job.failure is not None and time.monotonic() < ends:
             limiter.try_acquire("k")
             time.sleep(0.01)
-    said = [line for line in caplog.messages if "counts were dropped, as the store took" in line]
-    assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in said) >= 7
+    found = [line for line in caplog.messages if "counts were dropped, as the store took" in line]
+    assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in found) >= 7

@@ -99,10 +99,10 @@ async def test_a_plain_sleep_serves_both(limiter_class: Any) -> None:
 @each_limiter
 @pytest.mark.parametrize("thing", [None, True, 1, "user:42", (True, "k", 1), object()])
 async def test_a_refund_of_what_is_no_decision(limiter_class: Any, thing: Any) -> None:
-    says = "refund takes the Decision that try_acquire or acquire has returned, not "
+    message = "refund takes the Decision that try_acquire or acquire has returned, not "
     with pytest.raises(TypeError) as caught:
         await value_of(limiter_class("memory://", "1/second").refund(thing))
-    assert str(caught.value) == says + repr(thing)
+    assert str(caught.value) == message + repr(thing)
 
 
 async def test_a_refund_of_a_call_that_was_not_awaited() -> None:
@@ -167,8 +167,8 @@ async def test_a_memoryview_is_no_key(
 def test_the_error_of_a_copy_names_where_to_make_another_limiter(
     limiter_class: Any, store: str, made: Callable[[Any], Any]
 ) -> None:
-    says = f"{limiter_class.__name__} cannot be pickled or copied, .*; make one in each process"
-    with pytest.raises(TypeError, match=says):
+    message = f"{limiter_class.__name__} cannot be pickled or copied, .*; make one in each process"
+    with pytest.raises(TypeError, match=message):
         made(limiter_class(store, "1/second"))
 
 

@@ -50,7 +50,7 @@ async def aentries(limiter):
         except (LookupError, RateLimitExceeded):
             pass
 
-def said():
+def print_done():
     print("done", flush=True)
 
 def leave():
@@ -85,13 +85,13 @@ async def aleave(limiter):
 def blocking():
     limiter = Limiter(url, "20/hour", **options)
     entries(limiter)
-    said()
+    print_done()
     leave()
 
 async def awaiting():
     limiter = AsyncLimiter(url, "20/hour", **options)
     await aentries(limiter)
-    said()
+    print_done()
     await aleave(limiter)
 
 def work():
@@ -178,9 +178,9 @@ class Program:
             self.await_done()
             process.terminate()
         began = time.monotonic()
-        said, complaints = process.communicate(timeout=30)
+        output, complaints = process.communicate(timeout=30)
         assert time.monotonic() - began < 6
-        assert self.way in ("sigterm", "pause") or said == "done\n", complaints
+        assert self.way in ("sigterm", "pause") or output == "done\n", complaints
         return process.returncode, complaints
 
 

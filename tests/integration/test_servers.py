@@ -187,12 +187,12 @@ def test_the_error_for_a_bad_config_has_the_output_of_the_server() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Signals) -> None:
     """When pytest is ended by a signal, it stops its servers."""
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     (tmp_path / "test_it.py").write_text(
         textwrap.dedent(f"""
         import pathlib, time
         def test_it(standalone):
-            pathlib.Path({str(told)!r}).write_text(str(standalone.pid))
+            pathlib.Path({str(pid_file)!r}).write_text(str(standalone.pid))
             time.sleep(60)
         """)
     )
@@ -207,7 +207,7 @@ def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Sign
         stderr=subprocess.STDOUT,
     )
     try:
-        pid = int(until(lambda: told.exists() and told.read_text(), 30, what="server up"))
+        pid = int(until(lambda: pid_file.exists() and pid_file.read_text(), 30, what="server up"))
         assert _exists(pid)
         run.send_signal(number)
         run.communicate(timeout=20)

@@ -157,7 +157,7 @@ def test_a_refund_gives_back_over_all_keys(make: MakeLimiter) -> None:
 def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimiter) -> None:
     limiter, key = make("1/day"), fresh()
     assert limiter.try_acquire_all([(key, "5/minute")]).remaining == 4
-    for items, said in (
+    for items, message in (
         ([], "at least one"),
         (["key"], "is not \\(key, limits, cost\\)"),
         ([("key",)], "is not \\(key, limits, cost\\)"),
@@ -169,7 +169,7 @@ def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimi
         ([("", "5/minute", 1)], "must not be empty"),
         ([(key, "5/minute", 1), (key, "7/minute", 1)], "named twice"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             limiter.try_acquire_all(items)
     assert limiter.try_acquire_all([(key, "5/minute")]).remaining == 3
 

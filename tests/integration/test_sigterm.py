@@ -195,8 +195,8 @@ class Idle:
 
     def ended(self) -> tuple[int, str, str]:
         """Return its exit code, and what it has printed to stdout and to stderr since."""
-        said, complaints = self.process.communicate(timeout=20)
-        return self.process.returncode, said, complaints
+        output, complaints = self.process.communicate(timeout=20)
+        return self.process.returncode, output, complaints
 
 
 def counted_in_store(url: str, prefix: str) -> int:
@@ -262,8 +262,8 @@ for _ in range(2):
 print("goes on", flush=True)
 """
     with Idle(redis_url, prefix, program, wrap=wrap) as idle:
-        code, said, complaints = idle.ended()
-    assert (code, said, complaints) == (0, "goes on\n", "")
+        code, output, complaints = idle.ended()
+    assert (code, output, complaints) == (0, "goes on\n", "")
     assert counted_in_store(redis_url, prefix) == 2007
 
 
@@ -295,9 +295,9 @@ for name in ("Limiter", "AsyncLimiter"):
 print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 """
     with Idle(redis_url, prefix, program) as idle:
-        code, said, complaints = idle.ended()
+        code, output, complaints = idle.ended()
     assert (code, complaints) == (0, "")
-    assert said == "True\nTrue\nFalse\n"
+    assert output == "True\nTrue\nFalse\n"
 
 
 @pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])

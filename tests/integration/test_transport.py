@@ -288,15 +288,15 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
         limiter = harness.limiter(server.url)
         limiter.each(["k"] * 2)
         for wrapping in ("{error}", *WRAPPED):
-            said = wrapped(error, wrapping)
+            reply = wrapped(error, wrapping)
             sent = len(server.calls)
-            server.script = lambda words, said=said: said  # type: ignore[misc]
+            server.script = lambda words, reply=reply: reply  # type: ignore[misc]
             with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
                 limiter.try_acquire("k")
             assert caught.value.charged is False
             assert len(server.calls) == sent + 2
 
-            once = [said]
+            once = [reply]
             server.script = lambda words, once=once: once.pop() if once else admitting(words)  # type: ignore[misc]
             assert limiter.try_acquire("k")
             assert len(server.calls) == sent + 4
@@ -340,10 +340,10 @@ def test_a_call_that_can_never_work_is_a_configuration_error_and_not_repeated(
         server.script = lambda words: f"-{error}\r\n".encode()
         with pytest.raises(ConfigurationError) as caught:
             limiter.try_acquire("k:OOM")
-        told = str(caught.value)
-        assert error in told
-        assert remedy in told.replace(error, "")
-        assert "shop:{k:OOM}" in told
+        message = str(caught.value)
+        assert error in message
+        assert remedy in message.replace(error, "")
+        assert "shop:{k:OOM}" in message
         assert len(server.calls) == sent + 1
 
 

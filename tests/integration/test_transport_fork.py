@@ -40,10 +40,10 @@ class Child:
         if self.pid == 0:
             self._going = going
             try:
-                said = json.dumps(work(self))
+                output = json.dumps(work(self))
             except BaseException:
-                said = json.dumps({"error": traceback.format_exc()})
-            os.write(self._result, said.encode())
+                output = json.dumps({"error": traceback.format_exc()})
+            os.write(self._result, output.encode())
             os._exit(0)
         os.close(self._result)
         os.close(going)
@@ -62,19 +62,19 @@ class Child:
         os.write(self._go, b"!")
 
     def result(self) -> Any:
-        said = b""
+        output = b""
         while select.select([self._result], [], [], 20)[0]:
             more = os.read(self._result, 65_536)
             if not more:
                 break
-            said += more
+            output += more
         else:
             os.kill(self.pid, 9)
             pytest.fail("the child is stuck")
         os.waitpid(self.pid, 0)
         os.close(self._result)
         os.close(self._go)
-        value = json.loads(said)
+        value = json.loads(output)
         assert not (isinstance(value, dict) and "error" in value), value["error"]
         return value
 

@@ -364,7 +364,7 @@ def test_many_exceptions_of_signal_handlers_at_random_times(
         stop.set()
         for thread in threads:
             thread.join(10)
-            assert not thread.is_alive(), "somebody is stuck"
+            assert not thread.is_alive(), "a caller does not end"
         print(
             f"interrupted {interrupted}, failed {failed}, slowest {slowest:.3f} s, {tally(calls)}"
         )

@@ -193,10 +193,10 @@ def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | 
         if node is lost:
             continue
         with node.client(socket_timeout=1) as client:
-            said: Any = client.execute_command("CLUSTER", "INFO")
-            if not isinstance(said, dict):  # redis-py parses it in some versions
-                said = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
-            if said["cluster_state"] != "ok":
+            info: Any = client.execute_command("CLUSTER", "INFO")
+            if not isinstance(info, dict):  # redis-py parses it in some versions
+                info = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+            if info["cluster_state"] != "ok":
                 return None
             for low, high, master, *_ in client.execute_command("CLUSTER", "SLOTS"):
                 if low <= slot <= high:

@@ -38,7 +38,7 @@ for _ in range(int(runs)):
 PENDING, SENT = "60", "0.01"
 
 
-def said(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> str:
+def output_of(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> str:
     """Return what the program prints."""
     flags = [sys.executable, "-W", "error", "-X", "dev", "-c", PROGRAM]
     done = subprocess.run(
@@ -65,13 +65,13 @@ def ends_of(url: str, prefix: str) -> int:
 def test_on_a_server(
     redis_url: str, prefix: str, mode: str, flush_interval: str, runs: int
 ) -> None:
-    assert said(redis_url, prefix, mode, flush_interval, runs) == ""
+    assert output_of(redis_url, prefix, mode, flush_interval, runs) == ""
     assert ends_of(redis_url, prefix) == 3 * runs
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 def test_in_memory(prefix: str, mode: str) -> None:
-    assert said("memory://", prefix, mode, PENDING, 2) == ""
+    assert output_of("memory://", prefix, mode, PENDING, 2) == ""
 
 
 @pytest.mark.parametrize("server", ["cluster", "sentinel"])
@@ -83,5 +83,5 @@ def test_where_the_client_has_connections_of_its_own(
     open.
     """
     url: Any = request.getfixturevalue(f"{server}_url")
-    assert said(url, prefix, mode, PENDING, 2) == ""
+    assert output_of(url, prefix, mode, PENDING, 2) == ""
     assert ends_of(url, prefix) == 6

@@ -332,9 +332,9 @@ def leading(key: InterruptedKey) -> None:
         thread.join(WAIT_S)
 
 
-@pytest.mark.parametrize("story", [alone, leading])
+@pytest.mark.parametrize("scenario", [alone, leading])
 def test_after_an_interrupted_caller_no_caller_is_left_waiting(
-    story: Callable[[InterruptedKey], None],
+    scenario: Callable[[InterruptedKey], None],
 ) -> None:
     """This holds wherever a signal handler raises in the code of call sharing."""
     places: int = 0
@@ -342,7 +342,7 @@ def test_after_an_interrupted_caller_no_caller_is_left_waiting(
     while interrupted is not None:
         places += 1
         key = InterruptedKey()
-        interrupted = interrupted_at(places, partial(story, key), call_sharing.__name__)
+        interrupted = interrupted_at(places, partial(scenario, key), call_sharing.__name__)
         key.before_reply = lambda: None
         key.check()
     assert places > 8

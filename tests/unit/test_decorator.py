@@ -380,7 +380,7 @@ def test_a_limited_generator_is_sent_to_thrown_into_and_closed() -> None:
         finally:
             seen.append("closed")
 
-    async def story() -> None:
+    async def scenario() -> None:
         limited = limiter_of(AsyncLimiter).limit("key")(echo)
         generator = limited()
         assert await generator.__anext__() == 1
@@ -395,7 +395,7 @@ def test_a_limited_generator_is_sent_to_thrown_into_and_closed() -> None:
             await broken.athrow(ZeroDivisionError())
 
     error = KeyError("thrown")
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert seen[3:] == ["closed"]
 
 
@@ -411,7 +411,7 @@ def test_a_limited_context_manager() -> None:
 
     managed: Any = contextlib.asynccontextmanager(limiter_of(AsyncLimiter).limit("key")(resource))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with managed() as one:
             assert one == "resource"
         with pytest.raises(KeyError):
@@ -421,7 +421,7 @@ def test_a_limited_context_manager() -> None:
             async with managed():
                 pytest.fail("refused, and entered all the same")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert seen == ["KeyError"]
 
 

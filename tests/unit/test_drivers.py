@@ -71,8 +71,8 @@ def test_an_error_is_raised_in_the_operation_which_may_go_on(drive: Any) -> None
         try:
             yield COMMAND
         except OSError as exc:
-            said = yield COMMAND
-            return str(exc), said
+            reply = yield COMMAND
+            return str(exc), reply
 
     assert drive(operation(), World(OSError("down"), "up")) == ("down", "up")
 
