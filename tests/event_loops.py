@@ -1,9 +1,9 @@
 """Which event loop a test runs on: asyncio's own, or uvloop's.
 
-Every asynchronous test of `tests/integration` and `tests/property` runs on both. That are the
-coroutine functions, those that take the fixture `face`, and those marked `event_loops` because they
-call `asyncio.run` themselves. A test of these folders that makes an event loop and is none of these
-fails, so that no test can be forgotten.
+Every asynchronous test of `tests/integration` and `tests/property` runs on both. These are the
+coroutine functions, those that take the fixture `harness`, and those marked `event_loops` because
+they call `asyncio.run` themselves. A test of these folders that makes an event loop and is none of
+these fails, so that no test can be forgotten.
 
 The policy below is installed once for the session and makes loops of the kind that the running
 test asks for. Servers and proxies of the tests make asyncio's loops by class: they are not tested.

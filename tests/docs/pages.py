@@ -83,9 +83,9 @@ def between(page: Path, marker: str) -> str:
 
 
 def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
-    """Other defaults for both faces, so that code runs as it is printed and disturbs nobody."""
-    for face in (Limiter, AsyncLimiter):
-        own = face.__init__.__kwdefaults__
+    """Other defaults for both limiters, so that code runs as it is printed and disturbs nobody."""
+    for limiter_class in (Limiter, AsyncLimiter):
+        own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():
             monkeypatch.setitem(own, argument, value)

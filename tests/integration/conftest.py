@@ -1,5 +1,5 @@
-"""The two faces as one fixture: a test that takes `face` is run for each, and for the awaiting one
-on both kinds of event loop.
+"""The fixture `harness`: a test that takes it runs for `Limiter`, and for `AsyncLimiter` on both
+kinds of event loop.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.event_loops import uvloop_param
-from tests.integration.faces import FACES, HICCUPS, Face
+from tests.integration.harness import HARNESSES, STALLS, Harness
 
 
 @pytest.fixture(params=["sync", "async", uvloop_param()])
-def face(request: pytest.FixtureRequest) -> Iterator[Face]:
-    HICCUPS.watch()
-    made = FACES[request.param]()
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    STALLS.watch()
+    made = HARNESSES[request.param]()
     yield made
     made.close()
 
 
-# Their laws are about the wall clock (deadlines, healing), and a shared machine that stands still
-# for a second breaks those without any fault of ours. So they may be tried again, which the report
-# says ("rerun"). Laws about counts are not among them: an excess seen once is an excess.
+# These tests check times on the wall clock (deadlines, recovery), which a machine that is busy with
+# other work can break without a fault of the code. So they may be repeated, which the report shows
+# as "rerun". Tests of counts are never repeated: one excess is a failure.
 WALL_CLOCK = {
     "test_process_exit",
     "test_background_worker",

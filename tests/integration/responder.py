@@ -1,11 +1,13 @@
-"""A server that says what the test wants to hear: answers that a real one gives only in trouble.
+"""A server that sends the replies that a test gives it, such as errors that a real server rarely
+sends.
 
 ```python
 with Responder() as server:
     server.script = lambda words: b"-LOADING Redis is loading the dataset in memory\r\n"
 ```
-It greets clients as Redis does; `script` answers EVALSHA and EVAL (None: say nothing). By default
-it admits, with the right echo. `calls` holds every script call as it came.
+It answers the handshake as Redis does. `script` returns the reply to EVALSHA and EVAL, or None for
+no reply. By default it admits, with the right guard. `calls` holds every script call as it was
+received.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ Answer = Callable[[Words], "bytes | None"]
 
 
 def guard_of(words: Words) -> bytes:
-    """The guard of a script call: the first argument behind the keys."""
+    """Return the guard of a script call: the first argument after the keys."""
     return words[3 + int(words[2])]
 
 
 def admitting(words: Words, guard: bytes | None = None, now_ms: int | None = None) -> bytes:
-    """The reply of an acquire that is admitted."""
+    """Return the reply to an acquire that is admitted."""
     now = int(time.time() * 1000) if now_ms is None else now_ms
     return b"*3\r\n$20\r\n%s\r\n:9\r\n:%d\r\n" % (guard or guard_of(words), now)
 
@@ -43,7 +45,7 @@ class Responder:
         self.script = script
         self.calls: list[Words] = []
         self.asked: list[Words] = []
-        """Everything else that was asked: the handshake."""
+        """All other commands that were received: the handshake."""
         self.connections = 0
         self.version = "7.0.15"
         self._server: Any = None
@@ -85,8 +87,8 @@ class Responder:
                     while data := self.request.recv(65_536):
                         reader.feed(data)
                         while (words := reader.gets()) is not False:
-                            if (said := responder.answer(words)) is not None:
-                                self.request.sendall(said)
+                            if (reply := responder.answer(words)) is not None:
+                                self.request.sendall(reply)
                 except OSError:
                     return
 

@@ -1,5 +1,5 @@
-"""Real application servers whose workers share one limit: `python -m tests.app_servers` has them
-all, this runs those whose packages the development environment has.
+"""Real application servers whose workers share one limit. `python -m tests.app_servers` runs all of
+them; here run those whose packages are in the development environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tests.servers import Standalone
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
-# All modes where everything is replaced between the import and the first call; elsewhere by turns.
+# Run all modes where gevent patches between the import and the first call;
+# the other setups take the modes in turn.
 CASES = [
     pytest.param(setup, mode, id=f"{setup.name}-{mode}")
     for number, setup in enumerate(SETUPS)
@@ -29,7 +30,7 @@ CASES = [
 @pytest.mark.parametrize(("setup", "mode"), CASES)
 def test_workers_share_a_limit(standalone: Standalone, setup: Setup, mode: str) -> None:
     """Exactly the limit is admitted (`eventual`: at least), every call is answered, and after
-    SIGTERM the store knows what was answered.
+    SIGTERM the store holds the counts of what was answered.
     """
     if absent := missing(setup):
         pytest.skip(f"{', '.join(absent)} not installed")
@@ -80,7 +81,7 @@ else:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gevent_that_patches_after_a_call(redis_url: str, prefix: str, mode: str) -> None:
-    """What was counted before is kept, and greenlets have connections of their own."""
+    """Counts from before the patch are kept, and each greenlet gets its own connection."""
     pytest.importorskip("gevent")
     assert ran(PATCHED_LATER, redis_url, prefix, mode, "imported before") == "31\n"
 
@@ -89,10 +90,14 @@ def test_gevent_that_patches_after_a_call(redis_url: str, prefix: str, mode: str
 def test_gevent_that_is_imported_after_a_limiter_was_made(
     redis_url: str, prefix: str, mode: str
 ) -> None:
-    """Nobody is told that it patches: what needs a connection or a thread then is refused."""
+    """Nothing reports the patch to distwindow, so whatever needs a connection or a thread after it
+    is refused.
+    """
     pytest.importorskip("gevent")
-    said = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
-    assert said.startswith("gevent.monkey.patch_all() was called after a limiter was made"), said
+    output = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
+    assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made"), (
+        output
+    )
 
 
 FORKED_AMID_IMPORT = """
@@ -127,5 +132,7 @@ sys.exit(code)
 
 
 def test_a_fork_while_another_thread_connects(redis_url: str, prefix: str) -> None:
-    """Connecting imports nothing: the child would wait for that import's lock for ever."""
+    """Connecting imports nothing, because the child would wait for the lock of that import for
+    ever.
+    """
     ran(FORKED_AMID_IMPORT, redis_url, prefix)

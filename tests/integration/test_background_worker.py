@@ -1,4 +1,4 @@
-"""One worker for all limiters of a process: when it starts and ends, and that all that is due is
+"""One worker for all limiters of a process: when it starts and ends, and that everything due is
 sent in one exchange. Also closing, forks, and the number of keys that are kept.
 """
 
@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.consistency.key_state import KeyState
-from tests.integration.faces import PLENTY, Face, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, tally, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until
 
@@ -42,7 +42,7 @@ def worker_tasks() -> list[asyncio.Task[Any]]:
 
 @forks
 def test_one_thread_started_by_the_first_that_needs_it(redis_url: str, prefix: str) -> None:
-    """In a child process, because this process has a worker already."""
+    """Run in a child process, because this process has a worker already."""
 
     def work(child: Child) -> list[int]:
         seen = [len(workers())]
@@ -83,7 +83,9 @@ async def test_one_task_a_loop_that_ends_when_there_is_nothing(
             for _ in range(5):
                 await limiter.try_acquire("k")
         assert len(worker_tasks()) == 1
-        assert len(asyncio.all_tasks()) - tasks <= 1 + len(limiters)  # a connection's reader each
+        assert len(asyncio.all_tasks()) - tasks <= 1 + len(
+            limiters
+        )  # one reader for each connection
         await asyncio.wait(worker_tasks(), timeout=0.5)
         assert worker_tasks() == []
         for _ in range(3):
@@ -93,7 +95,7 @@ async def test_one_task_a_loop_that_ends_when_there_is_nothing(
 
 @pytest.mark.event_loops
 def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
-    """What a closed loop has not sent is sent by the next one."""
+    """Counts that a closed loop has not sent are sent by the next loop."""
     limiter = AsyncLimiter(redis_url, "2/hour", prefix=prefix, timeout=5, flush_interval=0.3)
 
     async def refused() -> None:
@@ -107,7 +109,8 @@ def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
         await limiter.aclose()
 
     with warnings.catch_warnings():
-        # asyncio warns of connections that are open when their loop is closed, and rightly so.
+        # asyncio warns of connections that are still open when their loop is closed, which is
+        # correct.
         warnings.simplefilter("ignore", ResourceWarning)
         for _ in range(3):
             asyncio.run(refused())
@@ -117,15 +120,17 @@ def test_each_loop_has_its_own(redis_url: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_many_keys_are_one_exchange(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, mode: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(proxy.url, "3/hour", prefix=prefix, consistency=mode, timeout=5, **NEVER)
+    limiter = harness.limiter(
+        proxy.url, "3/hour", prefix=prefix, consistency=mode, timeout=5, **NEVER
+    )
     keys = [f"k{n}" for n in range(100)]
     for _ in range(5):
         limiter.each(keys)
     before = proxy.requests
     limiter.flush()
-    # Some 25 KB in one write, that a proxy may read in several chunks.
+    # About 25 KB are written at once, and the proxy may read them in several chunks.
     assert 0 < proxy.requests - before <= 8
     if mode == "eventual":
         limiter.flush()  # the first flush has fetched the server's time
@@ -139,22 +144,26 @@ def test_many_keys_are_one_exchange(
 
 
 @pytest.mark.slow
-def test_in_a_cluster_too(face: Face, cluster: Cluster, cluster_url: str, prefix: str) -> None:
+def test_many_keys_of_a_cluster_are_flushed(
+    harness: Harness, cluster: Cluster, cluster_url: str, prefix: str
+) -> None:
     for mode in MODES:
-        terms: dict[str, Any] = {"prefix": f"{prefix}-{mode}", "consistency": mode, "timeout": 5}
-        limiter = face.limiter(cluster_url, "3/hour", **terms, **NEVER)
+        options: dict[str, Any] = {"prefix": f"{prefix}-{mode}", "consistency": mode, "timeout": 5}
+        limiter = harness.limiter(cluster_url, "3/hour", **options, **NEVER)
         keys = [f"k{n}" for n in range(30)]
         for _ in range(5):
             limiter.each(keys)
         for _ in range(3):
             limiter.flush()
-        other = face.limiter(cluster_url, "3/hour", **terms)
+        other = harness.limiter(cluster_url, "3/hour", **options)
         assert {(s.passed, s.blocked) for s in map(other.stats, keys)} == {(3, 2)}
 
 
-def test_scripts_that_the_server_forgot(face: Face, redis_url: str, prefix: str) -> None:
+def test_a_flush_reloads_scripts_that_the_server_lost(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
+        limiter = harness.limiter(own.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
         keys = [f"k{n}" for n in range(100)]
         for _ in range(3):
             limiter.each(keys)
@@ -165,7 +174,7 @@ def test_scripts_that_the_server_forgot(face: Face, redis_url: str, prefix: str)
 
 @pytest.mark.slow
 def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, prefix: str) -> None:
-    """There is one worker: the other limiters are flushed later by one timeout."""
+    """There is one worker, so the other limiters are flushed later by one timeout."""
     with Standalone() as own:
         stalled = Limiter(own.url, "1/hour", prefix=prefix, timeout=0.2, **SOON)
         well = Limiter(redis_url, "1/hour", prefix=prefix, **SOON)
@@ -187,9 +196,11 @@ def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, p
         stalled.close()
 
 
-def test_flushes_from_many_threads(face: Face, redis_url: str, prefix: str) -> None:
-    """Beside the worker and each other: nothing is counted twice, and no call is delayed."""
-    limiter = face.limiter(redis_url, "1/hour", prefix=prefix, timeout=5, flush_interval=0.001)
+def test_flushes_from_many_threads(harness: Harness, redis_url: str, prefix: str) -> None:
+    """The flushes run beside the worker and each other: nothing is counted twice, and no call is
+    delayed.
+    """
+    limiter = harness.limiter(redis_url, "1/hour", prefix=prefix, timeout=5, flush_interval=0.001)
     keys = [f"k{n}" for n in range(20)]
     limiter.each(keys)
     failed: list[BaseException] = []
@@ -216,8 +227,10 @@ def test_flushes_from_many_threads(face: Face, redis_url: str, prefix: str) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_closing_twice_and_calls_after(face: Face, redis_url: str, prefix: str, mode: str) -> None:
-    limiter = face.limiter(redis_url, "3/hour", prefix=prefix, consistency=mode, **NEVER)
+def test_closing_twice_and_calls_after(
+    harness: Harness, redis_url: str, prefix: str, mode: str
+) -> None:
+    limiter = harness.limiter(redis_url, "3/hour", prefix=prefix, consistency=mode, **NEVER)
     decisions = limiter.each(["k"] * 5)
     close = limiter.close
     close()
@@ -237,7 +250,7 @@ def test_closing_twice_and_calls_after(face: Face, redis_url: str, prefix: str, 
         with pytest.raises(ConfigurationError, match="closed; make a new one"):
             call()
     close()
-    other = face.limiter(redis_url, "3/hour", prefix=prefix)
+    other = harness.limiter(redis_url, "3/hour", prefix=prefix)
     stats = other.stats("k")
     assert (stats.passed, stats.blocked) == (3, 2)
 
@@ -245,12 +258,12 @@ def test_closing_twice_and_calls_after(face: Face, redis_url: str, prefix: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_closing_amid_calls_loses_nothing(
-    face: Face, redis_url: str, prefix: str, mode: str
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
     limits = ["1000000/hour", "1/day 1 bucket"] if mode == "direct" else PLENTY
     for turn in range(4):
-        terms: dict[str, Any] = {"prefix": f"{prefix}-{turn}", "timeout": 5}
-        limiter = face.limiter(redis_url, limits, consistency=mode, **terms)
+        options: dict[str, Any] = {"prefix": f"{prefix}-{turn}", "timeout": 5}
+        limiter = harness.limiter(redis_url, limits, consistency=mode, **options)
         load = limiter.load(["a", "b", "c"], threading.Event(), at_once=2)
         calls = load.calls
         until(lambda calls=calls: len(calls) > 30, every=0.001)  # type: ignore[misc]
@@ -258,7 +271,7 @@ def test_closing_amid_calls_loses_nothing(
         calls = load.result()
         tallied = tally(calls)
         assert set(tallied) <= {"ok", "refused", "ConfigurationError", "StoreUnavailable"}
-        other = face.limiter(redis_url, limits, **terms)
+        other = harness.limiter(redis_url, limits, **options)
         seen = [other.stats(key) for key in "abc"]
         passed = sum(s.windows[0].passed for s in seen)
         if mode == "eventual":
@@ -275,20 +288,20 @@ def test_closing_amid_calls_loses_nothing(
 @forks
 @pytest.mark.parametrize("mode", MODES)
 def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode: Any) -> None:
-    """As gunicorn forks its workers after it has loaded an application that has made calls."""
+    """gunicorn forks its workers so, after it has loaded an application that has made calls."""
     limiter = Limiter(redis_url, "2000/hour", prefix=prefix, consistency=mode, timeout=5, **SOON)
     before = sum(bool(limiter.try_acquire("k")) for _ in range(100))
-    near: Any = limiter._strategy
+    strategy: Any = limiter._strategy
     lease = 0
-    while mode == "leased" and before < 500 and not (lease := near._get("k").permits_left):
-        before += bool(limiter.try_acquire("k"))  # the last permit was just spent, or given back
-    senders = {near._counts._sender}
+    while mode == "leased" and before < 500 and not (lease := strategy._get("k").permits_left):
+        before += bool(limiter.try_acquire("k"))  # the last permit has just been spent, or refunded
+    senders = {strategy._counts._sender}
 
     def work(child: Child) -> list[Any]:
         child.ready()
         admitted = sum(bool(limiter.try_acquire("k")) for _ in range(1500))
         limiter.close()
-        return [admitted, near._counts._sender]
+        return [admitted, strategy._counts._sender]
 
     children = [Child(work) for _ in range(3)]
     for child in children:
@@ -357,29 +370,29 @@ def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
     limiter.close()
 
 
-# -- as many keys as there is room for ------------------------------------------------------------
+# -- the number of keys that are kept ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_keys_that_were_called_once_are_dropped(
-    face: Face, redis_url: str, prefix: str, mode: str
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "1/hour", prefix=prefix, consistency=mode, max_local_keys=50, timeout=5
     )
     keys = [f"k{n}" for n in range(200)]
     limiter.each([key for key in keys for _ in range(2)])
-    near = limiter.limiter._strategy
-    assert len(near._key_states) <= 50
-    until(lambda: limiter.flush() or near._key_states.count_evicted_unsent() == 0)
+    strategy = limiter.limiter._strategy
+    assert len(strategy._key_states) <= 50
+    until(lambda: limiter.flush() or strategy._key_states.count_evicted_unsent() == 0)
     with admin(redis_url) as server:
         assert used(server, prefix) == 200
-    other = face.limiter(redis_url, "1/hour", prefix=prefix)
+    other = harness.limiter(redis_url, "1/hour", prefix=prefix)
     assert {other.stats(key).blocked for key in keys[::25]} == {1}
 
 
-def test_the_least_used_goes_first(face: Face, proxy: Proxy, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, "1/hour", prefix=prefix, max_local_keys=3, **NEVER)
+def test_the_least_used_goes_first(harness: Harness, proxy: Proxy, prefix: str) -> None:
+    limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, max_local_keys=3, **NEVER)
     for key in "abc":
         limiter.each([key] * 2)
     limiter.try_acquire("a")
@@ -392,14 +405,14 @@ def test_the_least_used_goes_first(face: Face, proxy: Proxy, prefix: str) -> Non
     assert [limiter.stats(key).blocked for key in "abcd"] == [3, 2, 2, 2]
 
 
-def test_eviction_gives_leases_back(face: Face, redis_url: str, prefix: str) -> None:
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = face.limiter(redis_url, PLENTY, max_local_keys=2, **terms, flush_interval=0.05)
-    near = limiter.limiter._strategy
+def test_eviction_gives_leases_back(harness: Harness, redis_url: str, prefix: str) -> None:
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = harness.limiter(redis_url, PLENTY, max_local_keys=2, **options, flush_interval=0.05)
+    strategy = limiter.limiter._strategy
     limiter.each(["hot"] * 300)
-    assert near._get("hot").permits_left > 0
+    assert strategy._get("hot").permits_left > 0
     limiter.each(["x", "y", "z"])
-    assert near._get("hot") is None
+    assert strategy._get("hot") is None
     with admin(redis_url) as server:
         until(lambda: used(server, prefix, "hot") == 300)
 
@@ -407,19 +420,19 @@ def test_eviction_gives_leases_back(face: Face, redis_url: str, prefix: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_flood_of_one_time_keys_leaves_nothing_behind(
-    face: Face, redis_url: str, prefix: str, mode: str
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "2/hour", prefix=prefix, consistency=mode, max_local_keys=100, timeout=5, **SOON
     )
-    near = limiter.limiter._strategy
+    strategy = limiter.limiter._strategy
     for first in range(0, 2000, 100):
         limiter.each([f"{n}" for n in range(first, first + 100) for _ in range(3)])
-    until(lambda: limiter.flush() or near._key_states.count_evicted_unsent() == 0)
+    until(lambda: limiter.flush() or strategy._key_states.count_evicted_unsent() == 0)
 
     def ours() -> int:
         gc.collect()
-        cells = [thing for thing in gc.get_objects() if isinstance(thing, KeyState)]
-        return sum(cell.charges[0].ring.startswith(prefix.encode()) for cell in cells)
+        states = [thing for thing in gc.get_objects() if isinstance(thing, KeyState)]
+        return sum(state.charges[0].ring.startswith(prefix.encode()) for state in states)
 
-    until(lambda: ours() <= 100, what="leases that were to be looked at once more are gone")
+    until(lambda: ours() <= 100, what="leases that were to be reviewed are dropped")

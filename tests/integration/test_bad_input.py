@@ -1,5 +1,5 @@
 """Every argument works, or raises one clear error that names the value and what to do. No error
-shows a password, and none leaves keys in Redis.
+shows a password, and no failed call leaves keys in Redis.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ SECRET = "hunter2-x9"
 
 
 async def attempt(
-    face: type, store: Any, key: Any = "key", limits: Any = "5/minute", **options: Any
+    limiter_class: type, store: Any, key: Any = "key", limits: Any = "5/minute", **options: Any
 ) -> Any:
-    """The first call of a new limiter."""
+    """Make the first call of a new limiter."""
     options = {"timeout": 5.0, **options}
-    if face is Limiter:
+    if limiter_class is Limiter:
         with Limiter(store, limits, **options) as limiter:
             return limiter.try_acquire(key)
-    async with AsyncLimiter(store, limits, **options) as awaiting:
-        return await awaiting.try_acquire(key)
+    async with AsyncLimiter(store, limits, **options) as async_limiter:
+        return await async_limiter.try_acquire(key)
 
 
-def error_of(face: type, store: Any, **options: Any) -> BaseException:
-    """What the first call raises."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # told apart by the callers
-        asyncio.run(attempt(face, store, **options))
+def error_of(limiter_class: type, store: Any, **options: Any) -> BaseException:
+    """Return what the first call raises."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # the callers check the type
+        asyncio.run(attempt(limiter_class, store, **options))
     return caught.value
 
 
-def everything_said(exc: BaseException) -> str:
-    """The message, the repr, and what a log would show, causes and contexts included."""
-    said = [str(exc), repr(exc), *traceback.format_exception(exc)]
+def all_texts_of(exc: BaseException) -> str:
+    """Return the message, the repr, and what a log would show, with all causes and contexts."""
+    texts = [str(exc), repr(exc), *traceback.format_exception(exc)]
     seen: BaseException | None = exc
     while seen is not None:
-        said += [str(seen), repr(seen), repr(seen.args)]
+        texts += [str(seen), repr(seen), repr(seen.args)]
         seen = seen.__cause__ or seen.__context__
-    return "\n".join(said)
+    return "\n".join(texts)
 
 
-faces = pytest.mark.parametrize(
-    "face",
+each_limiter = pytest.mark.parametrize(
+    "limiter_class",
     [
         pytest.param(Limiter, id="blocking"),
-        pytest.param(AsyncLimiter, id="awaiting"),
+        pytest.param(AsyncLimiter, id="asyncio"),
         uvloop_param(AsyncLimiter),
     ],
 )
 
 
-# -- where the state lives ------------------------------------------------------------------------
+# -- stores ---------------------------------------------------------------------------------------
 
 URLS: dict[str, str] = {
     "": 'the usual one is "redis://localhost:6379/0"',
@@ -106,37 +106,37 @@ URLS: dict[str, str] = {
 }
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_that_is_none(face: type, url: str) -> None:
-    exc = error_of(face, url)
+def test_a_url_that_is_none(limiter_class: type, url: str) -> None:
+    exc = error_of(limiter_class, url)
     assert isinstance(exc, ConfigurationError)
     assert isinstance(exc, ValueError)
     assert repr(url) in str(exc)
     assert URLS[url] in str(exc)
 
 
-@faces
-def test_a_url_with_a_torn_ipv6_address(face: type) -> None:
-    exc = error_of(face, "redis://[::1")
+@each_limiter
+def test_a_url_with_an_unclosed_ipv6_address(limiter_class: type) -> None:
+    exc = error_of(limiter_class, "redis://[::1")
     assert isinstance(exc, ConfigurationError)
     assert "redis://[::1" in str(exc)
 
 
-@faces
-def test_a_unix_url_without_a_path(face: type) -> None:
-    assert isinstance(error_of(face, "unix://"), ConfigurationError)
+@each_limiter
+def test_a_unix_url_without_a_path(limiter_class: type) -> None:
+    assert isinstance(error_of(limiter_class, "unix://"), ConfigurationError)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("store", [None, 5, b"redis://localhost", object(), ["redis://localhost"]])
-def test_a_store_that_is_none(face: type, store: Any) -> None:
-    exc = error_of(face, store)
+def test_a_store_that_is_none(limiter_class: type, store: Any) -> None:
+    exc = error_of(limiter_class, store)
     assert isinstance(exc, ConfigurationError)
     assert f"{type(store).__name__} is no store: give a URL as a str, or a redis" in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     "store",
     [
@@ -146,28 +146,28 @@ def test_a_store_that_is_none(face: type, store: Any) -> None:
         f"unix://u:a/{SECRET}@/tmp/x.sock",
     ],
 )
-def test_no_password_of_what_is_no_store(face: type, store: Any) -> None:
-    assert SECRET not in everything_said(error_of(face, store))
+def test_no_password_of_what_is_no_store(limiter_class: type, store: Any) -> None:
+    assert SECRET not in all_texts_of(error_of(limiter_class, store))
 
 
-@faces
-def test_no_password_where_a_limit_or_a_clock_should_be(face: type) -> None:
+@each_limiter
+def test_no_password_where_a_limit_or_a_clock_should_be(limiter_class: type) -> None:
     url = f"redis://:{SECRET}@host"
-    assert SECRET not in everything_said(error_of(face, "1/second", limits=url))
-    assert SECRET not in everything_said(error_of(face, "memory://", clock=url))
+    assert SECRET not in all_texts_of(error_of(limiter_class, "1/second", limits=url))
+    assert SECRET not in all_texts_of(error_of(limiter_class, "memory://", clock=url))
 
 
 @pytest.mark.event_loops
-def test_a_client_of_the_other_world() -> None:
-    blocking, awaiting = redis.Redis(), redis.asyncio.Redis()
-    assert "use AsyncLimiter with it" in str(error_of(Limiter, awaiting))
+def test_a_client_of_the_other_kind() -> None:
+    blocking, asynchronous = redis.Redis(), redis.asyncio.Redis()
+    assert "use AsyncLimiter with it" in str(error_of(Limiter, asynchronous))
     assert "use Limiter with it" in str(error_of(AsyncLimiter, blocking))
     blocking.close()
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("redis://h?socket_timout=1", "no option 'socket_timout'; did you mean socket_timeout"),
         ("rediss://h?ssl_ca_cert=x", "no option 'ssl_ca_cert'; did you mean ssl_ca_certs"),
@@ -181,40 +181,40 @@ def test_a_client_of_the_other_world() -> None:
         ("redis+cluster://h?usernam=x", "no option 'usernam'; did you mean username?"),
     ],
 )
-def test_a_misspelt_option_is_told_before_anything_is_connected_to(
-    face: type, url: str, said: str
+def test_a_misspelt_option_is_reported_before_anything_is_connected_to(
+    limiter_class: type, url: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        face(url, "5/minute")
-    assert f"store URL {url!r}: there is {said}" in str(caught.value)
+        limiter_class(url, "5/minute")
+    assert f"store URL {url!r}: there is {message}" in str(caught.value)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "unix"])
-def test_options_that_a_url_may_have(face: type, scheme: str) -> None:
+def test_options_that_a_url_may_have(limiter_class: type, scheme: str) -> None:
     options = "db=1&client_name=x&socket_keepalive=1&health_check_interval=3&max_connections=4"
     options += "&ssl_ca_certs=x&ssl_cert_reqs=none" if scheme == "rediss" else ""
     path = "/run/redis.sock" if scheme == "unix" else ""
-    limiter = face(f"{scheme}://user:{SECRET}@host{path}?{options}", "5/minute")
+    limiter = limiter_class(f"{scheme}://user:{SECRET}@host{path}?{options}", "5/minute")
     assert SECRET not in repr(limiter)
 
 
-@faces
-def test_an_option_in_the_url_that_nobody_knows(face: type, redis_url: str) -> None:
-    exc = error_of(face, redis_url + "?colour=blue")
+@each_limiter
+def test_an_unknown_option_in_the_url(limiter_class: type, redis_url: str) -> None:
+    exc = error_of(limiter_class, redis_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
-@faces
-def test_an_option_that_nobody_knows(face: type) -> None:
+@each_limiter
+def test_an_unknown_option(limiter_class: type) -> None:
     with pytest.raises(TypeError, match="colour"):
-        face("memory://", "5/minute", colour="blue")
+        limiter_class("memory://", "5/minute", colour="blue")
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         *(("timeout", v, "is not a number of seconds above 0")
           for v in (0, -1, math.nan, math.inf, "1", None, True)),
@@ -237,17 +237,19 @@ def test_an_option_that_nobody_knows(face: type) -> None:
           for v in (1, None, "now", datetime.time(), system_time)),
     ],
 )  # fmt: skip
-def test_an_option_that_can_never_work(face: type, option: str, value: Any, said: str) -> None:
-    exc = error_of(face, "memory://", **{option: value})
+def test_an_option_that_can_never_work(
+    limiter_class: type, option: str, value: Any, message: str
+) -> None:
+    exc = error_of(limiter_class, "memory://", **{option: value})
     assert isinstance(exc, ConfigurationError)
     assert repr(value) in str(exc)
-    assert said in str(exc)
+    assert message in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1"])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"consistency": "direct", "share": 0.5}, "share=0.5 means nothing"),
         ({"consistency": "leased", "share": 1}, "share=1 means nothing"),
@@ -256,44 +258,48 @@ def test_an_option_that_can_never_work(face: type, option: str, value: Any, said
     ids=str,
 )
 def test_options_that_do_not_go_together(
-    face: type, store: str, options: dict[str, Any], said: str
+    limiter_class: type, store: str, options: dict[str, Any], message: str
 ) -> None:
-    exc = error_of(face, store, **options)
+    exc = error_of(limiter_class, store, **options)
     assert isinstance(exc, ConfigurationError)
-    assert said in str(exc)
+    assert message in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize(
     ("key", "cost"),
     [("", 1), (None, 1), (5, 1), (["k"], 1), ("k", 0), ("k", -1), ("k", 1.0), ("k", True),
      ("k", "1"), ("k", None), ("k", 6)],
 )  # fmt: skip
-def test_a_call_that_can_never_work_says_so_in_every_mode(
-    face: type, redis_url: str, prefix: str, consistency: str, key: Any, cost: Any
+def test_a_call_that_can_never_work_raises_in_every_mode(
+    limiter_class: type, redis_url: str, prefix: str, consistency: str, key: Any, cost: Any
 ) -> None:
-    """Also where the decision would be made here, and the window is full."""
+    """This holds also where the process would decide without the store, and where the window is
+    full.
+    """
 
-    async def story() -> None:
-        limiter = face(redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5)
+    async def check() -> None:
+        limiter = limiter_class(
+            redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5
+        )
 
         async def call(key: Any, cost: Any) -> Any:
             made = limiter.try_acquire(key, cost)
             return await made if asyncio.iscoroutine(made) else made
 
-        told = set()
+        messages = set()
         for _ in range(8):
             with pytest.raises((ValueError, TypeError)) as caught:
                 await call(key, cost)
-            told.add(str(caught.value))
+            messages.add(str(caught.value))
             await call("k", 1)
-        assert len(told) == 1
-        closed = limiter.close() if face is Limiter else limiter.aclose()
+        assert len(messages) == 1
+        closed = limiter.close() if limiter_class is Limiter else limiter.aclose()
         if closed is not None:
             await closed
 
-    asyncio.run(story())
+    asyncio.run(check())
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -343,15 +349,15 @@ LIMITS: dict[Any, str] = {
 }
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("limits", LIMITS, ids=repr)
-def test_limits_that_are_none(face: type, limits: Any) -> None:
-    exc = error_of(face, "memory://", limits=limits)
+def test_limits_that_are_none(limiter_class: type, limits: Any) -> None:
+    exc = error_of(limiter_class, "memory://", limits=limits)
     assert isinstance(exc, ConfigurationError)
     assert LIMITS[limits] in str(exc)
 
 
-BOTH_SHOWN = "5/minute; 7/minute"  # two strings that are well
+BOTH_SHOWN = "5/minute; 7/minute"  # each of the two strings is valid
 
 
 @pytest.mark.event_loops
@@ -361,7 +367,7 @@ def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"amount": 0}, "amount=0"),
         ({"amount": -1}, "amount=-1"),
@@ -385,10 +391,10 @@ def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
         ({"amount": "5/minute", "per": 1}, "already has an interval"),
     ],
 )
-def test_a_limit_that_is_none(arguments: dict[str, Any], said: str) -> None:
+def test_a_limit_that_is_none(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Limit(**arguments)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 # -- costs ----------------------------------------------------------------------------------------
@@ -401,21 +407,21 @@ COSTS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Standalone]:
-    """A server of our own: whatever appears in it, these tests have written."""
+    """Yield a server of its own, so that every key in it was written by these tests."""
     with Standalone() as server:
         yield server
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("cost", COSTS, ids=repr)
-def test_a_cost_that_is_none(face: type, watched: Standalone, cost: Any) -> None:
+def test_a_cost_that_is_none(limiter_class: type, watched: Standalone, cost: Any) -> None:
     async def acquire(name: str) -> None:
-        if face is Limiter:
+        if limiter_class is Limiter:
             with Limiter(watched.url, "5/minute") as blocking:
                 getattr(blocking, name)("key", cost)
         else:
-            async with AsyncLimiter(watched.url, "5/minute") as awaiting:
-                await getattr(awaiting, name)("key", cost)
+            async with AsyncLimiter(watched.url, "5/minute") as async_limiter:
+                await getattr(async_limiter, name)("key", cost)
 
     for name in ("try_acquire", "acquire"):
         with pytest.raises(ValueError, match="cost=") as caught:
@@ -448,15 +454,15 @@ KEYS: list[Any] = [
 @pytest.mark.event_loops
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: ascii(key)[:20])
 @pytest.mark.parametrize(
-    ("face", "server"),
+    ("limiter_class", "server"),
     [(Limiter, "memory"), (Limiter, "redis"), (Limiter, "cluster"), (AsyncLimiter, "redis")],
 )
 def test_a_key_of_any_content(
-    request: pytest.FixtureRequest, face: type, server: str, key: Any
+    request: pytest.FixtureRequest, limiter_class: type, server: str, key: Any
 ) -> None:
     url = "memory://" if server == "memory" else request.getfixturevalue(f"{server}_url")
     prefix = fresh("weird")
-    decision = asyncio.run(attempt(face, url, key, prefix=prefix))
+    decision = asyncio.run(attempt(limiter_class, url, key, prefix=prefix))
     assert (decision.allowed, decision.key, decision.remaining) == (True, key, 4)
     if server == "redis":
         with redis.Redis.from_url(url) as client:
@@ -467,20 +473,20 @@ def test_a_key_of_any_content(
             assert text.count("{") == text.count("}") == 1
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("key", ["", b""])
-def test_an_empty_key(face: type, key: Any) -> None:
-    exc = error_of(face, "memory://", key=key)
+def test_an_empty_key(limiter_class: type, key: Any) -> None:
+    exc = error_of(limiter_class, "memory://", key=key)
     assert isinstance(exc, ValueError)
     assert "must not be empty" in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     "key", [None, 5, 1.5, True, ("a",), ["a"], {"a": 1}, bytearray(b"a"), object], ids=repr
 )
-def test_a_key_that_is_none(face: type, key: Any) -> None:
-    exc = error_of(face, "memory://", key=key)
+def test_a_key_that_is_none(limiter_class: type, key: Any) -> None:
+    exc = error_of(limiter_class, "memory://", key=key)
     assert isinstance(exc, TypeError)
     assert repr(key) in str(exc)
     assert "a key is str, bytes or Key" in str(exc)
@@ -498,12 +504,12 @@ def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> Non
     assert asyncio.run(all_of_them()) == [4] * 10_000
 
 
-# -- what lies there already ----------------------------------------------------------------------
+# -- keys that exist already ----------------------------------------------------------------------
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
-def test_a_key_whose_type_is_something_else(face: type, redis_url: str, kind: str) -> None:
+def test_a_key_whose_type_is_something_else(limiter_class: type, redis_url: str, kind: str) -> None:
     prefix = fresh("taken")
     ring = f"{prefix}:{{key}}:6000:10"
     with redis.Redis.from_url(redis_url) as client:
@@ -515,31 +521,31 @@ def test_a_key_whose_type_is_something_else(face: type, redis_url: str, kind: st
             "stream": lambda: client.xadd(ring, {"mine": 1}),
         }[kind]()
         before = client.dump(ring)
-        exc = error_of(face, redis_url, prefix=prefix)
+        exc = error_of(limiter_class, redis_url, prefix=prefix)
         assert isinstance(exc, ConfigurationError)
         assert ring in str(exc)
         assert "choose a prefix that nothing else uses" in str(exc)
         assert client.dump(ring) == before
 
 
-@faces
-def test_a_refusal_writes_nothing_to_the_other_rings(face: type, redis_url: str) -> None:
-    """One ring of several is no ring: the others are not half charged."""
+@each_limiter
+def test_a_refusal_writes_nothing_to_the_other_rings(limiter_class: type, redis_url: str) -> None:
+    """One of several rings is a key of another type: the other rings are not charged."""
     prefix = fresh("half")
     with redis.Redis.from_url(redis_url) as client:
         client.set(f"{prefix}:{{key}}:360000:10", "mine")
-        exc = error_of(face, redis_url, limits=["5/minute", "50/hour"], prefix=prefix)
+        exc = error_of(limiter_class, redis_url, limits=["5/minute", "50/hour"], prefix=prefix)
         assert "WRONGTYPE" in str(exc)
         assert list(client.scan_iter(f"{prefix}:*", count=10_000)) == [
             f"{prefix}:{{key}}:360000:10".encode()
         ]
 
 
-# -- servers that will not do ---------------------------------------------------------------------
+# -- servers that cannot be used ------------------------------------------------------------------
 
 
 class OldServer(socketserver.StreamRequestHandler):
-    """Answers INFO as Redis 5 would, and all else as if it were well."""
+    """Answers INFO as Redis 5 would, and all other commands without an error."""
 
     def handle(self) -> None:
         with suppress(OSError):
@@ -561,26 +567,26 @@ class OldServer(socketserver.StreamRequestHandler):
         return b"+OK\r\n"
 
 
-@faces
-def test_a_server_that_is_too_old(face: type) -> None:
+@each_limiter
+def test_a_server_that_is_too_old(limiter_class: type) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OldServer) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=[0.05])
         thread.start()
         try:
             port = server.server_address[1]
-            exc = error_of(face, f"redis://127.0.0.1:{port}/0")
+            exc = error_of(limiter_class, f"redis://127.0.0.1:{port}/0")
         finally:
             server.shutdown()
             thread.join()
     assert isinstance(exc, ConfigurationError)
-    for word in (str(port), "5.0", "6.2"):
-        assert word in str(exc)
+    for text in (str(port), "5.0", "6.2"):
+        assert text in str(exc)
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Standalone]:
-    """A server with a password, and a user who may do almost nothing."""
+    """Yield a server with a password, and with a user who has almost no rights."""
     with Standalone(password=SECRET, users=[f"reader on >{SECRET} ~* +get +info +time"]) as server:
         yield server
 
@@ -589,51 +595,51 @@ def address(server: Standalone) -> str:
     return f"127.0.0.1:{server.port}"
 
 
-@faces
-def test_a_wrong_password(face: type, guarded: Standalone) -> None:
+@each_limiter
+def test_a_wrong_password(limiter_class: type, guarded: Standalone) -> None:
     for login in (f":{SECRET}wrong", f"nobody:{SECRET}wrong", f"default:{SECRET}wrong"):
-        exc = error_of(face, f"redis://{login}@{address(guarded)}/0")
+        exc = error_of(limiter_class, f"redis://{login}@{address(guarded)}/0")
         assert isinstance(exc, ConfigurationError)
         assert "password" in str(exc)
         assert address(guarded) in str(exc)
-        assert SECRET not in everything_said(exc)
+        assert SECRET not in all_texts_of(exc)
 
 
-@faces
-def test_no_password(face: type, guarded: Standalone) -> None:
-    exc = error_of(face, f"redis://{address(guarded)}/0")
+@each_limiter
+def test_no_password(limiter_class: type, guarded: Standalone) -> None:
+    exc = error_of(limiter_class, f"redis://{address(guarded)}/0")
     assert isinstance(exc, ConfigurationError)
     assert re.search("password|[Aa]uth", str(exc))
 
 
-@faces
-def test_too_few_rights(face: type, guarded: Standalone) -> None:
-    exc = error_of(face, f"redis://reader:{SECRET}@{address(guarded)}/0")
+@each_limiter
+def test_too_few_rights(limiter_class: type, guarded: Standalone) -> None:
+    exc = error_of(limiter_class, f"redis://reader:{SECRET}@{address(guarded)}/0")
     assert isinstance(exc, ConfigurationError)
     assert re.search("NOPERM|permission", str(exc))
     assert "rights" in str(exc)
-    assert SECRET not in everything_said(exc)
+    assert SECRET not in all_texts_of(exc)
     with guarded.client() as client:
         assert client.dbsize() == 0
 
 
-@faces
-def test_the_right_password(face: type, guarded: Standalone) -> None:
-    decision = asyncio.run(attempt(face, guarded.url, "right"))
+@each_limiter
+def test_the_right_password(limiter_class: type, guarded: Standalone) -> None:
+    decision = asyncio.run(attempt(limiter_class, guarded.url, "right"))
     assert decision.allowed
     assert SECRET not in repr(decision)
     with guarded.client() as client:
         client.flushdb()
 
 
-@faces
-def test_a_database_that_the_server_does_not_have(face: type, redis_url: str) -> None:
-    exc = error_of(face, redis_url.rpartition("/")[0] + "/4711")
+@each_limiter
+def test_a_database_that_the_server_does_not_have(limiter_class: type, redis_url: str) -> None:
+    exc = error_of(limiter_class, redis_url.rpartition("/")[0] + "/4711")
     assert isinstance(exc, ConfigurationError)
     assert "out of range" in str(exc)
 
 
-@faces
+@each_limiter
 @pytest.mark.parametrize(
     "url",
     [
@@ -659,55 +665,57 @@ def test_a_database_that_the_server_does_not_have(face: type, redis_url: str) ->
         "redis+sentinel://user:{0}@127.0.0.1:1/service?colour=blue",
     ],
 )
-def test_no_password_in_any_message(face: type, url: str) -> None:
-    exc = error_of(face, url.format(SECRET), timeout=1.0)
+def test_no_password_in_any_message(limiter_class: type, url: str) -> None:
+    exc = error_of(limiter_class, url.format(SECRET), timeout=1.0)
     assert isinstance(exc, (ConfigurationError, StoreUnavailable))
-    assert SECRET not in everything_said(exc)
+    assert SECRET not in all_texts_of(exc)
 
 
-@faces
-def test_no_password_in_the_message_of_memory_either(face: type) -> None:
-    assert SECRET not in everything_said(error_of(face, f"memory://user:{SECRET}@host"))
+@each_limiter
+def test_no_password_in_the_message_of_memory_either(limiter_class: type) -> None:
+    assert SECRET not in all_texts_of(error_of(limiter_class, f"memory://user:{SECRET}@host"))
 
 
-@faces
-def test_no_password_in_any_repr(face: type) -> None:
-    limiter = face(f"redis://user:{SECRET}@127.0.0.1:1/0", "5/minute", name="me")
+@each_limiter
+def test_no_password_in_any_repr(limiter_class: type) -> None:
+    limiter = limiter_class(f"redis://user:{SECRET}@127.0.0.1:1/0", "5/minute", name="me")
     for thing in (limiter, limiter._store, vars(limiter._store)):
         assert SECRET not in repr(thing)
 
 
-@faces
-def test_an_unknown_option_of_a_sentinel_set(face: type, sentinel_url: str) -> None:
-    exc = error_of(face, sentinel_url + "?colour=blue")
+@each_limiter
+def test_an_unknown_option_of_a_sentinel_set(limiter_class: type, sentinel_url: str) -> None:
+    exc = error_of(limiter_class, sentinel_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
-@faces
-def test_an_unknown_option_of_a_cluster(face: type, cluster_url: str) -> None:
-    exc = error_of(face, cluster_url + "?colour=blue")
+@each_limiter
+def test_an_unknown_option_of_a_cluster(limiter_class: type, cluster_url: str) -> None:
+    exc = error_of(limiter_class, cluster_url + "?colour=blue")
     assert isinstance(exc, ConfigurationError)
     assert "colour" in str(exc)
 
 
-@faces
-def test_a_service_that_sentinel_does_not_know(face: type, sentinel_url: str) -> None:
+@each_limiter
+def test_a_service_that_sentinel_does_not_know(limiter_class: type, sentinel_url: str) -> None:
     url = sentinel_url.replace(sentinel_url.rstrip("/0").rpartition("/")[2], "nosuchservice")
-    exc = error_of(face, url, timeout=2.0)
+    exc = error_of(limiter_class, url, timeout=2.0)
     assert isinstance(exc, (ConfigurationError, StoreError))
     assert "nosuchservice" in str(exc)
 
 
-@faces
-def test_a_cluster_node_without_the_clusters_url(face: type, cluster: Any) -> None:
-    """A single node's URL serves the slots it has, and says what to write for the others."""
+@each_limiter
+def test_a_cluster_node_without_the_clusters_url(limiter_class: type, cluster: Any) -> None:
+    """The URL of a single node works for the slots of that node; the error for another slot says
+    which URL to use.
+    """
     url = f"redis://127.0.0.1:{cluster.nodes[0].port}/0"
-    told = []
+    messages = []
     for n in range(12):
         try:
-            asyncio.run(attempt(face, url, f"key-{n}"))
+            asyncio.run(attempt(limiter_class, url, f"key-{n}"))
         except ConfigurationError as exc:
-            told.append(str(exc))
-    assert told
-    assert all("use redis+cluster://" in said for said in told)
+            messages.append(str(exc))
+    assert messages
+    assert all("use redis+cluster://" in message for message in messages)

@@ -1,4 +1,4 @@
-"""Refusals that are remembered here: no round trip, counted all the same, and gone when they may be
+"""Cached refusals: they take no round trip, are counted all the same, and end when they may be
 wrong.
 """
 
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from distwindow import Key, RateLimitExceeded
-from tests.integration.faces import Caller, Face, admin, used
+from tests.integration.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Proxy, until
 from tests.unit.stage import ManualClock, fresh
 
 MODES = ["direct", "leased", "eventual"]
 NEVER = {"flush_interval": 3600.0, "sync_interval": 3600.0}
-"""The worker does not come by itself."""
+"""Options with which the worker does not flush by itself."""
 
 
-def full(limiter: Caller, key: Any = "k", most: int = 100) -> None:
-    """Call until refused."""
+def full(limiter: LimiterAdapter, key: Any = "k", most: int = 100) -> None:
+    """Call until a call is refused."""
     for _ in range(most):
         if not limiter.try_acquire(key):
             return
@@ -34,9 +34,9 @@ def full(limiter: Caller, key: Any = "k", most: int = 100) -> None:
     ids=str,
 )
 def test_no_round_trip(
-    face: Face, proxy: Proxy, prefix: str, mode: str, limits: Any, key: Any
+    harness: Harness, proxy: Proxy, prefix: str, mode: str, limits: Any, key: Any
 ) -> None:
-    limiter = face.limiter(proxy.url, limits, prefix=prefix, consistency=mode, **NEVER)
+    limiter = harness.limiter(proxy.url, limits, prefix=prefix, consistency=mode, **NEVER)
     full(limiter, key)
     before = proxy.requests
     refusals = limiter.each([key] * 200)
@@ -47,14 +47,16 @@ def test_no_round_trip(
         assert (one.key, one.cost, one.remaining, one.reason) == (key, 1, 0, "over_limit")
         assert one.limit == limiter.limiter.limits[0]
         assert one.charged is None
-        assert 0 < one.retry_after <= one.reset_after <= 3660  # strict: a bucket more
+        assert 0 < one.retry_after <= one.reset_after <= 3660  # strict has one bucket more
     retries = [one.retry_after for one in refusals]
     assert retries == sorted(retries, reverse=True)
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-def test_only_for_costs_that_are_refused(face: Face, proxy: Proxy, prefix: str, mode: str) -> None:
-    limiter = face.limiter(proxy.url, "10/hour", prefix=prefix, consistency=mode, **NEVER)
+def test_only_for_costs_that_are_refused(
+    harness: Harness, proxy: Proxy, prefix: str, mode: str
+) -> None:
+    limiter = harness.limiter(proxy.url, "10/hour", prefix=prefix, consistency=mode, **NEVER)
     assert limiter.try_acquire("k", 6)
     assert not limiter.try_acquire("k", 5)
     before = proxy.requests
@@ -68,10 +70,10 @@ def test_only_for_costs_that_are_refused(face: Face, proxy: Proxy, prefix: str, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_blocks_are_told_within_the_interval(
-    face: Face, redis_url: str, prefix: str, mode: str
+def test_refusals_are_counted_in_the_store_within_the_interval(
+    harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url,
         "5/hour",
         prefix=prefix,
@@ -79,21 +81,23 @@ def test_blocks_are_told_within_the_interval(
         flush_interval=0.05,
         sync_interval=0.05,
     )
-    other = face.limiter(redis_url, "5/hour", prefix=prefix)
+    other = harness.limiter(redis_url, "5/hour", prefix=prefix)
     full(limiter)
     limiter.each(["k"] * 49)
     began = time.monotonic()
     until(lambda: other.stats("k").blocked == 50, timeout=5)
-    assert time.monotonic() - began < 0.05 + 0.5  # the machine's
-    limiter.each(["k"] * 10)  # and again, after the worker has been
+    assert time.monotonic() - began < 0.05 + 0.5  # 0.5 s for stalls of the machine
+    limiter.each(["k"] * 10)  # and again after the worker has flushed
     until(lambda: other.stats("k").blocked == 60, timeout=5)
     stats = other.stats("k")
     assert (stats.passed, stats.blocked) == (5, 60)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_own_stats_know_them_at_once(face: Face, redis_url: str, prefix: str, mode: str) -> None:
-    limiter = face.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
+def test_stats_of_this_process_include_them_at_once(
+    harness: Harness, redis_url: str, prefix: str, mode: str
+) -> None:
+    limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
     full(limiter)
     limiter.each(["k"] * 9)
     stats = limiter.stats("k")
@@ -107,16 +111,16 @@ def test_own_stats_know_them_at_once(face: Face, redis_url: str, prefix: str, mo
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by", ["refund", "reset"])
 def test_ends_at_once_after_own(
-    face: Face, redis_url: str, prefix: str, mode: str, by: str
+    harness: Harness, redis_url: str, prefix: str, mode: str, by: str
 ) -> None:
-    limiter = face.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
+    limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
     last = limiter.each(["k"] * 5)[-1]
     assert last
     assert not limiter.try_acquire("k")
     if by == "refund":
         assert limiter.refund(last) == 1
         if mode == "eventual":
-            limiter.flush()  # what others gave back, and oneself, is seen with the next sync
+            limiter.flush()  # what was refunded, here or elsewhere, is seen with the next poll
     else:
         limiter.reset("k")
     assert [d.allowed for d in limiter.each(["k"] * 6)] == [True] * (1 if by == "refund" else 5) + [
@@ -126,12 +130,12 @@ def test_ends_at_once_after_own(
 
 @pytest.mark.parametrize("by", ["refund", "reset"])
 def test_ends_within_a_bucket_after_anothers(
-    face: Face, redis_url: str, prefix: str, by: str
+    harness: Harness, redis_url: str, prefix: str, by: str
 ) -> None:
     clock = ManualClock()
-    terms: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
+    options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
     limits = "5/10s 10 buckets"
-    limiter, other = (face.limiter(redis_url, limits, **terms) for _ in range(2))
+    limiter, other = (harness.limiter(redis_url, limits, **options) for _ in range(2))
     last = limiter.each(["k"] * 5)[-1]
     assert not limiter.try_acquire("k")
     if by == "refund":
@@ -144,11 +148,11 @@ def test_ends_within_a_bucket_after_anothers(
     assert limiter.try_acquire("k")
 
 
-def test_ends_when_the_window_has_room(face: Face, redis_url: str, prefix: str) -> None:
-    """To the millisecond: at the moment that the refusal named, and not before."""
+def test_ends_when_the_window_has_room(harness: Harness, redis_url: str, prefix: str) -> None:
+    """A cached refusal ends at the millisecond that it named, and not before."""
     clock = ManualClock()
-    terms: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
-    limiter = face.limiter(redis_url, "5/second 10 buckets", **terms)
+    options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
+    limiter = harness.limiter(redis_url, "5/second 10 buckets", **options)
     key = fresh()
     for _ in range(30):
         clock.move(37)
@@ -164,10 +168,8 @@ def test_ends_when_the_window_has_room(face: Face, redis_url: str, prefix: str) 
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased"])
-def test_peek_and_guards_take_it_from_here(
-    face: Face, proxy: Proxy, prefix: str, mode: str
-) -> None:
-    limiter = face.limiter(proxy.url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
+def test_peek_and_guards_use_it(harness: Harness, proxy: Proxy, prefix: str, mode: str) -> None:
+    limiter = harness.limiter(proxy.url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
     full(limiter)
     before = proxy.requests
     seen = limiter.peek("k")
@@ -180,8 +182,8 @@ def test_peek_and_guards_take_it_from_here(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_waiting_ends_in_time(face: Face, redis_url: str, prefix: str, mode: str) -> None:
-    limiter = face.limiter(
+def test_waiting_ends_in_time(harness: Harness, redis_url: str, prefix: str, mode: str) -> None:
+    limiter = harness.limiter(
         redis_url, "5/80ms 10 buckets", prefix=prefix, consistency=mode, sync_interval=0.02
     )
     limiter.try_acquire("warm")
@@ -191,8 +193,8 @@ def test_waiting_ends_in_time(face: Face, redis_url: str, prefix: str, mode: str
     assert 0.07 <= time.monotonic() - began < 1.0  # nine buckets of ten
 
 
-def test_many_keys_at_once(face: Face, proxy: Proxy, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, "1/hour", prefix=prefix, **NEVER)
+def test_many_keys_at_once(harness: Harness, proxy: Proxy, redis_url: str, prefix: str) -> None:
+    limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, **NEVER)
     keys = [f"k{n}" for n in range(100)]
     limiter.each(keys)
     assert not any(limiter.each(keys))
@@ -200,7 +202,7 @@ def test_many_keys_at_once(face: Face, proxy: Proxy, redis_url: str, prefix: str
     assert not any(limiter.each(keys * 3))
     assert proxy.requests == before
     limiter.flush()
-    # In one piece, which a proxy may read in several chunks.
+    # It is written at once, and the proxy may read it in several chunks.
     assert proxy.requests - before < 8
     with admin(redis_url) as server:
         assert used(server, prefix) == 100

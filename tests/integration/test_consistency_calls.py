@@ -1,5 +1,5 @@
-"""Calls that the process decides, together with what the store does: several keys, resets, flushes,
-closes, and loops of calls that never wait.
+"""Calls that this process decides, combined with commands to the store: several keys, resets,
+flushes, closes, and loops of calls that never wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
-from tests.integration.faces import Caller, Face, admin, used
+from tests.integration.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Delay, Proxy, Refuse, until
 from tests.servers.wait import free_port
 
@@ -20,9 +20,9 @@ NEVER = 3600.0
 
 
 def test_a_call_over_several_keys_includes_what_this_process_has_passed(
-    face: Face, redis_url: str, prefix: str
+    harness: Harness, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "100/hour", prefix=prefix, consistency="eventual", sync_interval=NEVER
     )
     assert all(limiter.each(["k"] * 60))
@@ -31,9 +31,9 @@ def test_a_call_over_several_keys_includes_what_this_process_has_passed(
 
 
 def test_several_keys_are_not_refused_for_want_of_a_lease(
-    face: Face, redis_url: str, prefix: str
+    harness: Harness, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "2000/hour", prefix=prefix, consistency="leased", flush_interval=NEVER
     )
     assert all(limiter.each(["k"] * 300))
@@ -42,8 +42,8 @@ def test_several_keys_are_not_refused_for_want_of_a_lease(
     assert limiter.try_acquire_all([("k", "2000/hour", 1700)])
 
 
-def test_a_reset_that_fails_forgets_nothing(face: Face, prefix: str) -> None:
-    limiter = face.limiter(
+def test_a_reset_that_fails_keeps_the_key_state(harness: Harness, prefix: str) -> None:
+    limiter = harness.limiter(
         f"redis://127.0.0.1:{free_port()}", "20/hour",
         prefix=prefix, consistency="eventual", sync_interval=NEVER,
     )  # fmt: skip
@@ -54,9 +54,9 @@ def test_a_reset_that_fails_forgets_nothing(face: Face, prefix: str) -> None:
 
 
 def test_after_an_own_refund_a_call_is_admitted_at_once(
-    face: Face, redis_url: str, prefix: str
+    harness: Harness, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         redis_url, "3/hour", prefix=prefix, consistency="eventual", sync_interval=NEVER
     )
     decision, *_ = limiter.each(["k"] * 4)
@@ -65,9 +65,9 @@ def test_after_an_own_refund_a_call_is_admitted_at_once(
 
 
 def test_a_flush_that_fails_raises_and_keeps_its_counts(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(
+    limiter = harness.limiter(
         proxy.url, "100/hour", prefix=prefix, consistency="eventual", sync_interval=NEVER
     )
     limiter.try_acquire("k")
@@ -80,7 +80,7 @@ def test_a_flush_that_fails_raises_and_keeps_its_counts(
         assert used(server, prefix) == 8
 
 
-def _flushed(limiter: Caller) -> bool:
+def _flushed(limiter: LimiterAdapter) -> bool:
     try:
         limiter.flush()
     except StoreError:
@@ -89,10 +89,10 @@ def _flushed(limiter: Caller) -> bool:
 
 
 def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
-    face: Face, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "distwindow")
-    limiter = face.limiter(
+    limiter = harness.limiter(
         proxy.url, "1000/hour", prefix=prefix, consistency="eventual", sync_interval=0.01
     )
     limiter.try_acquire("k")

@@ -1,5 +1,5 @@
-"""What an event loop does to the awaiting limiter, on asyncio's and on uvloop's: many calls at once
-on one connection, and loops that end in every way. Of the runs on uvloop the quick tier has these.
+"""`AsyncLimiter` and event loops, of asyncio and of uvloop: many calls at once on one connection,
+and loops that end in various ways. The quick tier runs these tests on uvloop, too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import fakeredis
 import pytest
 
 from distwindow import AsyncLimiter, StoreError
-from tests.integration.faces import PLENTY, admin, used
+from tests.integration.harness import PLENTY, admin, used
 from tests.servers import Delay, Proxy, Silent, until
 
 
 def test_the_loop_is_the_one_that_the_parameter_names(request: pytest.FixtureRequest) -> None:
-    """Without this, all runs on uvloop could silently be runs on asyncio."""
+    """Without this test, all runs on uvloop could use loops of asyncio without notice."""
     with pytest.raises(AssertionError, match="runs on one kind only"):
         asyncio.new_event_loop()
 
@@ -31,7 +31,7 @@ async def test_a_coroutine_runs_on_it(event_loop_kind: str) -> None:
 
 
 @pytest.mark.event_loops
-def test_so_does_asyncio_run(event_loop_kind: str) -> None:
+def test_asyncio_run_uses_it_too(event_loop_kind: str) -> None:
     async def module() -> str:
         return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
@@ -42,7 +42,9 @@ def test_so_does_asyncio_run(event_loop_kind: str) -> None:
 
 
 async def test_calls_do_not_wait_for_the_replies_of_others(proxy: Proxy, prefix: str) -> None:
-    """One after the other they would take 300 round trips of 2 ms, and most would miss 0.25 s."""
+    """One after the other the calls would take 300 round trips of 2 ms, and most would exceed 0.25
+    s.
+    """
 
     async def call(key: str) -> str:
         try:
@@ -61,7 +63,7 @@ async def test_calls_do_not_wait_for_the_replies_of_others(proxy: Proxy, prefix:
 async def test_frames_are_written_to_the_transport(
     request: pytest.FixtureRequest, server: str, prefix: str
 ) -> None:
-    """And not handed to redis-py one by one, which is for clients without a transport."""
+    """They are not passed to redis-py one by one, which is only for clients without a transport."""
     url = request.getfixturevalue(f"{server}_url")
     async with AsyncLimiter(url, PLENTY, prefix=prefix, timeout=5) as limiter:
         keys = [f"k{i % 50}" for i in range(500)]
@@ -71,7 +73,7 @@ async def test_frames_are_written_to_the_transport(
 
 
 def connections_of(limiter: AsyncLimiter) -> list[Any]:
-    """The connections of the running loop."""
+    """Return the connections of the running loop."""
     store: Any = limiter._store
     dispatcher = store._dispatchers[asyncio.get_running_loop()]
     return list(dispatcher._connections.values())
@@ -90,7 +92,7 @@ def test_a_loop_may_end_without_aclose(
     prefix: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What was counted is told at once and without a word, and no connection is left open: a
+    """Pending counts are flushed at once, nothing is logged, and no connection is left open: a
     transport that is collected while open warns, and warnings are errors here.
     """
     url = request.getfixturevalue(f"{server}_url")
@@ -107,22 +109,22 @@ def test_a_loop_may_end_without_aclose(
         began = time.monotonic()
         asyncio.run(some())
         gc.collect()
-        # A flush that gets no reply would take 3 s, for which the end of a loop is waited for.
+        # A flush that gets no reply would take 3 s, and the end of a loop waits for it.
         assert time.monotonic() - began < 2.5
         assert caplog.messages == []
-        assert asyncio.run(told(url, prefix)) == 20 * (turn + 1)
+        assert asyncio.run(stored_ends(url, prefix)) == 20 * (turn + 1)
 
 
-async def told(store: Any, prefix: str) -> int:
-    """How many ends of entries have come to the store."""
+async def stored_ends(store: Any, prefix: str) -> int:
+    """Return how many ends of entries the store has counted."""
     async with AsyncLimiter(store, PLENTY, prefix=prefix, timeout=8) as other:
         return (await other.stats("k")).success
 
 
 @pytest.mark.event_loops
 def test_a_loop_that_is_closed_under_the_limiter(redis_url: str, prefix: str) -> None:
-    """Not by `asyncio.run`, so that nobody is told. Its connection is closed all the same, and the
-    next loop gets its own.
+    """The loop is not closed by `asyncio.run`, so no task is cancelled and nothing reports the end.
+    Its connection is closed all the same, and the next loop gets its own.
     """
     limiter = AsyncLimiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5)
 
@@ -137,7 +139,7 @@ def test_a_loop_that_is_closed_under_the_limiter(redis_url: str, prefix: str) ->
         return sum(client["name"] == prefix for client in server.client_list())
 
     with admin(redis_url) as server, warnings.catch_warnings():
-        # A loop that is closed with connections open says so; that is its right.
+        # A loop that is closed with open connections warns, which is correct.
         warnings.simplefilter("ignore", ResourceWarning)
         for _ in range(3):
             loop = asyncio.new_event_loop()
@@ -184,4 +186,4 @@ def test_a_client_without_a_transport_may_be_used_in_a_loop_that_ends(
 
     asyncio.run(some())
     assert caplog.messages == []
-    assert asyncio.run(told(fakeredis.FakeAsyncRedis(server=server), prefix)) == 1
+    assert asyncio.run(stored_ends(fakeredis.FakeAsyncRedis(server=server), prefix)) == 1

@@ -1,5 +1,5 @@
-"""Decided here, settled with a real server: callers wait for nothing, every hit arrives once, and
-the fleet passes no more beyond the limit than is promised.
+"""`eventual` with a real server: callers never wait, every call is counted once, and the fleet
+exceeds the limit by no more than is promised.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, StoreError
-from tests.integration.faces import PLENTY, Call, Face, admin, in_time, tally, used
+from tests.integration.harness import PLENTY, Call, Harness, admin, in_time, tally, used
 from tests.integration.test_leased_processes import PROCESSES, crowd, most_aligned, most_anywhere
 from tests.servers import (
     Blackhole,
@@ -44,8 +44,8 @@ def admitted(calls: list[Call]) -> int:
 
 @pytest.mark.slow
 def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> None:
-    """What all pass within two syncs and the ways there and back. On a busy machine those take
-    their time, too.
+    """The excess is what all processes pass within two sync intervals and two round trips, which
+    take longer on a busy machine.
     """
     limit, sync, way = Limit("400/second 5 buckets"), 0.05, 0.1
     options = eventual(prefix, limits=str(limit), sync_interval=sync)
@@ -54,7 +54,7 @@ def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> 
     beyond = most_anywhere(spans, Limit(1, per=2 * sync + 2 * way, buckets=1))
     most = most_aligned(spans, limit)
     assert most <= 400 + min((PROCESSES - 1) * 400, beyond)
-    assert len(spans) > 400  # and it is not a matter of calls that never came
+    assert len(spans) > 400  # so many calls were made that the limit was tested
 
 
 @pytest.mark.slow
@@ -62,16 +62,17 @@ def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> 
 def test_each_process_passes_no_more_than_its_own_share(
     redis_url: str, prefix: str, share: float | None, most: int
 ) -> None:
-    """Even where nobody hears of the others."""
+    """This holds even where no process receives the counts of the others."""
     limit = Limit("400/second 5 buckets")
     options = eventual(prefix, limits=str(limit), sync_interval=3600, share=share)
     spans, _ = crowd(redis_url, "k", options, 1.6, pause=0.002)
-    # Without a sync each has its own idea of when a bucket ends, though only by a moment.
+    # Without a poll each process has its own estimate of when a bucket ends, which differs by
+    # little.
     assert 400 * most * 0.7 < most_aligned(spans, limit) <= 400 * most * 1.02
 
 
 @pytest.mark.slow
-def test_every_hit_of_every_process_arrives_once(redis_url: str, prefix: str) -> None:
+def test_every_call_of_every_process_is_counted_once(redis_url: str, prefix: str) -> None:
     options = eventual(prefix, limits="1000000/50s 500 buckets", sync_interval=0.02)
     spans, _ = crowd(redis_url, "k", options, 1, pause=0.0005)
     with admin(redis_url) as server:
@@ -81,9 +82,11 @@ def test_every_hit_of_every_process_arrives_once(redis_url: str, prefix: str) ->
 # -- one process, or two --------------------------------------------------------------------------
 
 
-def test_others_hits_are_seen_after_a_sync(face: Face, redis_url: str, prefix: str) -> None:
+def test_calls_of_others_are_seen_after_a_poll(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     options = eventual(prefix, sync_interval=0.03)
-    one, other = (face.limiter(redis_url, "10/hour", **options) for _ in range(2))
+    one, other = (harness.limiter(redis_url, "10/hour", **options) for _ in range(2))
     assert all(one.each(["k"] * 9))
     with admin(redis_url) as server:
         until(lambda: used(server, prefix) == 9, timeout=2)
@@ -95,8 +98,8 @@ def test_others_hits_are_seen_after_a_sync(face: Face, redis_url: str, prefix: s
         assert used(server, prefix) == 10
 
 
-def test_it_is_exact_where_one_calls(face: Face, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
+def test_it_is_exact_where_one_process_calls(harness: Harness, redis_url: str, prefix: str) -> None:
+    limiter = harness.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
     calls = limiter.burst(["k"] * 500, at_once=8)
     assert tally(calls) == {"ok": 300, "refused": 200}
     stats = limiter.stats("k")
@@ -107,10 +110,10 @@ def test_it_is_exact_where_one_calls(face: Face, redis_url: str, prefix: str) ->
     "what",
     ["stalled", *(pytest.param(w, marks=pytest.mark.slow) for w in ("dead", "refusing", "muted"))],
 )
-def test_callers_never_wait(face: Face, proxy: Proxy, prefix: str, what: str) -> None:
+def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: str) -> None:
     with Standalone() as own, Proxy(own.port) as link:
         url = f"redis://127.0.0.1:{free_port()}" if what == "dead" else link.url
-        limiter = face.limiter(url, PLENTY, **eventual(prefix, sync_interval=0.02, timeout=0.3))
+        limiter = harness.limiter(url, PLENTY, **eventual(prefix, sync_interval=0.02, timeout=0.3))
         limiter.each(["k"] * 10)
         if what == "stalled":
             limiter.flush()
@@ -155,12 +158,12 @@ FAULTS = [
     [FAULTS[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS[1:])],
     ids=lambda fault: type(fault).__name__,
 )
-def test_hits_are_neither_lost_nor_doubled(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Fault
+def test_counts_are_neither_lost_nor_doubled(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Fault
 ) -> None:
-    """Over many buckets, some of which end between a hit and its arrival."""
+    """The calls take place in many buckets, some of which end between a call and its flush."""
     options = eventual(prefix, timeout=0.05, sync_interval=0.01)
-    limiter = face.limiter(proxy.url, "1000000/25s 500 buckets", **options)
+    limiter = harness.limiter(proxy.url, "1000000/25s 500 buckets", **options)
     keys = ["a", "b", "c"]
     limiter.each(keys)
     count = 3
@@ -179,10 +182,10 @@ def test_hits_are_neither_lost_nor_doubled(
 
 @pytest.mark.slow
 def test_neither_lost_nor_doubled_at_length(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     options = eventual(prefix, timeout=0.05, sync_interval=0.01)
-    limiter = face.limiter(proxy.url, "10000000/50s 500 buckets", **options)
+    limiter = harness.limiter(proxy.url, "10000000/50s 500 buckets", **options)
     load = limiter.load([f"k{n}" for n in range(20)], threading.Event(), at_once=2)
     for turn in range(16):
         with proxy.spoiled(FAULTS[turn % len(FAULTS)]):
@@ -195,12 +198,12 @@ def test_neither_lost_nor_doubled_at_length(
         assert used(server, prefix) == count
 
 
-def test_after_a_long_partition_old_hits_do_not_land(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+def test_after_a_long_partition_counts_that_have_expired_are_not_stored(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     clock = ManualClock()
     options = eventual(prefix, clock="client", time=clock)
-    limiter = face.limiter(proxy.url, "100/10s 10 buckets", **options)
+    limiter = harness.limiter(proxy.url, "100/10s 10 buckets", **options)
     for _ in range(3):
         limiter.try_acquire("k")
         limiter.flush()
@@ -217,19 +220,25 @@ def test_after_a_long_partition_old_hits_do_not_land(
     clock.move(300)
     for _ in range(3):
         limiter.flush()
-    # Of the partition's hits, one a second, nine are still in the window.
+    # There was one call a second during the partition; nine of them are still in the window.
     assert limiter.stats("k").passed == 9 + 7
     with admin(redis_url) as server:
         assert used(server, prefix) == 9 + 7
-    other = face.limiter(redis_url, "100/10s 10 buckets", prefix=prefix, clock="client", time=clock)
+    other = harness.limiter(
+        redis_url, "100/10s 10 buckets", prefix=prefix, clock="client", time=clock
+    )
     assert other.peek("k").remaining == 100 - 16
 
 
-def test_a_wrong_clock_here_is_no_matter(face: Face, redis_url: str, prefix: str) -> None:
-    """Buckets are told by the server's clock, from the first sync on."""
+def test_a_wrong_clock_of_the_process_does_not_matter(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
+    """Buckets follow the server's clock from the first flush on."""
 
     class Wrong:
-        """An hour ahead. No worker comes by itself where time is not the system's."""
+        """A clock that is an hour ahead. The worker does not flush by itself unless the clock is
+        the system's.
+        """
 
         sleep = staticmethod(time.sleep)
         monotonic = staticmethod(time.monotonic)
@@ -237,11 +246,11 @@ def test_a_wrong_clock_here_is_no_matter(face: Face, redis_url: str, prefix: str
         def now_ms(self) -> int:
             return time.time_ns() // 1_000_000 + 3_600_000
 
-    limiter = face.limiter(redis_url, "100/10s 10 buckets", **eventual(prefix, time=Wrong()))
+    limiter = harness.limiter(redis_url, "100/10s 10 buckets", **eventual(prefix, time=Wrong()))
     assert all(limiter.each(["k"] * 20))
     for _ in range(3):
         limiter.flush()
-    other = face.limiter(redis_url, "100/10s 10 buckets", prefix=prefix)
+    other = harness.limiter(redis_url, "100/10s 10 buckets", prefix=prefix)
     assert other.stats("k").passed == 20
     assert all(limiter.each(["k"] * 20))
     limiter.flush()

@@ -1,4 +1,4 @@
-"""Many commands in one exchange: each gets the reply it would have got alone."""
+"""Many commands in one exchange: each gets the reply that it would get alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from distwindow.protocol.commands import (
 from distwindow.protocol.keys import key_prefix
 from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
-from tests.integration.faces import admin
+from tests.integration.harness import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone
 from tests.unit.stage import T0, fresh
 
@@ -43,12 +43,12 @@ def charges(key: AnyKey, prefix: str = "exchange") -> tuple[Charge, ...]:
     return charges_of(key, key_prefix(prefix, key), [LIMIT], 1)
 
 
-def story(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]]:
-    """A few commands on each key, in an order that matters."""
-    told: list[Command[Any]] = []
+def commands_on(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]]:
+    """Return a few commands on each key, whose replies depend on their order."""
+    commands: list[Command[Any]] = []
     for key in keys:
         ring = charges(key, prefix)
-        told += [
+        commands += [
             Acquire(ring, HOUR),
             Lease(ring, HOUR + 1, extra=9),
             Flush(
@@ -70,7 +70,7 @@ def story(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]
             Refund(ring, HOUR + 4, charged_ms=HOUR),
             Read(ring, HOUR + 5),
         ]
-    return told
+    return commands
 
 
 @contextmanager
@@ -97,20 +97,22 @@ def opened(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("where", ["redis_url", "cluster_url", "unix_url", "tls_url", "fake_url"])
 def test_together_as_alone(opened: Any, where: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(where)
-    # More than go in one piece, and on a cluster over all its nodes.
-    commands = story([fresh() for _ in range(60)])
+    # There are more than are written at once, and on a cluster they go to all nodes.
+    commands = commands_on([fresh() for _ in range(60)])
     expected = MemoryStore().exchange(commands)
     with opened(url) as exchange:
-        exchange(story([fresh() for _ in range(9)]))  # the scripts are there: order is not promised
+        exchange(
+            commands_on([fresh() for _ in range(9)])
+        )  # load the scripts, as the order is not promised without them
         assert exchange(commands) == expected
 
 
 def test_together_over_a_client_without_a_socket(opened: Any) -> None:
     server = fakeredis.FakeServer()
     kind = fakeredis.FakeRedis if opened is blocking else fakeredis.FakeAsyncRedis
-    commands = story([fresh() for _ in range(5)])
+    commands = commands_on([fresh() for _ in range(5)])
     with opened(kind(server=server)) as exchange:
-        exchange(story([fresh()]))
+        exchange(commands_on([fresh()]))
         assert exchange(commands) == MemoryStore().exchange(commands)
 
 
@@ -119,7 +121,9 @@ def test_no_commands_are_no_exchange(opened: Any) -> None:
         assert exchange([]) == []
 
 
-def test_one_that_fails_fails_alone(opened: Any, redis_url: str, prefix: str) -> None:
+def test_a_command_that_fails_does_not_fail_the_others(
+    opened: Any, redis_url: str, prefix: str
+) -> None:
     keys = [fresh() for _ in range(3)]
     with admin(redis_url) as server:
         server.set(charges(keys[1], prefix)[0].ring, "no ring")
@@ -132,14 +136,14 @@ def test_one_that_fails_fails_alone(opened: Any, redis_url: str, prefix: str) ->
 
 def test_scripts_that_the_server_has_lost_are_sent_again(opened: Any, prefix: str) -> None:
     with Standalone() as server, opened(server.url) as exchange:
-        assert exchange(story([fresh()], prefix))
+        assert exchange(commands_on([fresh()], prefix))
         with server.client() as client:
             client.script_flush()
-        commands = story([fresh() for _ in range(3)], prefix)
+        commands = commands_on([fresh() for _ in range(3)], prefix)
         assert exchange(commands) == MemoryStore().exchange(commands)
 
 
-def test_a_link_that_breaks_leaves_all_unknown_and_sends_none_again(
+def test_after_a_broken_connection_all_outcomes_are_unknown_and_none_is_sent_again(
     opened: Any, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     commands = [Acquire(charges(Key(fresh(), "t"), prefix)) for _ in range(20)]
@@ -157,7 +161,7 @@ def test_a_link_that_breaks_leaves_all_unknown_and_sends_none_again(
             assert held == 1 if answer not in lost else held <= 1
 
 
-def test_a_server_that_is_away_is_not_tried_for_each(opened: Any) -> None:
+def test_an_unreachable_server_is_tried_once_for_all_commands(opened: Any) -> None:
     commands = [Acquire(charges(fresh())) for _ in range(2000)]
     with opened("redis://127.0.0.1:1", clock="server") as exchange:
         answers = exchange(commands)
@@ -166,7 +170,7 @@ def test_a_server_that_is_away_is_not_tried_for_each(opened: Any) -> None:
 
 
 @pytest.mark.event_loops
-def test_a_closed_store_answers_each_with_that() -> None:
+def test_a_closed_store_returns_an_error_for_each_command() -> None:
     store, awaited = open_store("redis://127.0.0.1:1"), open_async_store("redis://127.0.0.1:1")
     store.close()
 

@@ -1,10 +1,11 @@
-"""Two processes, eight threads and thirty tasks each, one key, real time, a real server.
+"""Two processes with eight threads and thirty tasks each call one key, in real time on a real
+server.
 
-Everything is counted on the store's clock, as the decisions tell it. A call of cost 1 is refused
-only when the window is full, so wherever the store refused somebody the window up to there must
-hold the limit *exactly*: one more would be over-admission, one less a permit that was charged and
-lost. Refusals that are remembered know the store's time only about, and are counted alone; who
-gets one pauses, as it would otherwise keep all others of its process from being served.
+All times are the store's, from `Decision.now_ms`. The store refuses a call of cost 1 only when the
+window is full, so at each such refusal the window must hold *exactly* the limit: one more would be
+an excess, one less a permit that was charged and lost. A cached refusal has only an estimate of the
+store's time, and is counted apart. A caller that gets one pauses, because it would otherwise keep
+the other callers of its process from running.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ PROCESSES, THREADS, TASKS = 2, 8, 30
 ROOT = Path(__file__).parents[2]
 
 Calls = list[tuple[int, bool, int, bool]]
-"""When, whether admitted, at what cost, and whether the store was asked."""
+"""Time (ms, of the store), whether admitted, cost, and whether the store decided."""
 
 PAUSE = 0.001
 
 
 def hammer(url: str, limit: str, key: str, seconds: float, costs: list[int]) -> Calls:
-    """What all of them were told: when on the store's clock, whether admitted, at what cost."""
+    """Return the calls of all processes."""
     command = [sys.executable, "-m", "tests.integration.test_hammer", url, limit, key]
     command += [str(seconds), json.dumps(costs)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -50,20 +51,20 @@ def hammer(url: str, limit: str, key: str, seconds: float, costs: list[int]) -> 
         worker.stdin.write("go\n")
         worker.stdin.flush()
     for worker in workers:
-        said, _ = worker.communicate(timeout=60 + seconds)
+        output, _ = worker.communicate(timeout=60 + seconds)
         assert worker.returncode == 0
-        calls += map(tuple, json.loads(said))
+        calls += map(tuple, json.loads(output))
     return sorted(calls)
 
 
 def work(url: str, limit: str, key: str, seconds: float, costs: list[int]) -> Calls:
-    """One process, that begins when it is told to."""
+    """Run one process, which begins when it reads a line from stdin."""
     calls: Calls = []
     print("ready", flush=True)
     sys.stdin.readline()
     end = time.monotonic() + seconds
 
-    def told(decision: Decision) -> bool:
+    def record(decision: Decision) -> bool:
         asked = decision.source == "store"
         calls.append((decision.now_ms, decision.allowed, decision.cost, asked))
         return asked
@@ -71,18 +72,18 @@ def work(url: str, limit: str, key: str, seconds: float, costs: list[int]) -> Ca
     def thread(number: int) -> None:
         cost = costs[number % len(costs)]
         while time.monotonic() < end:
-            if not told(blocking.try_acquire(key, cost)):
+            if not record(blocking.try_acquire(key, cost)):
                 time.sleep(PAUSE)
 
-    async def task(awaiting: AsyncLimiter, number: int) -> None:
+    async def task(limiter: AsyncLimiter, number: int) -> None:
         cost = costs[number % len(costs)]
         while time.monotonic() < end:
-            if not told(await awaiting.try_acquire(key, cost)):
+            if not record(await limiter.try_acquire(key, cost)):
                 await asyncio.sleep(PAUSE)
 
     async def tasks() -> None:
-        async with AsyncLimiter(url, limit, timeout=30) as awaiting:
-            await asyncio.gather(*(task(awaiting, number) for number in range(TASKS)))
+        async with AsyncLimiter(url, limit, timeout=30) as limiter:
+            await asyncio.gather(*(task(limiter, number) for number in range(TASKS)))
 
     with Limiter(url, limit, timeout=30) as blocking:
         threads = [threading.Thread(target=thread, args=[number]) for number in range(THREADS)]
@@ -95,7 +96,9 @@ def work(url: str, limit: str, key: str, seconds: float, costs: list[int]) -> Ca
 
 
 def exactly_full_where_refused(calls: Calls, limit: Limit) -> int:
-    """The law of both bounds; how many buckets it was checked in."""
+    """Check at each refusal of the store that the window was exactly full. Return the number of
+    buckets in which that was checked.
+    """
     width, span = limit.bucket_ms, limit.span
     passed: Counter[int] = Counter()
     refused = set()
@@ -139,7 +142,9 @@ def test_strict_never_admits_more_than_the_limit_in_any_window(redis_url: str) -
 
 
 def conserved(url: str, costs: list[int], **options: Any) -> None:
-    """Admitted by the clients == counted by the ring, over a window that does not end."""
+    """Check that the ring has counted as much as the clients were admitted, in a window that does
+    not end.
+    """
     limit, key = Limit(600, per=3650 * 86400, buckets=1), fresh()
     calls = hammer(url, str(limit), key, 0.7, costs)
     with Limiter(url, limit, timeout=30, **options) as limiter:

@@ -1,4 +1,6 @@
-"""What a signal handler raises in the midst of a call arrives as itself, whatever its type."""
+"""An exception that a signal handler raises during a call reaches the caller unchanged, whatever
+its type.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from distwindow.core.decision import Decision
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
 from distwindow.store.redis.blocking.call_sharing import CallGroup, InFlightCall, Waiter
-from tests.integration.faces import admin, used
+from tests.integration.harness import admin, used
 from tests.servers import Proxy
 from tests.servers.proxy import Delay, Pass, Silent
 from tests.servers.wait import until
@@ -47,15 +49,19 @@ def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Eager(Demand):
-    """As if there had always been calls: the next one fetches a lease, on slow machines, too."""
+class HighDemand(Demand):
+    """Estimates a constant high demand, so that the next call fetches a lease on slow machines,
+    too.
+    """
 
     def needed(self, now: float, seconds: float) -> int:
         return 50
 
 
 def subclass(kind: type[BaseException]) -> BaseException:
-    """The application's own, of a kind that the layers below know, too."""
+    """Return an exception of the application, whose base class the library may catch for its own
+    reasons.
+    """
     made: type[BaseException] = type("SoftTimeLimitExceeded", (kind,), {})
     return made("too slow")
 
@@ -105,7 +111,9 @@ def test_over_tls(tls_url: str, prefix: str) -> None:
 
 
 def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, prefix: str) -> None:
-    """The thread that connects was waited for by an interrupted caller: the next one waits on."""
+    """The interrupted caller was waiting for a thread that connects; the next caller waits for the
+    same one.
+    """
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
         for _ in range(5):
             with proxy.spoiled(Delay(replies=0.1)), raised_after(0.03, subclass(Exception)):
@@ -114,8 +122,8 @@ def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, pre
         assert limiter.try_acquire("k")
 
 
-def test_who_was_to_share_a_reply_that_has_come_gets_a_part() -> None:
-    """The leader is interrupted as it deals."""
+def test_members_get_their_shares_of_a_reply_that_has_arrived() -> None:
+    """The leader is interrupted while it hands out the shares."""
     group, members = CallGroup(), [Waiter(InFlightCall(5.0)) for _ in range(3)]
     for member in members:
         group.join(member)
@@ -130,26 +138,26 @@ def test_who_was_to_share_a_reply_that_has_come_gets_a_part() -> None:
 # -- tasks whose exceptions are kept --------------------------------------------------------------
 
 
-async def test_a_cancelled_fetch_leaves_nobody_waiting(proxy: Proxy, prefix: str) -> None:
+async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, prefix: str) -> None:
     kept: list[BaseException] = []
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=2, flush_interval=600
     ) as limiter:
         for _ in range(5):
             await limiter.try_acquire("k")
-        near: Any = limiter._strategy
-        cell = near._key_states.get("k")
-        near._refunds.take_unspent(cell)
-        cell.demand = Eager(time.monotonic())
+        strategy: Any = limiter._strategy
+        state = strategy._key_states.get("k")
+        strategy._refunds.take_unspent(state)
+        state.demand = HighDemand(time.monotonic())
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: cell.lease_fetch is not None)
+            await until_true(lambda: state.lease_fetch is not None)
             task.cancel()
             try:
                 await task
             except asyncio.CancelledError as exc:
                 kept.append(exc)
-            assert cell.lease_fetch is None
+            assert state.lease_fetch is None
         await asyncio.wait_for(limiter.try_acquire("k"), 1)
     assert kept
 
@@ -165,56 +173,58 @@ async def until_true(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-# -- leases whose caller has gone -----------------------------------------------------------------
+# -- leases whose caller has left -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timeout", [2.0, 0.1])
-async def test_a_lease_that_comes_after_its_caller_has_gone_is_kept_or_given_back(
+async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunded(
     proxy: Proxy, prefix: str, timeout: float
 ) -> None:
-    """Cancelled, or given up by its own timeout: the permits beyond its own are not lost."""
-    returned = doubtful = 0
+    """The caller is cancelled or times out; the permits beyond those of the caller are not lost."""
+    returned = unknown = 0
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=timeout, flush_interval=600
     ) as limiter:
-        near: Any = limiter._strategy
+        strategy: Any = limiter._strategy
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
-        cell = near._key_states.get("k")
-        near._refunds.take_unspent(cell)
+        state = strategy._key_states.get("k")
+        strategy._refunds.take_unspent(state)
         await limiter.flush()
-        cell.demand = Eager(time.monotonic())
-        assert not cell.permits_left
+        state.demand = HighDemand(time.monotonic())
+        assert not state.permits_left
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.15)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: cell.lease_fetch is not None)
+            await until_true(lambda: state.lease_fetch is not None)
             await asyncio.sleep(0.01)
             if timeout > 1:
                 task.cancel()
             try:
                 returned += bool(await task)
             except (asyncio.CancelledError, StoreError):
-                doubtful += 1
-            await until_true(lambda: cell.permits_left > 0)
+                unknown += 1
+            await until_true(lambda: state.permits_left > 0)
     with admin(proxy.url) as server:
-        assert returned <= used(server, prefix) <= returned + doubtful
-    assert doubtful == 1
+        assert returned <= used(server, prefix) <= returned + unknown
+    assert unknown == 1
 
 
-def test_a_lease_that_comes_as_the_limiter_closes_is_given_back(proxy: Proxy, prefix: str) -> None:
+def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
+    proxy: Proxy, prefix: str
+) -> None:
     limiter = Limiter(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
-    near: Any = limiter._strategy
-    cell = near._key_states.get("k")
-    near._refunds.take_unspent(cell)
+    strategy: Any = limiter._strategy
+    state = strategy._key_states.get("k")
+    strategy._refunds.take_unspent(state)
     limiter.flush()
-    cell.demand = Eager(time.monotonic())
+    state.demand = HighDemand(time.monotonic())
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
         thread = threading.Thread(target=lambda: decisions.append(limiter.try_acquire("k")))
         thread.start()
-        until(lambda: cell.lease_fetch is not None)
+        until(lambda: state.lease_fetch is not None)
         limiter.close()
         thread.join()
     assert len(decisions) == 301
@@ -222,17 +232,18 @@ def test_a_lease_that_comes_as_the_limiter_closes_is_given_back(proxy: Proxy, pr
         assert used(server, prefix) == sum(decision.allowed for decision in decisions)
 
 
-# -- what is to be completed goes on when its caller is interrupted --------------------------------
+# -- closes and flushes are completed although their caller is interrupted
+# --------------------------
 
 
 def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
-    """A limiter with some, and how many calls it has admitted."""
+    """Return a limiter that holds unspent permits, and how many calls it has admitted."""
     limiter = Limiter(
         url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     admitted = int(limiter.try_acquire("k").allowed)
-    near: Any = limiter._strategy
-    near._key_states.get("k").demand = Eager(time.monotonic())
+    strategy: Any = limiter._strategy
+    strategy._key_states.get("k").demand = HighDemand(time.monotonic())
     for _ in range(5):
         admitted += limiter.try_acquire("k").allowed
     assert limiter._strategy.unreturned_permits() > 0
@@ -240,9 +251,7 @@ def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
 
 
 @pytest.mark.parametrize("repeated", [1, 3])
-def test_an_interrupted_close_gives_everything_back(
-    proxy: Proxy, prefix: str, repeated: int
-) -> None:
+def test_an_interrupted_close_refunds_everything(proxy: Proxy, prefix: str, repeated: int) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
         for _ in range(repeated):
@@ -255,10 +264,10 @@ def test_an_interrupted_close_gives_everything_back(
         assert used(server, prefix) == admitted
 
 
-def test_an_interrupted_flush_gives_back_what_it_was_to_give(proxy: Proxy, prefix: str) -> None:
+def test_an_interrupted_flush_refunds_what_was_queued(proxy: Proxy, prefix: str) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
-    near: Any = limiter._strategy
-    near._refunds.take_unspent(near._key_states.get("k"))
+    strategy: Any = limiter._strategy
+    strategy._refunds.take_unspent(strategy._key_states.get("k"))
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
         expected = subclass(TimeoutError)
         with raised_after(0.1, expected), pytest.raises(TimeoutError) as caught:
@@ -310,7 +319,7 @@ def test_a_process_that_ends_by_an_interrupted_close_sends_its_counts(
 
 
 class Stalling(MemoryStore):
-    """A store elsewhere that does not answer whoever asks for a lease until it is let."""
+    """A store outside this process that does not answer lease commands until `let` is set."""
 
     source = "store"
 
@@ -331,23 +340,25 @@ class Stalling(MemoryStore):
         return super().attempt(command)
 
 
-def test_who_waited_for_anothers_lease_has_only_the_rest_of_the_timeout() -> None:
+def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_timeout_is_left() -> (
+    None
+):
     store, timeout = Stalling(), 0.2
     limiter = Limiter(store, PLENTY, consistency="leased", timeout=timeout, flush_interval=600)
     for _ in range(5):
         store.let.set()
         limiter.try_acquire("k")
-    near: Any = limiter._strategy
-    cell = near._key_states.get("k")
-    near._refunds.take_unspent(cell)
-    cell.demand = Eager(time.monotonic())
+    strategy: Any = limiter._strategy
+    state = strategy._key_states.get("k")
+    strategy._refunds.take_unspent(state)
+    state.demand = HighDemand(time.monotonic())
     store.let.clear()
     store.asked.clear()
     fetching = threading.Thread(target=limiter.try_acquire, args=("k",))
     fetching.start()
     assert store.asked.wait(10)
     came = time.monotonic()
-    limiter.try_acquire("k")  # waits in vain, then asks itself
+    limiter.try_acquire("k")  # waits for the other caller, and then fetches a lease itself
     assert store.deadlines[-1] is not None
     assert store.deadlines[-1] <= came + timeout + 0.05
     store.let.set()
@@ -356,7 +367,7 @@ def test_who_waited_for_anothers_lease_has_only_the_rest_of_the_timeout() -> Non
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-def test_all_that_a_call_asks_has_one_deadline(mode: Any) -> None:
+def test_all_commands_of_a_call_have_one_deadline(mode: Any) -> None:
     """`refund`, `stats` and a call over several keys are several commands."""
     store = Stalling()
     store.let.set()
@@ -375,7 +386,7 @@ def test_all_that_a_call_asks_has_one_deadline(mode: Any) -> None:
             assert before + 7 <= given.pop() <= time.monotonic() + 7
 
 
-# -- one key in two forms -------------------------------------------------------------------------
+# -- a key as text and as bytes -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
@@ -388,8 +399,8 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
         answers = [limiter.try_acquire(key) for key in ("user", b"user", "user", b"user", b"user")]
         assert [answer.allowed for answer in answers] == [True, True, False, False, False]
         assert {answer.key for answer in answers} == {"user"}
-        near: Any = limiter._strategy
-        assert len(near._key_states) == 1
+        strategy: Any = limiter._strategy
+        assert len(strategy._key_states) == 1
         assert limiter.stats(b"user").blocked == 3
         assert not limiter.peek(b"user")
         limiter.reset(b"user")
@@ -397,7 +408,7 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
 
 
 def test_a_store_that_is_well_again_is_asked_again(proxy: Proxy, prefix: str) -> None:
-    """After all this the limiter is what it was."""
+    """After failures and interruptions the limiter works as before."""
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.3) as limiter:
         with proxy.spoiled(Silent()), pytest.raises(StoreError):
             limiter.try_acquire("k")

@@ -1,9 +1,9 @@
-"""Leases on a real server: what all processes together spend is never more than the limit, and the
-store is asked seldom.
+"""Leases on a real server: all processes together never spend more than the limit, and few calls
+reach the store.
 
-The decisions' own times are estimates, so windows are told by the machine's clock, which the server
-has too. A call is counted in a window only where all of it lies inside: so nothing is counted that
-may have been outside, and an excess is one.
+The times in the decisions are estimates, so windows are taken from the machine's clock, which the
+server uses, too. A call is counted in a window only if it began and ended inside: so no call is
+counted that may have been outside, and every excess that is found is real.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, Limiter, StoreError
-from tests.integration.faces import PLENTY, Face, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, tally, used
 from tests.servers import (
     Blackhole,
     Delay,
@@ -41,11 +41,11 @@ ROOT = Path(__file__).parents[2]
 PROCESSES = 4
 
 Span = tuple[float, float]
-"""When an admitted call began and ended, ms."""
+"""When an admitted call began and ended, ms since 1970."""
 
 
-class Spender:
-    """A process that spends what it can get of one key, with two threads."""
+class CallerProcess:
+    """A process that calls one key without a break, from two threads."""
 
     def __init__(self, url: str, key: str, options: dict[str, Any], pause: float) -> None:
         args = [url, key, json.dumps(options), f"{pause:g}"]
@@ -70,14 +70,14 @@ class Spender:
         self._process.kill()
 
     def result(self, *, stop: bool = True) -> tuple[list[Span], Counter[str]]:
-        """The admitted calls, and how many decisions came from where."""
-        said, _ = self._process.communicate("\n" if stop else None, timeout=30)
+        """Return the admitted calls, and the number of decisions by source."""
+        output, _ = self._process.communicate("\n" if stop else None, timeout=30)
         spans: list[Span] = []
         sources: Counter[str] = Counter()
-        for line in said.splitlines(keepends=True):
-            if line.endswith("\n"):  # a killed one may have been in the midst of a line
-                told, counts = json.loads(line)
-                spans += [(began, ended) for began, ended in told]
+        for line in output.splitlines(keepends=True):
+            if line.endswith("\n"):  # a killed process may have written half a line
+                reports, counts = json.loads(line)
+                spans += [(began, ended) for began, ended in reports]
                 sources.update(counts)
         return spans, sources
 
@@ -87,7 +87,7 @@ def spend(url: str, key: str, options: dict[str, Any], pause: float) -> None:
     sys.stdin.readline()
     stop = threading.Event()
     limiter = Limiter(url, **options)
-    told: list[list[Any]] = []
+    reports: list[list[Any]] = []
 
     def work() -> None:
         spans: list[Span] = []
@@ -102,30 +102,30 @@ def spend(url: str, key: str, options: dict[str, Any], pause: float) -> None:
                 spans.append((began * 1000, ended * 1000))
             if time.monotonic() - since > 0.05:
                 since = time.monotonic()
-                told.append([spans, dict(sources)])
+                reports.append([spans, dict(sources)])
                 spans, sources = [], Counter()
             time.sleep(pause)
-        told.append([spans, dict(sources)])
+        reports.append([spans, dict(sources)])
 
-    def tell() -> None:
-        while told:
-            print(json.dumps(told.pop(0)), flush=True)
+    def print_reports() -> None:
+        while reports:
+            print(json.dumps(reports.pop(0)), flush=True)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
 
-    def heed() -> None:
+    def wait_for_stop() -> None:
         sys.stdin.readline()
         stop.set()
 
-    threading.Thread(target=heed).start()
+    threading.Thread(target=wait_for_stop).start()
     while not stop.wait(0.02):
-        tell()
+        print_reports()
     for thread in threads:
         thread.join()
     limiter.close()
-    tell()
+    print_reports()
 
 
 def crowd(
@@ -136,27 +136,29 @@ def crowd(
     kill: int = 0,
     pause: float = 0.0003,
 ) -> tuple[list[Span], Counter[str]]:
-    """What four processes are admitted in so many seconds, some of them killed in between."""
-    spenders = [Spender(url, key, options, pause) for _ in range(PROCESSES)]
-    for spender in spenders:
-        spender.await_ready()
-    for spender in spenders:
-        spender.go()
+    """Return what four processes are admitted in so many seconds; `kill` of them are killed
+    meanwhile.
+    """
+    processes = [CallerProcess(url, key, options, pause) for _ in range(PROCESSES)]
+    for process in processes:
+        process.await_ready()
+    for process in processes:
+        process.go()
     time.sleep(seconds / 2)
-    for spender in spenders[:kill]:
-        spender.kill()
+    for process in processes[:kill]:
+        process.kill()
     time.sleep(seconds / 2)
     spans: list[Span] = []
     sources: Counter[str] = Counter()
-    for number, spender in enumerate(spenders):
-        some, counts = spender.result(stop=number >= kill)
+    for number, process in enumerate(processes):
+        some, counts = process.result(stop=number >= kill)
         spans += some
         sources.update(counts)
     return spans, sources
 
 
 def most_aligned(spans: list[Span], limit: Limit) -> int:
-    """The most that were surely admitted in one window of whole buckets."""
+    """Return the most calls that were certainly admitted in one window of whole buckets."""
     width = limit.bucket_ms
     passed: Counter[int] = Counter()
     for began, ended in spans:
@@ -168,7 +170,9 @@ def most_aligned(spans: list[Span], limit: Limit) -> int:
 
 
 def most_anywhere(spans: list[Span], limit: Limit) -> int:
-    """The most that were surely admitted within one interval, wherever it begins."""
+    """Return the most calls that were certainly admitted within one interval, wherever it
+    begins.
+    """
     starts = sorted(began for began, _ in spans)
     ends = sorted(ended for _, ended in spans)
     return max(
@@ -191,18 +195,19 @@ def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amou
     assert most_aligned(spans, limit) <= amount
     if bound == "strict":
         assert most_anywhere(spans, limit) <= amount
-    # What leases keep from others is not much: more than half of all is spent.
+    # Leases withhold little from the other processes: more than half of the limit is spent.
     assert len(spans) > 0.5 * amount * 1.8 / 0.6
 
 
 @pytest.mark.slow
 def test_what_a_killed_process_takes_with_it(redis_url: str, prefix: str) -> None:
-    """No more than a lease: all others' surplus is given back."""
+    """No more than one lease is lost, as the other processes refund what they have not spent."""
     spans, _ = crowd(redis_url, "k", leased(PLENTY, prefix), 1, kill=1)
     with admin(redis_url) as server:
         total = used(server, prefix)
     assert len(spans) <= total
-    # A lease is a quarter of a second's, at a rate of a fourth of all; told late are 50 ms more.
+    # A lease lasts a quarter of a second, at a quarter of the rate of all. The calls of the last 50
+    # ms before the kill may not have been reported.
     assert total - len(spans) < 0.4 * len(spans) / 1
 
 
@@ -218,46 +223,52 @@ def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: s
 
 
 @pytest.mark.slow
-def test_it_is_refilled_ahead_of_need(redis_url: str, prefix: str) -> None:
-    """Under a steady load callers hardly ever wait for the store."""
+def test_leases_are_prefetched(redis_url: str, prefix: str) -> None:
+    """Under a steady load callers rarely wait for the store."""
     spans, sources = crowd(
         redis_url, "k", leased("1000000/10s 10 buckets", prefix), 1.5, pause=0.001
     )
     calls = sum(sources.values())
     assert len(spans) == calls > 1500
-    # At the start call by call; and each second a bucket ends.
+    # The first calls are decided by the store, and so are some as a bucket ends each second.
     assert sources["store True"] < 0.04 * calls
 
 
 # -- one process ----------------------------------------------------------------------------------
 
 
-def test_the_store_is_asked_seldom(face: Face, proxy: Proxy, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5)
+def test_few_calls_reach_the_store(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
+    limiter = harness.limiter(proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5)
     decisions = limiter.each(["k"] * 3000)
     assert all(decisions)
     assert proxy.requests < 200
     left = [(999_999 - n, d.remaining) for n, d in enumerate(decisions) if d.source == "lease"]
     assert len(left) > 2800
-    assert all(there_is == said for there_is, said in left)
+    assert all(there_is == reported for there_is, reported in left)
     limiter.close()
     with admin(redis_url) as server:
         assert used(server, prefix) == 3000
 
 
-def test_exactly_the_limit_where_one_calls(face: Face, redis_url: str, prefix: str) -> None:
-    limiter = face.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
+def test_exactly_the_limit_where_one_process_calls(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
+    limiter = harness.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
     calls = limiter.burst(["k"] * 1000, at_once=8)
     assert tally(calls) == {"ok": 777, "refused": 223}
-    # Not at once where the worker is just telling it: then with its next round.
+    # If the worker is flushing at this moment, the last refusals are in its next flush.
     until(lambda: limiter.stats("k").blocked == 223, timeout=2)
     assert limiter.stats("k").passed == 777
 
 
-def test_surplus_is_returned(face: Face, redis_url: str, prefix: str) -> None:
-    """To others, soon after the calls end, without a close."""
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = face.limiter(redis_url, PLENTY, flush_interval=0.05, **terms)
+def test_surplus_is_returned(harness: Harness, redis_url: str, prefix: str) -> None:
+    """Unspent permits are refunded soon after the calls end, without a close, so that others can
+    spend them.
+    """
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = harness.limiter(redis_url, PLENTY, flush_interval=0.05, **options)
     limiter.each(["k"] * 1000)
     assert limiter.limiter._strategy._get("k").permits_left > 0
     with admin(redis_url) as server:
@@ -268,9 +279,9 @@ def test_surplus_is_returned(face: Face, redis_url: str, prefix: str) -> None:
         until(lambda: used(server, prefix) == 1500, timeout=2)
 
 
-def test_own_refund_and_reset(face: Face, redis_url: str, prefix: str) -> None:
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
-    limiter = face.limiter(redis_url, PLENTY, **terms)
+def test_own_refund_and_reset(harness: Harness, redis_url: str, prefix: str) -> None:
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
+    limiter = harness.limiter(redis_url, PLENTY, **options)
     decisions = limiter.each(["k"] * 400)
     by_lease = [d for d in decisions if d.source == "lease"]
     assert len(by_lease) > 300
@@ -283,9 +294,9 @@ def test_own_refund_and_reset(face: Face, redis_url: str, prefix: str) -> None:
         assert used(server, prefix) == 50
 
 
-def test_several_limits_are_leased_together(face: Face, redis_url: str, prefix: str) -> None:
+def test_several_limits_are_leased_together(harness: Harness, redis_url: str, prefix: str) -> None:
     limits = ["5000/hour", "300/day"]
-    limiter = face.limiter(redis_url, limits, prefix=prefix, consistency="leased", timeout=5)
+    limiter = harness.limiter(redis_url, limits, prefix=prefix, consistency="leased", timeout=5)
     decisions = limiter.each(["k"] * 400)
     assert sum(map(bool, decisions)) == 300
     assert "lease" in {d.source for d in decisions}
@@ -307,10 +318,10 @@ def test_several_limits_are_leased_together(face: Face, redis_url: str, prefix: 
     ids=lambda fault: type(fault).__name__,
 )
 def test_never_more_whatever_is_lost_on_the_way(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Any
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Any
 ) -> None:
-    terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "flush_interval": 0.02}
-    limiters = [face.limiter(url, "3000/day", **terms, timeout=0.1) for url in [proxy.url] * 2]
+    options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "flush_interval": 0.02}
+    limiters = [harness.limiter(url, "3000/day", **options, timeout=0.1) for url in [proxy.url] * 2]
     admitted = 0
 
     def some(calls: int) -> None:
@@ -333,11 +344,11 @@ def test_never_more_whatever_is_lost_on_the_way(
         assert admitted <= used(server, prefix) <= 3000
 
 
-def test_a_server_that_stands_still_ends_the_lease_in_time(face: Face, prefix: str) -> None:
-    """What was leased may be spent until the bucket ends; then callers learn of it."""
+def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, prefix: str) -> None:
+    """Leased permits may be spent until the bucket ends; after that, calls raise."""
     with Standalone() as own:
-        terms: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
-        limiter = face.limiter(own.url, "1000000/2s 10 buckets", **terms)
+        options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
+        limiter = harness.limiter(own.url, "1000000/2s 10 buckets", **options)
         limiter.each(["k"] * 500)
         own.pause()
         try:
@@ -347,7 +358,7 @@ def test_a_server_that_stands_still_ends_the_lease_in_time(face: Face, prefix: s
                     assert limiter.try_acquire("k")
                 except StoreError:
                     failed = True
-            assert time.monotonic() - began < 0.2 + 0.1 + 0.5  # the machine's
+            assert time.monotonic() - began < 0.2 + 0.1 + 0.5  # 0.5 s for stalls of the machine
         finally:
             own.resume()
 

@@ -1,4 +1,6 @@
-"""A limit is changed while it is used: the history stays, and the larger of the two holds."""
+"""A limit is changed while it is used: what was counted stays, and the larger of the two limits
+holds.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "redis", "cluster"])
 def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLimiter]:
-    """Limiters of one store, as different processes have them."""
+    """Return a function that makes limiters of one store, as different processes have them."""
     url = (
         "memory://"
         if request.param == "memory"
@@ -65,7 +67,9 @@ def test_lowered_it_admits_nothing_until_the_history_has_left(
 
 
 def test_the_statistics_show_the_new_limit_at_once(make: MakeLimiter) -> None:
-    """Also to those who know the key only, as the command line does: the ring is told at once."""
+    """This holds also for readers that have only the key, as the CLI does: the first call stores
+    the new limit.
+    """
     key = fresh()
     for amount in (10, 25, 3, 7):
         limiter = make(f"{amount}/minute")
@@ -106,19 +110,19 @@ changes = st.lists(
 @pytest.mark.parametrize("where", ["memory", "redis"])
 @pytest.mark.parametrize("bound", ["leap", "strict"])
 @settings(LENIENT, max_examples=40)
-@given(story=changes, buckets=st.integers(1, 6))
+@given(changes_made=changes, buckets=st.integers(1, 6))
 def test_never_above_the_larger(
-    request: pytest.FixtureRequest, where: str, bound: Any, story: list[Any], buckets: int
+    request: pytest.FixtureRequest, where: str, bound: Any, changes_made: list[Any], buckets: int
 ) -> None:
-    """Limits of 4, 6 and 11 by turns: no window holds more than the largest that was asked for
-    since it began, and none is admitted above its own limit.
+    """Limits of 4, 6 and 11 are used in turn: no window holds more than the largest limit that was
+    used since it began, and no call is admitted above its own limit.
     """
     url = "memory://" if where == "memory" else request.getfixturevalue("redis_url")
     store = stores.setdefault(url, open_store(url, clock="client", timeout=10))
     key, now = fresh(), T0
     admitted: list[tuple[int, int]] = []
     span = buckets + (bound == "strict")
-    for later, cost, times, amount in story:
+    for later, cost, times, amount in changes_made:
         now += later
         limit = Limit(amount, buckets * W / 1000, buckets, bound)
         charges = charges_of(key, key_prefix("flight", key), [limit], cost)

@@ -1,5 +1,5 @@
-"""Log lines say what happened, to which limiter at which store, how much waits or is lost, and what
-comes next. None shows a password.
+"""Log lines name what happened, the limiter and the store, how many counts are pending or lost, and
+what happens next. None shows a password.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 
 class Waiting:
-    """Stands in for what a limiter keeps."""
+    """In place of a strategy: what a limiter has pending."""
 
     def __init__(self, counts: int = 0, permits: int = 0, dropped: int = 0) -> None:
         self.counts, self.permits, self.dropped = counts, permits, dropped
@@ -105,7 +105,7 @@ def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> Non
 
 
 class Worker:
-    """Flushes one limiter, in vain."""
+    """Tries to flush one limiter, and fails."""
 
     def __init__(self, job: FlushJob) -> None:
         self.jobs = flush_job.FlushJobs()
@@ -170,9 +170,9 @@ MODES = pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 
 
 def check_closed(caplog: pytest.LogCaptureFixture, name: str, mode: str, kept: int) -> None:
-    said = [line for line in caplog.messages if "counts of" in line]
-    assert len(said) == 1
-    assert said[0].startswith(
+    found = [line for line in caplog.messages if "counts of" in line]
+    assert len(found) == 1
+    assert found[0].startswith(
         f"{kept} counts of {name} were lost: the limiter was closed before they could be sent ("
     )
     assert kept >= (6 if mode == "eventual" else 3)
@@ -201,7 +201,7 @@ def test_a_limiter_that_is_closed_while_the_store_is_away(
 
 
 @MODES
-async def test_an_awaiting_one(
+async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_away(
     proxy: Proxy, prefix: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = AsyncLimiter(proxy.url, "1000/hour", prefix=prefix, **options_of(mode))
@@ -232,7 +232,7 @@ def test_an_end_that_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
     check_unrecorded(caplog, f"limiter 'distwindow' at {masked_url(server.url)}", "success")
 
 
-async def test_an_end_of_an_awaiting_one_that_is_not_recorded(
+async def test_an_end_of_an_asyncio_limiters_entry_that_is_not_recorded(
     redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = AsyncLimiter(redis_url, "1000/hour", prefix=prefix, timeout=5)
@@ -246,7 +246,7 @@ async def test_an_end_of_an_awaiting_one_that_is_not_recorded(
 def test_counts_that_are_given_up_are_reported(
     proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The store is away for longer than their window."""
+    """The store is unreachable for longer than their window."""
     with Limiter(
         proxy.url, "1000/100ms", prefix=prefix, consistency="eventual", sync_interval=0.01
     ) as limiter:
@@ -260,5 +260,5 @@ def test_counts_that_are_given_up_are_reported(
         while limiter._flush_job.failure is not None and time.monotonic() < ends:
             limiter.try_acquire("k")
             time.sleep(0.01)
-    said = [line for line in caplog.messages if "counts were dropped, as the store took" in line]
-    assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in said) >= 7
+    found = [line for line in caplog.messages if "counts were dropped, as the store took" in line]
+    assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in found) >= 7

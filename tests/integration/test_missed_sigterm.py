@@ -55,8 +55,8 @@ def passed(url: str, prefix: str) -> int:
 
 
 def test_a_signal_that_interrupts_nothing(redis_url: str, prefix: str) -> None:
-    said = run("limiter = counted()\nwait_for_ever()\n", redis_url, prefix)
-    assert said == (-signal.SIGTERM, "")
+    result = run("limiter = counted()\nwait_for_ever()\n", redis_url, prefix)
+    assert result == (-signal.SIGTERM, "")
     assert passed(redis_url, prefix) == 7
 
 

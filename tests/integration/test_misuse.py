@@ -1,5 +1,5 @@
-"""Mistakes that would be silent, or hard to understand without a sentence: clocks, refunds, keys,
-copies. And what a limiter says of itself.
+"""Mistakes that would pass unnoticed, or be hard to understand without an error of their own:
+clocks, refunds, keys, copies. And the `repr` of limiters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import redis.asyncio
 from distwindow import AsyncLimiter, ConfigurationError, Decision, Limiter
 
 SECRET = "hunter2-x9"
-FACES = pytest.mark.parametrize("face", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"])
+each_limiter = pytest.mark.parametrize(
+    "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"]
+)
 
 
 async def value_of(result: Any) -> Any:
-    """The result of a call on either face."""
+    """Return the result of a call on either limiter."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -32,7 +34,7 @@ async def value_of(result: Any) -> Any:
 
 
 class Clock:
-    """One that is moved by hand."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -64,25 +66,27 @@ class PartialClock(Clock):
     sleep = staticmethod(functools.partial(asyncio.sleep))  # type: ignore[assignment]
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1/0"])
 @pytest.mark.parametrize("clock", [AwaitedClock, ObjectClock, PartialClock])
-def test_a_clock_whose_sleep_is_awaited(face: Any, store: str, clock: Callable[[], Any]) -> None:
+def test_a_clock_whose_sleep_is_awaited(
+    limiter_class: Any, store: str, clock: Callable[[], Any]
+) -> None:
     instead = "its sleep is a coroutine function, .* write it as a plain function: def sleep"
     with pytest.raises(ConfigurationError, match=instead):
-        face(store, "1/second", time=clock())
+        limiter_class(store, "1/second", time=clock())
 
 
-@FACES
-def test_a_clock_that_is_a_class(face: Any) -> None:
+@each_limiter
+def test_a_clock_that_is_a_class(limiter_class: Any) -> None:
     with pytest.raises(ConfigurationError, match="time=Clock is a class; make an object of it"):
-        face("memory://", "1/second", time=Clock)
+        limiter_class("memory://", "1/second", time=Clock)
 
 
-@FACES
-async def test_a_plain_sleep_serves_both(face: Any) -> None:
+@each_limiter
+async def test_a_plain_sleep_serves_both(limiter_class: Any) -> None:
     clock = Clock()
-    limiter = face("memory://", "1/second", time=clock)
+    limiter = limiter_class("memory://", "1/second", time=clock)
     began = clock.now
     for _ in range(3):
         assert await value_of(limiter.acquire("k"))
@@ -92,13 +96,13 @@ async def test_a_plain_sleep_serves_both(face: Any) -> None:
 # -- refunds --------------------------------------------------------------------------------------
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("thing", [None, True, 1, "user:42", (True, "k", 1), object()])
-async def test_a_refund_of_what_is_no_decision(face: Any, thing: Any) -> None:
-    says = "refund takes the Decision that try_acquire or acquire has returned, not "
+async def test_a_refund_of_what_is_no_decision(limiter_class: Any, thing: Any) -> None:
+    message = "refund takes the Decision that try_acquire or acquire has returned, not "
     with pytest.raises(TypeError) as caught:
-        await value_of(face("memory://", "1/second").refund(thing))
-    assert str(caught.value) == says + repr(thing)
+        await value_of(limiter_class("memory://", "1/second").refund(thing))
+    assert str(caught.value) == message + repr(thing)
 
 
 async def test_a_refund_of_a_call_that_was_not_awaited() -> None:
@@ -109,9 +113,9 @@ async def test_a_refund_of_a_call_that_was_not_awaited() -> None:
     await call
 
 
-@FACES
-async def test_a_refund_of_what_was_not_charged(face: Any) -> None:
-    limiter = face("memory://", "1/hour")
+@each_limiter
+async def test_a_refund_of_what_was_not_charged(limiter_class: Any) -> None:
+    limiter = limiter_class("memory://", "1/hour")
     peeked = await value_of(limiter.peek("k"))
     assert await value_of(limiter.try_acquire("k"))
     refused = await value_of(limiter.try_acquire("k"))
@@ -124,15 +128,15 @@ async def test_a_refund_of_what_was_not_charged(face: Any) -> None:
 # -- keys -----------------------------------------------------------------------------------------
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("mode", ["memory", "direct", "leased", "eventual"])
 @pytest.mark.parametrize("key", [b"text", b"\xff"])
 async def test_a_memoryview_is_no_key(
-    face: Any, mode: str, key: bytes, redis_url: str, prefix: str
+    limiter_class: Any, mode: str, key: bytes, redis_url: str, prefix: str
 ) -> None:
-    """Also where the bytes that it is equal to have been used before."""
+    """This holds also where equal bytes have been used as a key before."""
     options = {} if mode == "memory" else {"consistency": mode, "timeout": 5}
-    limiter = face(
+    limiter = limiter_class(
         "memory://" if mode == "memory" else redis_url, "4/hour", prefix=prefix, **options
     )
     decisions: list[Decision] = []
@@ -144,13 +148,13 @@ async def test_a_memoryview_is_no_key(
     for name in ("acquire", "peek", "stats", "reset"):
         with pytest.raises(TypeError, match="a key is str, bytes or Key, not memoryview"):
             await value_of(getattr(limiter, name)(memoryview(key)))
-    await value_of(limiter.close() if face is Limiter else limiter.aclose())
+    await value_of(limiter.close() if limiter_class is Limiter else limiter.aclose())
 
 
 # -- copies ---------------------------------------------------------------------------------------
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("store", ["memory://", "redis://127.0.0.1:1/0"])
 @pytest.mark.parametrize(
     "made",
@@ -160,15 +164,15 @@ async def test_a_memoryview_is_no_key(
         copy.deepcopy,
     ],
 )
-def test_a_copy_says_where_to_make_another(
-    face: Any, store: str, made: Callable[[Any], Any]
+def test_the_error_of_a_copy_names_where_to_make_another_limiter(
+    limiter_class: Any, store: str, made: Callable[[Any], Any]
 ) -> None:
-    says = f"{face.__name__} cannot be pickled or copied, .*; make one in each process"
-    with pytest.raises(TypeError, match=says):
-        made(face(store, "1/second"))
+    message = f"{limiter_class.__name__} cannot be pickled or copied, .*; make one in each process"
+    with pytest.raises(TypeError, match=message):
+        made(limiter_class(store, "1/second"))
 
 
-def test_as_an_argument_of_a_process_that_is_spawned() -> None:
+def test_a_limiter_as_an_argument_of_a_spawned_process() -> None:
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=print, args=(Limiter("memory://", "1/second"),))
     with pytest.raises(TypeError, match="Limiter cannot be pickled or copied"):
@@ -178,22 +182,22 @@ def test_as_an_argument_of_a_process_that_is_spawned() -> None:
 # -- repr -----------------------------------------------------------------------------------------
 
 
-@FACES
-def test_what_a_limiter_says_of_itself(face: Any) -> None:
-    limiter = face(
+@each_limiter
+def test_the_repr_of_a_limiter(limiter_class: Any) -> None:
+    limiter = limiter_class(
         f"redis://user:{SECRET}@host:6379/0",
         ["100/second", "1000/hour strict"],
         prefix="api",
         consistency="leased",
     )
     assert repr(limiter) == (
-        f"{face.__name__}('redis://user:***@host:6379/0', '100/second; 1000/hour strict', "
+        f"{limiter_class.__name__}('redis://user:***@host:6379/0', '100/second; 1000/hour strict', "
         "prefix='api', consistency='leased')"
     )
-    assert "'memory://', '1/second'" in repr(face("memory://", "1/second"))
+    assert "'memory://', '1/second'" in repr(limiter_class("memory://", "1/second"))
 
 
-def test_what_limiters_of_clients_say_of_themselves() -> None:
+def test_the_repr_of_limiters_of_clients() -> None:
     client = redis.Redis(host="host", password=SECRET)
     assert "'Redis client of host:6379', '1/second'" in repr(Limiter(client, "1/second"))
     local = redis.Redis(unix_socket_path="/run/redis.sock", password=SECRET)

@@ -1,5 +1,5 @@
-"""Platforms that lack what the fastest way of talking needs: Windows has neither `select.poll` nor
-`MSG_DONTWAIT`, and eventlet takes `select.poll` away. Each in a process of its own.
+"""Platforms without the system calls of the fastest exchange: Windows has neither `select.poll` nor
+`MSG_DONTWAIT`, and eventlet removes `select.poll`. Each test runs a process of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from distwindow.core.clock import SYSTEM
 from distwindow.store.redis.attempts import NoReply
 from distwindow.store.redis.blocking.transport import SelectTransport, socket_of, transport_of
-from tests.integration.faces import admin, used
+from tests.integration.harness import admin, used
 from tests.servers import Delay, Proxy, Standalone
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -122,7 +122,9 @@ def test_without_poll(request: pytest.FixtureRequest, server: str, prefix: str, 
 def test_frames_that_a_socket_does_not_take_at_once(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[Any, str]
 ) -> None:
-    """The rest is written as the other side reads, and a late reader ends the call in time."""
+    """The rest is written as the other side reads. If that is too slow, the call ends by its
+    deadline.
+    """
     monkeypatch.delattr(*missing)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -167,7 +169,7 @@ print("done")
 
 
 def test_eventlet_that_patches_too_late() -> None:
-    """The queue that waits is one of C then, and stops the whole process."""
+    """Waiting is then done by a queue in C, which blocks the whole process."""
     run(
         """
 import distwindow, eventlet

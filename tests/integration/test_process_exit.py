@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import Limiter, Stats
 from tests.event_loops import program_header, uvloop_param
-from tests.integration.faces import admin, used
+from tests.integration.harness import admin, used
 from tests.interrupt import reachable
 from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone, until
 
@@ -30,7 +30,7 @@ import asyncio, os, signal, sys, time
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
 
 url, prefix, kind, mode, way = sys.argv[1:]
-terms = dict(prefix=prefix, consistency=mode, timeout=1, flush_interval=3600, sync_interval=3600)
+options = dict(prefix=prefix, consistency=mode, timeout=1, flush_interval=3600, sync_interval=3600)
 
 def entries(limiter):
     for turn in range(27):
@@ -50,7 +50,7 @@ async def aentries(limiter):
         except (LookupError, RateLimitExceeded):
             pass
 
-def said():
+def print_done():
     print("done", flush=True)
 
 def leave():
@@ -83,15 +83,15 @@ async def aleave(limiter):
     leave()
 
 def blocking():
-    limiter = Limiter(url, "20/hour", **terms)
+    limiter = Limiter(url, "20/hour", **options)
     entries(limiter)
-    said()
+    print_done()
     leave()
 
 async def awaiting():
-    limiter = AsyncLimiter(url, "20/hour", **terms)
+    limiter = AsyncLimiter(url, "20/hour", **options)
     await aentries(limiter)
-    said()
+    print_done()
     await aleave(limiter)
 
 def work():
@@ -99,7 +99,7 @@ def work():
 
 def in_child():
     import multiprocessing
-    limiter = Limiter(url, "20/hour", **terms) if kind == "sync" else None
+    limiter = Limiter(url, "20/hour", **options) if kind == "sync" else None
     if limiter is not None:
         limiter.try_acquire("parents")
     child = multiprocessing.get_context("fork").Process(target=work)
@@ -127,7 +127,7 @@ CODES = {"sys.exit": 3, "exception": 1, "keyboard": -signal.SIGINT, "sigterm": -
 
 
 class Program:
-    """A process that runs the program above and ends in the given way."""
+    """A process that runs `PROGRAM` and ends in the given way."""
 
     def __init__(self, url: str, prefix: str, kind: str, mode: str, way: str) -> None:
         self.way = way
@@ -172,15 +172,15 @@ class Program:
         self._process.stdin.flush()
 
     def ended(self) -> tuple[int, str]:
-        """Return its exit code, and what it has printed to stderr."""
+        """Wait until it has ended. Return its exit code and its stderr."""
         process = self._process
         if self.way == "sigterm":
             self.await_done()
             process.terminate()
         began = time.monotonic()
-        said, complaints = process.communicate(timeout=30)
+        output, complaints = process.communicate(timeout=30)
         assert time.monotonic() - began < 6
-        assert self.way in ("sigterm", "pause") or said == "done\n", complaints
+        assert self.way in ("sigterm", "pause") or output == "done\n", complaints
         return process.returncode, complaints
 
 
@@ -222,7 +222,9 @@ def test_what_was_counted_arrives(redis_url: str, prefix: str, kind: str, mode: 
                 assert complaints.endswith("\nKeyboardInterrupt\n")
             else:
                 assert complaints == ""
-            assert complaints.count("Traceback") <= 2  # asyncio's KeyboardInterrupt has two
+            assert (
+                complaints.count("Traceback") <= 2
+            )  # a KeyboardInterrupt under asyncio prints two tracebacks
             nothing_lost(redis_url, program.prefix)
 
 
@@ -251,9 +253,9 @@ import mmap, struct, sys, time
 from distwindow import Limiter
 
 url, prefix, mode, interval, pause, path = sys.argv[1:]
-terms = dict(prefix=prefix, consistency=mode, timeout=1)
-terms |= dict(flush_interval=float(interval), sync_interval=float(interval))
-limiter = Limiter(url, "1000000000/hour" if mode != "direct" else "1/hour", **terms)
+options = dict(prefix=prefix, consistency=mode, timeout=1)
+options |= dict(flush_interval=float(interval), sync_interval=float(interval))
+limiter = Limiter(url, "1000000000/hour" if mode != "direct" else "1/hour", **options)
 file = open(path, "r+b")
 counted = mmap.mmap(file.fileno(), 8)
 done = 0
@@ -323,7 +325,9 @@ def test_sigkill_loses_what_an_interval_counted(
         seen.append((time.monotonic(), spinning.done()))
         time.sleep(0.005)
     spinning.end(signal.SIGKILL)
-    before = max(done for at, done in seen if at < ends - interval - 0.1)  # the machine's
+    before = max(
+        done for at, done in seen if at < ends - interval - 0.1
+    )  # 0.1 s for stalls of the machine
     stats = recorded(redis_url, prefix)
     assert 100 < before <= stats.passed + stats.blocked <= spinning.done() + 1
 

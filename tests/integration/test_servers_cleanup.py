@@ -1,7 +1,8 @@
 """Stopping a server removes its own folder and nothing else.
 
-A server that never started once had the working directory for a folder, and its stop() removed
-the checkout. These tests run in a directory of their own: should they fail, only that goes.
+A server that had never started once took the working directory for its folder, and its stop()
+removed the checkout. These tests run in a directory of their own, so that a failure can remove only
+that.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from tests.servers.process import remove
 
 
 @pytest.fixture
-def treasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in the working directory that must survive."""
-    path = tmp_path / "treasure"
+def precious_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file in the working directory that must not be removed."""
+    path = tmp_path / "precious_file"
     path.write_text("mine")
     monkeypatch.chdir(tmp_path)
     return path
@@ -27,15 +28,15 @@ def treasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("make", [RedisProcess, Standalone, Cluster, SentinelSet])
 def test_stopping_what_never_started_removes_nothing(
-    treasure: Path, make: Callable[[], Any]
+    precious_file: Path, make: Callable[[], Any]
 ) -> None:
     make().stop()
-    assert treasure.read_text() == "mine"
+    assert precious_file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("make", [RedisProcess, Standalone, Cluster, SentinelSet])
 def test_a_start_without_a_server_removes_nothing(
-    treasure: Path, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    precious_file: Path, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTWINDOW_REDIS_SERVER", "/no/such/file")
     find_binary.cache_clear()
@@ -44,34 +45,34 @@ def test_a_start_without_a_server_removes_nothing(
             make().start()
     finally:
         find_binary.cache_clear()
-    assert treasure.read_text() == "mine"
+    assert precious_file.read_text() == "mine"
 
 
-def test_a_start_that_fails_half_way_removes_only_its_own(treasure: Path) -> None:
+def test_a_start_that_fails_half_way_removes_only_its_own(precious_file: Path) -> None:
     nodes = Cluster(config={"no-such-directive": "1"})
     with pytest.raises(RuntimeError, match="no-such-directive"):
         nodes.start()
-    assert treasure.read_text() == "mine"
+    assert precious_file.read_text() == "mine"
 
 
-def test_a_second_stop_removes_nothing(treasure: Path) -> None:
+def test_a_second_stop_removes_nothing(precious_file: Path) -> None:
     server = Standalone().start()
     folder = server.folder
     server.stop()
     assert not folder.exists()
     server.stop()
-    assert treasure.read_text() == "mine"
+    assert precious_file.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "treasure", "distwindow-test-relative"])
-def test_only_a_folder_made_by_start_is_removed(treasure: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "precious_file", "distwindow-test-relative"])
+def test_only_a_folder_made_by_start_is_removed(precious_file: Path, name: str) -> None:
     with pytest.raises(ValueError, match="refusing to remove"):
         remove(Path(name))
-    assert treasure.read_text() == "mine"
+    assert precious_file.read_text() == "mine"
 
 
-def test_a_folder_deeper_than_the_temporary_one_is_refused(treasure: Path) -> None:
-    deeper = treasure.parent / "distwindow-test-deeper"
+def test_a_folder_deeper_than_the_temporary_one_is_refused(precious_file: Path) -> None:
+    deeper = precious_file.parent / "distwindow-test-deeper"
     deeper.mkdir()
     with pytest.raises(ValueError, match="refusing to remove"):
         remove(deeper)

@@ -1,5 +1,5 @@
-"""Several limits, several keys: all admit or none is charged; one round trip; the one that refused
-is named.
+"""Several limits or keys: all are charged or none is; one round trip; the decision names the one
+that refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "redis", "cluster"])
 def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLimiter]:
-    """Limiters of one store, whose clock stands still until it is moved."""
+    """Return a function that makes limiters of one store, whose clock stands still until it is
+    moved.
+    """
     known = {"memory": lambda: "memory://"}
     url = known.get(request.param, lambda: request.getfixturevalue(f"{request.param}_url"))()
     store = open_store(url, clock="client", time=clock, timeout=10)
@@ -36,7 +38,7 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLim
 
 
 def used(limiter: Limiter, *keys: Any) -> list[list[int]]:
-    """The total of each ring of each key, as it is stored."""
+    """Return the stored total of each ring of each key."""
     totals = []
     for key in keys:
         charges = limiter._command_cache.acquire(key).charges
@@ -62,7 +64,7 @@ def test_all_limits_of_a_key_must_admit(make: MakeLimiter, clock: ManualClock) -
         assert decision.reason == "over_limit"
         assert used(limiter, key) == before
         clock.move(60_000)
-    # The hour has no room before its oldest bucket has gone, six minutes after it began.
+    # The hour has no room until its oldest bucket expires, six minutes after it began.
     assert limiter.try_acquire(key).limit == hour
 
 
@@ -106,7 +108,7 @@ def test_the_limits_come_shortest_first_however_they_are_given(make: MakeLimiter
 
 
 def test_several_keys_all_or_none(make: MakeLimiter) -> None:
-    limiter = make("1/day")  # not what these keys are held to
+    limiter = make("1/day")  # another limit than those of these keys
     tag = fresh("tag")
     user, tenant, world = (Key(name, tag) for name in ("user", "tenant", "world"))
     items = [(user, "3/minute", 1), (tenant, ["10/minute", "100/hour"], 2), (world, "9/minute")]
@@ -155,7 +157,7 @@ def test_a_refund_gives_back_over_all_keys(make: MakeLimiter) -> None:
 def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimiter) -> None:
     limiter, key = make("1/day"), fresh()
     assert limiter.try_acquire_all([(key, "5/minute")]).remaining == 4
-    for items, said in (
+    for items, message in (
         ([], "at least one"),
         (["key"], "is not \\(key, limits, cost\\)"),
         ([("key",)], "is not \\(key, limits, cost\\)"),
@@ -167,7 +169,7 @@ def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimi
         ([("", "5/minute", 1)], "must not be empty"),
         ([(key, "5/minute", 1), (key, "7/minute", 1)], "named twice"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             limiter.try_acquire_all(items)
     assert limiter.try_acquire_all([(key, "5/minute")]).remaining == 3
 
@@ -175,8 +177,8 @@ def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimi
 # -- on a cluster ---------------------------------------------------------------------------------
 
 
-def strangers() -> tuple[str, str]:
-    """Two keys that lie on different slots."""
+def keys_of_two_slots() -> tuple[str, str]:
+    """Return two keys of different slots."""
     one, other = fresh("one"), fresh("other")
     while key_slot(one.encode()) == key_slot(other.encode()):
         other = fresh("other")
@@ -184,7 +186,7 @@ def strangers() -> tuple[str, str]:
 
 
 def test_keys_of_different_slots_are_refused_with_the_remedy(cluster_url: str) -> None:
-    one, other = strangers()
+    one, other = keys_of_two_slots()
     with Limiter(cluster_url, "1/day", timeout=10) as limiter:
         with pytest.raises(ConfigurationError) as caught:
             limiter.try_acquire_all([(one, "5/minute", 1), (other, "5/minute", 1)])
@@ -195,8 +197,8 @@ def test_keys_of_different_slots_are_refused_with_the_remedy(cluster_url: str) -
         assert limiter.try_acquire_all(tagged).remaining == 4
 
 
-async def test_and_so_for_tasks(cluster: Any) -> None:
-    one, other = strangers()
+async def test_keys_of_different_slots_are_refused_by_the_asyncio_limiter(cluster: Any) -> None:
+    one, other = keys_of_two_slots()
     client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port)
     async with client, AsyncLimiter(client, "1/day", timeout=10) as limiter:
         with pytest.raises(ConfigurationError, match=r"Key\(resource, tag=\.\.\.\)"):
@@ -210,13 +212,15 @@ async def test_and_so_for_tasks(cluster: Any) -> None:
 
 @pytest.fixture(scope="module")
 def counted() -> Iterator[Standalone]:
-    """A server of our own, whose commands are counted."""
+    """Yield a server of its own, whose commands are counted."""
     with Standalone() as server:
         yield server
 
 
 def commands(client: redis.Redis) -> dict[str, int]:
-    """What clients have sent: all calls but those that scripts make, and this one's own."""
+    """Return the number of commands that clients have sent, without those of scripts and of this
+    function.
+    """
     stats: Any = client.info("commandstats")
     inside = ("hget", "hmget", "hset", "hincrby", "hgetall", "hdel", "del", "pexpire", "time")
     own = ("config|resetstat", "info")

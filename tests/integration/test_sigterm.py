@@ -119,7 +119,9 @@ def known(url: str, prefix: str, mode: str, keys: int = KEYS) -> int:
 
 
 def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int) -> None:
-    """Whatever SIGTERM interrupts, no count is lost, and the shutdown does not wait in vain."""
+    """Check that no count is lost whatever SIGTERM interrupts, and that the shutdown takes no
+    needless time.
+    """
     moments = random.Random(f"{kind}-{mode}-{threads}")
     for run in range(runs):
         name = f"{prefix}-{run}"
@@ -193,8 +195,8 @@ class Idle:
 
     def ended(self) -> tuple[int, str, str]:
         """Return its exit code, and what it has printed to stdout and to stderr since."""
-        said, complaints = self.process.communicate(timeout=20)
-        return self.process.returncode, said, complaints
+        output, complaints = self.process.communicate(timeout=20)
+        return self.process.returncode, output, complaints
 
 
 def counted_in_store(url: str, prefix: str) -> int:
@@ -238,7 +240,7 @@ def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -
 
 
 @pytest.mark.slow
-def test_process_1_of_a_container_goes_on(redis_url: str, prefix: str) -> None:
+def test_process_1_of_a_container_keeps_running(redis_url: str, prefix: str) -> None:
     """The kernel does not end it: everything is flushed, and calls are decided as before."""
     wrap = ("unshare", "-Upfr", "--kill-child")
     try:
@@ -260,8 +262,8 @@ for _ in range(2):
 print("goes on", flush=True)
 """
     with Idle(redis_url, prefix, program, wrap=wrap) as idle:
-        code, said, complaints = idle.ended()
-    assert (code, said, complaints) == (0, "goes on\n", "")
+        code, output, complaints = idle.ended()
+    assert (code, output, complaints) == (0, "goes on\n", "")
     assert counted_in_store(redis_url, prefix) == 2007
 
 
@@ -293,9 +295,9 @@ for name in ("Limiter", "AsyncLimiter"):
 print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 """
     with Idle(redis_url, prefix, program) as idle:
-        code, said, complaints = idle.ended()
+        code, output, complaints = idle.ended()
     assert (code, complaints) == (0, "")
-    assert said == "True\nTrue\nFalse\n"
+    assert output == "True\nTrue\nFalse\n"
 
 
 @pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])

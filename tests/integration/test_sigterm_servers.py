@@ -1,6 +1,7 @@
-"""When application servers end, what their processes have counted reaches the store.
+"""When application servers end, the counts of their processes reach the store.
 
-The real gunicorn, uvicorn and Celery, with flush intervals so long that only the end flushes.
+They are the real gunicorn, uvicorn and Celery. Flush intervals are so long that only the end
+flushes.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ def running(
 
 def terminated(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=25)
-    assert "lost" not in said, said
-    return said
+    output, _ = process.communicate(timeout=25)
+    assert "lost" not in output, output
+    return output
 
 
 def known(url: str, prefix: str) -> int:
@@ -182,13 +183,13 @@ def loses_nothing(
     with running(tmp_path, source, args, url, prefix, **more) as process:
         load = Load(port)
         time.sleep(0.5)
-        said = terminated(process)
+        output = terminated(process)
         load.join()
         code = process.returncode
-    assert load.answered > 20, said
+    assert load.answered > 20, output
     counted = known(url, prefix)
-    assert load.answered <= counted <= load.answered + load.unanswered, said
-    return f"{code}\n{said}"
+    assert load.answered <= counted <= load.answered + load.unanswered, output
+    return f"{code}\n{output}"
 
 
 @pytest.mark.parametrize("more", [[], ["--preload"]], ids=["", "preload"])
@@ -214,9 +215,9 @@ def test_uvicorn(
     pytest.importorskip("uvicorn")
     port = free_port()
     args = ["uvicorn", "--workers", str(workers), "--port", str(port), "application:app"]
-    said = loses_nothing(tmp_path, ASGI, args, port, redis_url, prefix, **more)
+    output = loses_nothing(tmp_path, ASGI, args, port, redis_url, prefix, **more)
     if workers == 1:  # as without distwindow
-        assert said.startswith(f"{-signal.SIGTERM}\n")
+        assert output.startswith(f"{-signal.SIGTERM}\n")
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo", "max_tasks"])
@@ -248,7 +249,7 @@ def test_celery(redis_url: str, prefix: str, pool: str, tmp_path: Path) -> None:
             check=False,
         )
         assert client.returncode == 0, client.stderr
-        said = terminated(process)
-    assert known(redis_url, prefix) == 120, said
+        output = terminated(process)
+    assert known(redis_url, prefix) == 120, output
     if pool == "max_tasks":
         assert int(client.stdout) >= 4

@@ -1,4 +1,4 @@
-"""Links whose round trip is a good part of the timeout: calls get through all the same."""
+"""Connections whose round trip is a large part of the timeout: calls succeed all the same."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def outcomes(calls: int, call: Callable[[], Any]) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_threads_of_one_key_fare_as_threads_of_two(proxy: Proxy, prefix: str) -> None:
-    """Waiting for the call ahead must not use up the time of one's own."""
+def test_threads_of_one_key_succeed_over_a_slow_connection(proxy: Proxy, prefix: str) -> None:
+    """Waiting for the call in flight must not use up the time that a thread needs for its own
+    call.
+    """
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.5)
     limiter.try_acquire("hot")
     seen: list[Counter[str]] = []
@@ -50,16 +52,18 @@ def test_threads_of_one_key_fare_as_threads_of_two(proxy: Proxy, prefix: str) ->
             thread.join()
     total = sum(seen, Counter())
     assert total["ok"] >= 8, total  # each thread connects first, which takes two or three calls
-    assert total["StoreTimeout None"] <= 4, total  # one a thread, before the link was known as slow
+    assert total["StoreTimeout None"] <= 4, (
+        total
+    )  # one for each thread, before the connection was known to be slow
     limiter.close()
 
 
 @pytest.mark.event_loops
 @pytest.mark.parametrize("awaiting", [False, True])
-def test_a_link_of_many_round_trips_is_opened_in_the_end(
+def test_a_connection_that_takes_longer_than_one_call_is_opened_in_the_end(
     proxy: Proxy, prefix: str, awaiting: bool
 ) -> None:
-    """Connecting takes several round trips: more than one call's time, which is none's fault."""
+    """Connecting takes several round trips, which is more than the timeout of one call."""
     options: dict[str, Any] = {"prefix": prefix, "timeout": 0.25}
     with proxy.spoiled(Delay(replies=0.1)):
         if awaiting:
@@ -127,7 +131,7 @@ def test_a_frame_too_large_for_a_stalled_server_ends_by_its_deadline(prefix: str
 
 
 @pytest.mark.event_loops
-def test_a_call_under_way_when_the_limiter_closes_leaves_no_connection(prefix: str) -> None:
+def test_a_call_in_flight_when_the_limiter_closes_leaves_no_connection(prefix: str) -> None:
     async def race(url: str) -> None:
         limiter = AsyncLimiter(url, PLENTY, prefix=prefix, timeout=1)
         await limiter.try_acquire("k")

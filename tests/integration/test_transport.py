@@ -1,4 +1,6 @@
-"""The exchange: one round trip, scripts that the server forgot, echoes, and what refusals mean."""
+"""Calls to a server: one round trip, scripts that the server has lost, the guard in replies, and
+what errors mean.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, StoreError, StoreUnavailable
-from tests.integration.faces import PLENTY, Caller, Face, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, LimiterAdapter, admin, tally, used
 from tests.integration.responder import Responder, Words, admitting, guard_of
 from tests.servers import Cluster, Proxy, Standalone, until
 from tests.unit.stage import ManualClock
 
 
 def counted(server: Any, *commands: str) -> int:
-    """How often the server was asked for `commands` from outside or by scripts."""
+    """Return how often the server has executed `commands`, sent by clients or called by scripts."""
     stats = server.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in commands)
 
@@ -28,14 +30,14 @@ def counted(server: Any, *commands: str) -> int:
 @pytest.mark.parametrize("limits", [PLENTY, [PLENTY, "5/day"], "3/hour"], ids=str)
 @pytest.mark.parametrize("clock", ["server", "client"])
 def test_an_admission_is_one_round_trip(
-    face: Face, proxy: Proxy, prefix: str, limits: Any, clock: str
+    harness: Harness, proxy: Proxy, prefix: str, limits: Any, clock: str
 ) -> None:
-    """Also the first on a key, one under several limits, and a refusal that is new: one that is
-    remembered is none.
+    """This holds also for the first call of a key, for several limits, and for a new refusal. A
+    cached refusal takes no round trip.
     """
-    limiter = face.limiter(
+    limiter = harness.limiter(
         proxy.url, limits, prefix=prefix, clock=clock, flush_interval=3600
-    )  # blocks are told in round trips of their own
+    )  # refusals are flushed in round trips of their own
     limiter.each(["warm"] * 6)
     before = proxy.requests
     decisions = limiter.each(["k"] * 10)
@@ -45,8 +47,8 @@ def test_an_admission_is_one_round_trip(
     assert all(d.source == "store" for d in decisions if d.allowed)
 
 
-def test_several_keys_are_one_round_trip(face: Face, proxy: Proxy, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix)
+def test_several_keys_are_one_round_trip(harness: Harness, proxy: Proxy, prefix: str) -> None:
+    limiter = harness.limiter(proxy.url, prefix=prefix)
     limiter.try_acquire("warm")
     before = proxy.requests
     items = [("a", "10/second", 2), ("b", ["10/minute", "20/hour"])]
@@ -55,9 +57,9 @@ def test_several_keys_are_one_round_trip(face: Face, proxy: Proxy, prefix: str) 
 
 
 def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, "700/hour", prefix=prefix, timeout=5)
+    limiter = harness.limiter(proxy.url, "700/hour", prefix=prefix, timeout=5)
     limiter.try_acquire("k")
     before = proxy.requests
     calls = limiter.burst(["k"] * 999, at_once=16)
@@ -70,11 +72,11 @@ def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
 
 
 @pytest.mark.parametrize(("clock", "asks"), [("server", True), ("client", False)])
-def test_time_is_asked_for_once_and_never_with_the_clients_clock(
-    face: Face, clock: str, asks: bool
+def test_time_is_sent_once_and_never_with_the_clients_clock(
+    harness: Harness, clock: str, asks: bool
 ) -> None:
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url, clock=clock)
+        limiter = harness.limiter(own.url, clock=clock)
         limiter.each(["k"] * 5)
         server.config_resetstat()
         limiter.each(["k"] * 5)
@@ -83,11 +85,11 @@ def test_time_is_asked_for_once_and_never_with_the_clients_clock(
         assert counted(server, "time") == (5 if asks else 0)  # by the script
 
 
-def test_with_the_clients_clock_the_callers_time_decides(
-    face: Face, redis_url: str, prefix: str
+def test_with_the_clients_clock_the_time_of_the_caller_decides(
+    harness: Harness, redis_url: str, prefix: str
 ) -> None:
     clock = ManualClock(1_000_000_000_000)
-    limiter = face.limiter(redis_url, "2/second", prefix=prefix, clock="client", time=clock)
+    limiter = harness.limiter(redis_url, "2/second", prefix=prefix, clock="client", time=clock)
     decisions = limiter.each(["k"] * 3)
     assert [d.allowed for d in decisions] == [True, True, False]
     assert {d.now_ms for d in decisions} == {clock.now_ms()}
@@ -98,14 +100,14 @@ def test_with_the_clients_clock_the_callers_time_decides(
     assert limiter.try_acquire("k")
 
 
-# -- scripts that the server forgot ---------------------------------------------------------------
+# -- scripts that the server has lost -------------------------------------------------------------
 
 
 @pytest.mark.compat
-def test_a_forgotten_script_costs_one_round_trip_more(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+def test_a_lost_script_costs_one_round_trip_more(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix)
+    limiter = harness.limiter(proxy.url, prefix=prefix)
     limiter.each(["k"] * 3)
     with admin(redis_url) as server:
         for _ in range(3):
@@ -118,9 +120,9 @@ def test_a_forgotten_script_costs_one_round_trip_more(
         assert used(server, prefix) == 9
 
 
-def test_scripts_forgotten_all_the_time_under_load(face: Face, prefix: str) -> None:
+def test_scripts_that_are_lost_all_the_time_under_load(harness: Harness, prefix: str) -> None:
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url, prefix=prefix, timeout=5)
+        limiter = harness.limiter(own.url, prefix=prefix, timeout=5)
         stop = threading.Event()
         load = limiter.load([f"k{i}" for i in range(5)], stop)
         for _ in range(6):
@@ -132,10 +134,10 @@ def test_scripts_forgotten_all_the_time_under_load(face: Face, prefix: str) -> N
 
 
 @pytest.mark.compat
-def test_in_a_cluster_a_script_is_brought_to_the_keys_own_node_only(
-    face: Face, cluster: Cluster, cluster_url: str, prefix: str
+def test_in_a_cluster_a_script_is_loaded_on_the_node_of_the_key_only(
+    harness: Harness, cluster: Cluster, cluster_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(cluster_url, prefix=prefix, timeout=5)
+    limiter = harness.limiter(cluster_url, prefix=prefix, timeout=5)
     limiter.try_acquire("k")
     home = cluster.node_of(f"{prefix}:{{k}}:360000:10")
     clients = {node.port: node.client() for node in cluster.nodes}
@@ -152,7 +154,7 @@ def test_in_a_cluster_a_script_is_brought_to_the_keys_own_node_only(
             client.close()
 
 
-# -- echoes ---------------------------------------------------------------------------------------
+# -- the guard in replies -------------------------------------------------------------------------
 
 STRANGE = {
     "another echo": lambda words: admitting(words, b"9999999999999.999999"),
@@ -168,11 +170,11 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_a_reply_without_the_echo_is_never_acted_on_and_its_connection_dropped(
-    face: Face, strange: str
+def test_a_reply_without_the_guard_is_not_used_and_its_connection_is_dropped(
+    harness: Harness, strange: str
 ) -> None:
     with Responder() as server:
-        limiter = face.limiter(server.url)
+        limiter = harness.limiter(server.url)
         limiter.each(["k"] * 2)
         sent, connections = len(server.calls), server.connections
         server.script = STRANGE[strange]
@@ -185,10 +187,10 @@ def test_a_reply_without_the_echo_is_never_acted_on_and_its_connection_dropped(
         assert server.connections == connections + 1
 
 
-def test_a_reply_that_comes_twice_puts_nobody_out_of_step(face: Face) -> None:
+def test_after_a_duplicate_reply_no_caller_gets_the_reply_of_another(harness: Harness) -> None:
     """Each call gets its own decision or an error, never the decision of another call."""
     with Responder() as server:
-        limiter = face.limiter(server.url)
+        limiter = harness.limiter(server.url)
         limiter.each(["k"] * 2)
 
         def twice(words: Words) -> bytes:
@@ -206,10 +208,12 @@ def test_a_reply_that_comes_twice_puts_nobody_out_of_step(face: Face) -> None:
         assert outcomes[-3:] == ["ok"] * 3
 
 
-def test_swapped_replies_are_never_given_to_the_wrong_caller(face: Face) -> None:
-    """Two callers on different limits; whoever's reply carries another's echo gets an error."""
+def test_swapped_replies_are_never_given_to_the_wrong_caller(harness: Harness) -> None:
+    """There are two callers with different limits; a caller whose reply has the guard of the other
+    gets an error.
+    """
     with Responder() as server:
-        limiter = face.limiter(server.url)
+        limiter = harness.limiter(server.url)
         limiter.each(["a", "b"] * 2)
         last: list[bytes] = [b"9999999999999.000000"]
 
@@ -225,10 +229,10 @@ def test_swapped_replies_are_never_given_to_the_wrong_caller(face: Face) -> None
         assert limiter.try_acquire("a")
 
 
-def test_without_the_echo_check_a_swapped_reply_would_be_acted_on(
-    face: Face, monkeypatch: pytest.MonkeyPatch
+def test_without_the_guard_check_a_swapped_reply_would_be_used(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law above can fail: that is what the echo is for."""
+    """The test above can fail: without the check, callers get the replies of others."""
 
     class Anything(bytes):
         __hash__ = bytes.__hash__
@@ -244,10 +248,10 @@ def test_without_the_echo_check_a_swapped_reply_would_be_acted_on(
     guard = ServerClock.guard
     monkeypatch.setattr(ServerClock, "guard", lambda self, until: Anything(guard(self, until)))
     with Responder(STRANGE["another echo"]) as server:
-        assert face.limiter(server.url).try_acquire("k")
+        assert harness.limiter(server.url).try_acquire("k")
 
 
-# -- what each refusal means ----------------------------------------------------------------------
+# -- what each error reply means ------------------------------------------------------------------
 
 NOT_EXECUTED = [
     "LOADING Redis is loading the dataset in memory",
@@ -274,31 +278,37 @@ def wrapped(error: str, wrapping: str) -> bytes:
 
 
 @pytest.mark.parametrize("error", NOT_EXECUTED, ids=lambda error: str(error).split()[0])
-def test_a_call_that_was_surely_not_executed_is_sent_once_more(face: Face, error: str) -> None:
-    """However old servers and other implementations wrap what a script failed with."""
+def test_a_call_that_was_surely_not_executed_is_sent_once_more(
+    harness: Harness, error: str
+) -> None:
+    """This holds in every form in which old servers and other implementations wrap the error of a
+    script.
+    """
     with Responder() as server:
-        limiter = face.limiter(server.url)
+        limiter = harness.limiter(server.url)
         limiter.each(["k"] * 2)
         for wrapping in ("{error}", *WRAPPED):
-            said = wrapped(error, wrapping)
+            reply = wrapped(error, wrapping)
             sent = len(server.calls)
-            server.script = lambda words, said=said: said  # type: ignore[misc]
+            server.script = lambda words, reply=reply: reply  # type: ignore[misc]
             with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
                 limiter.try_acquire("k")
             assert caught.value.charged is False
             assert len(server.calls) == sent + 2
 
-            once = [said]
+            once = [reply]
             server.script = lambda words, once=once: once.pop() if once else admitting(words)  # type: ignore[misc]
             assert limiter.try_acquire("k")
             assert len(server.calls) == sent + 4
 
 
 @pytest.mark.parametrize("error", ["NOSCRIPT No matching script. Please use EVAL."])
-def test_a_server_that_never_knows_the_script_is_asked_twice_a_try(face: Face, error: str) -> None:
+def test_a_server_that_never_has_the_script_gets_two_commands_for_each_attempt(
+    harness: Harness, error: str
+) -> None:
     with Responder(lambda words: wrapped(error, "{error}")) as server:
         with pytest.raises(StoreUnavailable) as caught:
-            face.limiter(server.url).try_acquire("k")
+            harness.limiter(server.url).try_acquire("k")
         assert caught.value.charged is False
         assert 2 <= len(server.calls) <= 4
 
@@ -321,37 +331,37 @@ def test_a_server_that_never_knows_the_script_is_asked_twice_a_try(face: Face, e
     ],
 )
 def test_a_call_that_can_never_work_is_a_configuration_error_and_not_repeated(
-    face: Face, error: str, remedy: str
+    harness: Harness, error: str, remedy: str
 ) -> None:
     with Responder() as server:
-        limiter = face.limiter(server.url, prefix="shop")
+        limiter = harness.limiter(server.url, prefix="shop")
         limiter.each(["k:OOM"] * 2)
         sent = len(server.calls)
         server.script = lambda words: f"-{error}\r\n".encode()
         with pytest.raises(ConfigurationError) as caught:
             limiter.try_acquire("k:OOM")
-        told = str(caught.value)
-        assert error in told
-        assert remedy in told.replace(error, "")
-        assert "shop:{k:OOM}" in told
+        message = str(caught.value)
+        assert error in message
+        assert remedy in message.replace(error, "")
+        assert "shop:{k:OOM}" in message
         assert len(server.calls) == sent + 1
 
 
-def test_a_key_of_another_type_is_named(face: Face, redis_url: str, prefix: str) -> None:
+def test_a_key_of_another_type_is_named(harness: Harness, redis_url: str, prefix: str) -> None:
     with admin(redis_url) as server:
         server.set(f"{prefix}:{{k}}:360000:10", "somebody else's")
         with pytest.raises(ConfigurationError, match=rf"WRONGTYPE.*{prefix}.*prefix"):
-            face.limiter(redis_url, prefix=prefix).try_acquire("k")
+            harness.limiter(redis_url, prefix=prefix).try_acquire("k")
         assert server.get(f"{prefix}:{{k}}:360000:10") == "somebody else's"
 
 
 def test_a_hash_that_is_no_ring_is_never_counted_in(
-    face: Face, redis_url: str, prefix: str
+    harness: Harness, redis_url: str, prefix: str
 ) -> None:
     with admin(redis_url) as server:
         name = f"{prefix}:{{k}}:360000:10"
         server.hset(name, mapping={"head": "yesterday", "used": "x", "owner": "somebody"})
-        limiter = face.limiter(redis_url, prefix=prefix)
+        limiter = harness.limiter(redis_url, prefix=prefix)
         for ask in (limiter.try_acquire, limiter.peek, limiter.stats):
             try:
                 ask("k")
@@ -360,10 +370,10 @@ def test_a_hash_that_is_no_ring_is_never_counted_in(
         assert limiter.try_acquire("other")
 
 
-# -- the same from real servers -------------------------------------------------------------------
+# -- errors of real servers -----------------------------------------------------------------------
 
 
-def refused_for_now(limiter: Caller, token: str, key: str = "k") -> None:
+def refused_for_now(limiter: LimiterAdapter, token: str, key: str = "k") -> None:
     with pytest.raises(StoreUnavailable, match=token) as caught:
         limiter.try_acquire(key)
     assert caught.value.charged is False
@@ -375,13 +385,13 @@ def rings(server: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("limits", ["100/400ms", ["100/400ms", "200/2s"]], ids=str)
 @pytest.mark.slow
-def test_out_of_memory_writes_nothing_by_halves(face: Face, limits: Any) -> None:
-    """At every age of a ring: in its bucket, in the next one, in a later one, after its window.
-
-    New rings are refused. A ring whose turn frees more than it takes may go on.
+def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: Any) -> None:
+    """This is tested at every age of a ring: in its bucket, in the next one, in a later one, and
+    after its window. New rings are refused. A ring whose rotation frees more memory than it takes
+    may be written.
     """
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url, limits)
+        limiter = harness.limiter(own.url, limits)
         widths = [limit.bucket_ms for limit in limiter.limiter.limits]
         assert widths[0] == 40
         limiter.each(["k"] * 3)
@@ -403,17 +413,19 @@ def test_out_of_memory_writes_nothing_by_halves(face: Face, limits: Any) -> None
             until(lambda: sums_are_right(limiter, server), what="totals that agree with buckets")
 
 
-def sums_are_right(limiter: Caller, server: Any) -> bool:
-    """Is each ring's total the sum of its buckets? (Asked again where a bucket ended meanwhile.)"""
+def sums_are_right(limiter: LimiterAdapter, server: Any) -> bool:
+    """True if the total of each ring is the sum of its buckets. They may differ while a bucket
+    ends, so callers repeat the check.
+    """
     limiter.try_acquire("k")
     stats = limiter.stats("k")
     held = [ring["used"] for ring in rings(server).values()]
     return sorted(str(window.passed) for window in stats.windows) == sorted(held)
 
 
-def test_a_read_only_replica(face: Face) -> None:
+def test_a_read_only_replica(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url)
+        limiter = harness.limiter(own.url)
         limiter.each(["k"] * 2)
         server.replicaof("127.0.0.1", 1)
         refused_for_now(limiter, "READONLY")
@@ -421,9 +433,9 @@ def test_a_read_only_replica(face: Face) -> None:
         assert limiter.try_acquire("k")
 
 
-def test_too_few_replicas(face: Face) -> None:
+def test_too_few_replicas(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
-        limiter = face.limiter(own.url)
+        limiter = harness.limiter(own.url)
         limiter.each(["k"] * 2)
         before = rings(server)
         server.config_set("min-replicas-to-write", 1)
@@ -434,17 +446,17 @@ def test_too_few_replicas(face: Face) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_busy_with_a_script(face: Face) -> None:
+def test_a_server_busy_with_a_script(harness: Harness) -> None:
     with Standalone(config={"lua-time-limit": 20}) as own, own.client() as server:
-        limiter = face.limiter(own.url, timeout=1)
+        limiter = harness.limiter(own.url, timeout=1)
         limiter.each(["k"] * 2)
 
-        def hog() -> None:
+        def block_server() -> None:
             with own.client() as other:
                 with pytest.raises(Exception, match=r"(?i)script"):
                     other.eval("while true do end", 0)
 
-        thread = threading.Thread(target=hog)
+        thread = threading.Thread(target=block_server)
         thread.start()
         time.sleep(0.2)
         refused_for_now(limiter, "BUSY")
@@ -454,11 +466,11 @@ def test_a_server_busy_with_a_script(face: Face) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_clients(face: Face) -> None:
+def test_too_many_clients(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
         server.ping()
         server.config_set("maxclients", 1)
-        limiter = face.limiter(own.url)
+        limiter = harness.limiter(own.url)
         with pytest.raises(StoreUnavailable) as caught:
             limiter.try_acquire("k")
         assert caught.value.charged is False

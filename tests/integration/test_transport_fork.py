@@ -1,4 +1,4 @@
-"""fork: parent and child both go on, each over connections of its own."""
+"""Forks: parent and child both keep calling, each over its own connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter
 from tests.event_loops import program_header
-from tests.integration.faces import PLENTY, Call, admin, tally, timed, used
+from tests.integration.harness import PLENTY, Call, admin, tally, timed, used
 from tests.servers import Cluster
 
 pytestmark = [
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 class Child:
-    """A forked child that does `work`, and hands its result (JSON) back."""
+    """A forked child that runs `work` and sends its result back as JSON."""
 
     def __init__(self, work: Callable[[Child], Any]) -> None:
         result, self._result = os.pipe()
@@ -40,17 +40,17 @@ class Child:
         if self.pid == 0:
             self._going = going
             try:
-                said = json.dumps(work(self))
+                output = json.dumps(work(self))
             except BaseException:
-                said = json.dumps({"error": traceback.format_exc()})
-            os.write(self._result, said.encode())
+                output = json.dumps({"error": traceback.format_exc()})
+            os.write(self._result, output.encode())
             os._exit(0)
         os.close(self._result)
         os.close(going)
         self._result = result
 
     def ready(self) -> None:
-        """Said by the child: so far so good; it then waits until it is let go on."""
+        """Called by the child: report that it is ready, and wait for `go_on` of the parent."""
         os.write(self._result, b"!")
         os.read(self._going, 1)
 
@@ -62,19 +62,19 @@ class Child:
         os.write(self._go, b"!")
 
     def result(self) -> Any:
-        said = b""
+        output = b""
         while select.select([self._result], [], [], 20)[0]:
             more = os.read(self._result, 65_536)
             if not more:
                 break
-            said += more
+            output += more
         else:
             os.kill(self.pid, 9)
             pytest.fail("the child is stuck")
         os.waitpid(self.pid, 0)
         os.close(self._result)
         os.close(self._go)
-        value = json.loads(said)
+        value = json.loads(output)
         assert not (isinstance(value, dict) and "error" in value), value["error"]
         return value
 
@@ -114,7 +114,7 @@ def test_parent_and_child_go_on_over_their_own_connections(redis_url: str, prefi
 
 
 @pytest.mark.compat
-def test_forks_while_threads_are_in_the_midst_of_calls(redis_url: str, prefix: str) -> None:
+def test_forks_while_other_threads_call(redis_url: str, prefix: str) -> None:
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5)
     limiter.try_acquire("k")
     stop = threading.Event()
@@ -182,7 +182,7 @@ def test_in_a_cluster(cluster: Cluster, cluster_url: str, prefix: str) -> None:
     limiter.close()
 
 
-def test_a_child_may_close_and_the_parent_does_not_notice(redis_url: str, prefix: str) -> None:
+def test_a_close_in_the_child_does_not_affect_the_parent(redis_url: str, prefix: str) -> None:
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=5)
     limiter.try_acquire("k")
 
@@ -201,7 +201,7 @@ def test_a_child_may_close_and_the_parent_does_not_notice(redis_url: str, prefix
 
 @pytest.mark.compat
 async def test_parent_and_child_of_a_running_loop_go_on(redis_url: str, prefix: str) -> None:
-    """The child has a selector in common with its parent, and must not touch it."""
+    """The child shares a selector with its parent, and must not change it."""
     async with AsyncLimiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5) as limiter:
         await limiter.try_acquire("k")
 
@@ -234,10 +234,12 @@ async def test_parent_and_child_of_a_running_loop_go_on(redis_url: str, prefix: 
 
 
 @pytest.mark.event_loops
-def test_a_child_that_drops_the_parents_loop_does_not_cut_the_parent_off(
+def test_a_child_that_drops_the_parents_loop_does_not_disconnect_the_parent(
     redis_url: str, prefix: str
 ) -> None:
-    """Closing there what was open here would take it out of the selector that both have."""
+    """If the child closed an inherited connection, it would remove it from the selector that both
+    share.
+    """
     limiter = AsyncLimiter(redis_url, PLENTY, prefix=prefix, timeout=2)
     loops = [asyncio.new_event_loop()]
 
@@ -285,7 +287,7 @@ asyncio.run(parent(AsyncLimiter(url, "1000/hour", prefix=prefix, timeout=5)))
 
 @pytest.mark.event_loops
 @pytest.mark.slow
-def test_a_child_that_ends_as_programs_end_leaves_the_parent_well(
+def test_a_child_that_exits_normally_does_not_affect_the_parent(
     redis_url: str, prefix: str
 ) -> None:
     ran = subprocess.run(

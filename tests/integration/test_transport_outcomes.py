@@ -1,7 +1,7 @@
-"""Three outcomes kept apart when links and servers fail: not executed, executed, unknown.
+"""Connections and servers fail: each call is not executed, executed, or of unknown outcome.
 
-The checker of every law here: what the server holds is what was admitted, plus at most one charge
-for each call whose outcome is unknown. And every call ends by its deadline.
+Every test checks that the server has counted what was admitted, plus at most one charge for each
+call whose outcome is unknown, and that every call ends by its deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from distwindow import StoreError, StoreTimeout, StoreUnavailable
 from distwindow.store.redis.guard import ServerClock
-from tests.integration.faces import Call, Caller, Face, admin, in_time, tally, used
+from tests.integration.harness import Call, Harness, LimiterAdapter, admin, in_time, tally, used
 from tests.servers import (
     Blackhole,
     Delay,
@@ -39,21 +39,23 @@ SCRIPT = b"EVALSHA"
 slow = pytest.mark.slow
 
 
-def warm(limiter: Caller, keys: Iterable[str] = ("k",)) -> int:
-    """The first calls, over a sound link; how many."""
+def warm(limiter: LimiterAdapter, keys: Iterable[str] = ("k",)) -> int:
+    """Make the first calls, over a connection without a fault. Return their number."""
     return len(limiter.each([*keys] * 2))
 
 
 def conserved(calls: Iterable[Call], held: int) -> None:
-    """Nothing was charged twice, no admission was lost, and "not charged" is true."""
+    """Check that nothing was charged twice, that no admission was lost, and that "not charged" is
+    true.
+    """
     calls = list(calls)
     admitted = sum(call.admitted for call in calls)
     unknown = sum(call.charged is None for call in calls)
     assert admitted <= held <= admitted + unknown, f"{held} of {tally(calls)}"
 
 
-def heals(limiter: Caller, within: float = 1.0) -> list[Call]:
-    """The calls until one is admitted again."""
+def heals(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
+    """Call until one is admitted again. Return these calls."""
     calls: list[Call] = []
 
     def well() -> bool:
@@ -75,9 +77,9 @@ def heals(limiter: Caller, within: float = 1.0) -> list[Call]:
 )
 @pytest.mark.parametrize("way", ["alone", "together"])
 def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, lost: int, way: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, lost: int, way: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
     with proxy.spoiled(DropReply(close=True, only=SCRIPT, times=lost)):
         calls = limiter.burst(["k"] * 90, at_once=1 if way == "alone" else 6)
@@ -91,9 +93,9 @@ def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
 
 
 def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.15)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.15)
     before = warm(limiter)
     with proxy.spoiled(DropReply(only=SCRIPT, times=2)):
         calls = limiter.burst(["k"] * 6, at_once=1)
@@ -109,10 +111,10 @@ def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
     [(ResetBeforeSend(only=SCRIPT, times=4), False), (ResetAfterSend(only=SCRIPT, times=4), True)],
     ids=["before the server saw it", "after"],
 )
-def test_a_reset_after_bytes_went_out_is_unknown_and_never_repeated(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, fault: Fault, executed: bool
+def test_a_reset_after_bytes_were_sent_is_unknown_and_never_repeated(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Fault, executed: bool
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
     with proxy.spoiled(fault):
         calls = limiter.burst(["k"] * 10, at_once=1)
@@ -123,13 +125,13 @@ def test_a_reset_after_bytes_went_out_is_unknown_and_never_repeated(
         assert used(server, prefix) == before + (10 if executed else 6)
 
 
-# -- nothing went out -----------------------------------------------------------------------------
+# -- nothing was sent -----------------------------------------------------------------------------
 
 
 def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
     for _ in range(5):
         proxy.cut()
@@ -140,19 +142,19 @@ def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
 
 
 def test_a_connect_that_fails_once_is_tried_once_more(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     with proxy.spoiled(ResetBeforeSend(times=1)):
-        assert face.limiter(proxy.url, prefix=prefix, timeout=2).try_acquire("k")
+        assert harness.limiter(proxy.url, prefix=prefix, timeout=2).try_acquire("k")
     assert proxy.hits == 1
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
 
 
 def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     with proxy.spoiled(ResetBeforeSend()):
         (call,) = limiter.burst(["k"])
     assert tally([call]) == {"StoreUnavailable": 1}
@@ -164,16 +166,16 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
 
 
 @pytest.mark.compat
-def test_refused_connections_fail_fast_and_heal(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+def test_refused_connections_fail_fast_until_the_server_is_back(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=2)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     calls = limiter.burst(["k"] * 2, at_once=1)
     proxy.fault = Refuse()
     down = limiter.burst(["k"] * 40, at_once=4)
     proxy.fault = Pass()
     assert set(tally(down)) == {"StoreUnavailable"}
-    # Only those that were under way when the connection broke could be in doubt.
+    # Only calls in flight when the connection broke can have an unknown outcome.
     assert sum(call.charged is None for call in down) <= 4
     assert sorted(call.seconds for call in down)[len(down) // 2] < 0.1
     calls += down + heals(limiter)
@@ -201,11 +203,11 @@ HANGS: dict[str, Fault] = {
     "hang",
     [hang if hang == "blackhole" else pytest.param(hang, marks=slow) for hang in HANGS],
 )
-def test_every_call_ends_by_its_deadline_and_the_link_heals(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str, hang: str, standing: bool
+def test_every_call_ends_by_its_deadline_and_later_calls_succeed(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, hang: str, standing: bool
 ) -> None:
     timeout = 0.2
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=timeout)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=timeout)
     calls = limiter.burst(["k"] * 2, at_once=1) if standing else []
     proxy.fault = HANGS[hang]
     if standing and hang == "accepts and never speaks":
@@ -223,9 +225,11 @@ def test_every_call_ends_by_its_deadline_and_the_link_heals(
 
 
 @pytest.mark.parametrize("clock", ["server", pytest.param("client", marks=slow)])
-def test_time_spent_on_connecting_counts(face: Face, proxy: Proxy, prefix: str, clock: str) -> None:
-    """Each step is within the timeout, all of them are not."""
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)
+def test_time_spent_on_connecting_counts(
+    harness: Harness, proxy: Proxy, prefix: str, clock: str
+) -> None:
+    """Each step takes less than the timeout, and all of them together take more."""
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)
     with proxy.spoiled(Delay(replies=0.15)):
         calls = limiter.burst(["k"], at_once=1)
     assert set(tally(calls)) <= {"StoreTimeout", "StoreUnavailable"}
@@ -234,9 +238,9 @@ def test_time_spent_on_connecting_counts(face: Face, proxy: Proxy, prefix: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-def test_time_spent_on_finding_the_node_counts(face: Face, proxy: Proxy, kind: str) -> None:
+def test_time_spent_on_finding_the_node_counts(harness: Harness, proxy: Proxy, kind: str) -> None:
     path = "/service/0" if kind == "sentinel" else ""
-    limiter = face.limiter(f"redis+{kind}://127.0.0.1:{proxy.port}{path}", timeout=0.2)
+    limiter = harness.limiter(f"redis+{kind}://127.0.0.1:{proxy.port}{path}", timeout=0.2)
     with proxy.spoiled(Silent()):
         calls = limiter.burst(["k"], at_once=1)
     assert all(isinstance(call.outcome, StoreError) for call in calls)
@@ -247,9 +251,11 @@ def test_time_spent_on_finding_the_node_counts(face: Face, proxy: Proxy, kind: s
 # -- a server that stalls -------------------------------------------------------------------------
 
 
-def stall(face: Face, server: Standalone, seconds: float = 0.5) -> tuple[list[Call], int]:
-    """Calls before and while the server is stopped; then what it holds after it has gone on."""
-    limiter = face.limiter(server.url, timeout=0.2)
+def stall(harness: Harness, server: Standalone, seconds: float = 0.5) -> tuple[list[Call], int]:
+    """Call before and while the server is stopped. Return the calls, and what it holds after it
+    continues.
+    """
+    limiter = harness.limiter(server.url, timeout=0.2)
     calls = limiter.burst(["k"] * 2, at_once=1)
     server.pause()
     try:
@@ -267,26 +273,28 @@ def stall(face: Face, server: Standalone, seconds: float = 0.5) -> tuple[list[Ca
         return calls, used(client, "distwindow")
 
 
-def test_a_server_that_stalls_charges_nothing_late(face: Face) -> None:
+def test_a_server_that_stalls_charges_nothing_late(harness: Harness) -> None:
     with Standalone() as server:
-        calls, held = stall(face, server)
+        calls, held = stall(harness, server)
         assert held == sum(call.admitted for call in calls)
 
 
 @slow
 def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
-    face: Face, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law above can fail: that is what the deadline is for."""
+    """The test above can fail: without the deadline, the server executes commands whose callers
+    have left.
+    """
     monkeypatch.setattr(ServerClock, "guard", no_deadline(ServerClock.guard))
     with Standalone() as server:
-        calls, held = stall(face, server)
+        calls, held = stall(harness, server)
         assert held > sum(call.admitted for call in calls)
         conserved(calls, held)
 
 
 def admitted_since(calls: list[Call], moment: float) -> bool:
-    """Has a call that began after `moment` been admitted?"""
+    """True if a call that began after `moment` was admitted."""
     return any(call.admitted and call.ended - call.seconds > moment for call in calls[-50:])
 
 
@@ -299,9 +307,9 @@ def no_deadline(guard: Any) -> Any:
 
 
 @slow
-def test_a_server_that_stalls_under_load_heals(face: Face) -> None:
+def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness) -> None:
     with Standalone() as server:
-        limiter = face.limiter(server.url, timeout=0.2)
+        limiter = harness.limiter(server.url, timeout=0.2)
         warm(limiter, "abc")
         stop = threading.Event()
         load = limiter.load(["a", "b", "c"], stop, at_once=6)
@@ -311,7 +319,8 @@ def test_a_server_that_stalls_under_load_heals(face: Face) -> None:
             time.sleep(1.0)
             server.resume()
         resumed = time.perf_counter()
-        # Looked for, not waited for: the machine itself may stand still for a second.
+        # Poll for it instead of sleeping a fixed time, as the machine itself may stall for a
+        # second.
         until(lambda: admitted_since(load.calls, resumed), 5.0, what="healing")
         calls = load.result()
         assert set(tally(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
@@ -319,11 +328,11 @@ def test_a_server_that_stalls_under_load_heals(face: Face) -> None:
         with server.client() as client:
             held = used(client, "distwindow") - 6
         conserved(calls, held)
-        # Late are at most those that were executed just before a stop and answered after it.
+        # Only calls that were executed just before a stop and answered after it can be late.
         assert held - sum(call.admitted for call in calls) <= 3 * 6
 
 
-# -- a client of the caller's that retries --------------------------------------------------------
+# -- a client of the caller that retries ----------------------------------------------------------
 
 
 def lossy(stop: threading.Event, proxy: Proxy) -> None:
@@ -344,7 +353,7 @@ def lossy(stop: threading.Event, proxy: Proxy) -> None:
 
 @pytest.mark.compat
 def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_retries(
-    face: Face, proxy: Proxy, redis_url: str, prefix: str
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import NoBackoff
@@ -352,16 +361,16 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
     from redis.exceptions import TimeoutError as TimedOut
     from redis.retry import Retry
 
-    retry: Any = (AsyncRetry if face.kind == "async" else Retry)(NoBackoff(), 5)
-    client = face.client(proxy.url, retry=retry, retry_on_error=[Disconnected, TimedOut])
-    limiter = face.limiter(client, prefix=prefix, timeout=2)
-    spoiler = threading.Event()
-    thread = threading.Thread(target=lossy, args=(spoiler, proxy))
+    retry: Any = (AsyncRetry if harness.kind == "async" else Retry)(NoBackoff(), 5)
+    client = harness.client(proxy.url, retry=retry, retry_on_error=[Disconnected, TimedOut])
+    limiter = harness.limiter(client, prefix=prefix, timeout=2)
+    stop = threading.Event()
+    thread = threading.Thread(target=lossy, args=(stop, proxy))
     thread.start()
     load = limiter.load(["k"], threading.Event(), at_once=1)
     time.sleep(0.5)
     calls = load.result()
-    spoiler.set()
+    stop.set()
     thread.join()
     assert set(tally(calls)) <= {"ok", "StoreUnavailable"}
     assert any(call.charged is None for call in calls)
@@ -369,8 +378,8 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
         conserved(calls, used(server, prefix))
 
 
-def test_errors_say_what_is_known(face: Face, proxy: Proxy, prefix: str) -> None:
-    limiter = face.limiter(proxy.url, prefix=prefix, timeout=0.1)
+def test_errors_name_the_outcome(harness: Harness, proxy: Proxy, prefix: str) -> None:
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.1)
     warm(limiter)
     with proxy.spoiled(DropReply(only=SCRIPT, times=1)):
         with pytest.raises(StoreTimeout, match=r"within 0\.1 s; the outcome .* unknown") as timeout:

@@ -1,4 +1,6 @@
-"""Tasks and event loops: one connection a loop, cancellation that harms nobody, loops that end."""
+"""Tasks and event loops: one connection for each loop, cancellations that do not affect other
+calls, and loops that end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
-from tests.integration.faces import PLENTY, admin, used
+from tests.integration.harness import PLENTY, admin, used
 from tests.servers import Delay, DropReply, Proxy, Silent, until
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -23,7 +25,7 @@ SCRIPT = b"EVALSHA"
 
 
 def named(server: Any, name: str) -> int:
-    """How many connections bear a name."""
+    """Return the number of connections with a name."""
     return sum(client["name"] == name for client in server.client_list())
 
 
@@ -38,7 +40,7 @@ async def outcome(call: Awaitable[Decision]) -> Decision | StoreError:
 
 
 @pytest.mark.compat
-async def test_one_connection_carries_all_tasks(redis_url: str, prefix: str) -> None:
+async def test_all_tasks_use_one_connection(redis_url: str, prefix: str) -> None:
     async with AsyncLimiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5) as limiter:
         keys = [f"k{i % 50}" for i in range(1000)]
         decisions = await asyncio.gather(*(limiter.try_acquire(key) for key in keys))
@@ -59,7 +61,7 @@ def test_one_limiter_in_one_loop_after_another(redis_url: str, prefix: str) -> N
         assert all(await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10))))
 
     with admin(redis_url) as server, warnings.catch_warnings():
-        # A loop that is closed with connections open says so; that is its right.
+        # A loop that is closed with open connections warns, which is correct.
         warnings.simplefilter("ignore", ResourceWarning)
         for _ in range(5):
             asyncio.run(some())
@@ -101,7 +103,7 @@ def test_one_limiter_in_many_loops_at_once(redis_url: str, prefix: str) -> None:
         until(lambda: named(server, prefix) == 0, what="each loop's own closed")
 
 
-async def test_aclose_ends_calls_under_way_and_refuses_later_ones(
+async def test_aclose_ends_calls_in_flight_and_refuses_later_ones(
     proxy: Proxy, prefix: str
 ) -> None:
     limiter = AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
@@ -121,14 +123,14 @@ async def test_aclose_ends_calls_under_way_and_refuses_later_ones(
 # -- cancellation ---------------------------------------------------------------------------------
 
 
-async def test_a_task_cancelled_before_its_turn_charges_nothing(
+async def test_a_task_cancelled_before_its_call_is_sent_charges_nothing(
     redis_url: str, prefix: str
 ) -> None:
     async with AsyncLimiter(redis_url, PLENTY, prefix=prefix) as limiter:
         await limiter.try_acquire("k")
         await limiter.try_acquire("k")
         tasks = [asyncio.ensure_future(_acquire(limiter, "k")) for _ in range(10)]
-        await asyncio.sleep(0)  # they have asked, and nothing has been written yet
+        await asyncio.sleep(0)  # the calls have been made, and nothing has been written yet
         for task in tasks[::2]:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -164,7 +166,7 @@ async def test_a_cancelled_call_does_not_disturb_the_replies_of_others(
             assert used(server, prefix) == 40
 
 
-async def test_the_first_caller_cancelled_while_connecting_leaves_the_others_their_chance(
+async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_still_connect(
     proxy: Proxy, prefix: str
 ) -> None:
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2) as limiter:
@@ -178,8 +180,10 @@ async def test_the_first_caller_cancelled_while_connecting_leaves_the_others_the
 
 
 @pytest.mark.parametrize("seconds", [0.7, pytest.param(4.0, marks=pytest.mark.slow)])
-async def test_a_storm_of_cancellations(redis_url: str, prefix: str, seconds: float) -> None:
-    """No wrong decision, one connection, and every permit accounted for."""
+async def test_many_cancellations_at_random_times(
+    redis_url: str, prefix: str, seconds: float
+) -> None:
+    """There is no wrong decision, one connection stays open, and every permit is accounted for."""
     async with AsyncLimiter(redis_url, PLENTY, prefix=prefix, timeout=5, name=prefix) as limiter:
         admitted = cancelled = 0
         live: set[asyncio.Task[None]] = set()
@@ -241,7 +245,9 @@ async def test_calls_behind_a_lost_reply_end_by_their_own_deadlines(
 async def test_a_call_whose_time_ran_out_while_connecting_is_never_sent(
     proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    """Told that it was surely not charged, with the client's clock, whose guard has no deadline."""
+    """Its error says that it was not charged, with the client's clock, too, whose guard has no
+    deadline.
+    """
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, timeout=0.2, clock="client"
     ) as limiter:
@@ -253,7 +259,7 @@ async def test_a_call_whose_time_ran_out_while_connecting_is_never_sent(
             assert used(server, prefix) == 0
 
 
-async def test_many_tasks_at_once_are_no_outage(redis_url: str, prefix: str) -> None:
+async def test_many_tasks_at_once_do_not_time_out(redis_url: str, prefix: str) -> None:
     async with AsyncLimiter(redis_url, PLENTY, prefix=prefix, timeout=5) as limiter:
         calls = (limiter.try_acquire(f"k{i % 7}") for i in range(3000))
         assert all(await asyncio.gather(*calls))

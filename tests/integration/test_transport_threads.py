@@ -1,4 +1,6 @@
-"""Threads: one connection each and no more, shared calls that leave nobody behind, signals."""
+"""Threads: one connection for each, shared calls after which no caller is left waiting, and
+signals.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ import pytest
 from distwindow import ConfigurationError, Decision, Limiter, StoreError
 from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.attempts import NoReply
-from tests.integration.faces import (
-    HICCUPS,
+from tests.integration.harness import (
     PLENTY,
+    STALLS,
     Call,
-    SyncFace,
+    SyncHarness,
     admin,
     in_time,
     tally,
@@ -36,20 +38,20 @@ SCRIPT = b"EVALSHA"
 
 
 @pytest.fixture
-def sync_face() -> Iterator[SyncFace]:
-    HICCUPS.watch()
-    made = SyncFace()
+def sync_harness() -> Iterator[SyncHarness]:
+    STALLS.watch()
+    made = SyncHarness()
     yield made
     made.close()
 
 
 def named(server: Any, name: str) -> list[str]:
-    """The ids of the connections that bear a name."""
+    """Return the ids of the connections with a name."""
     return [client["id"] for client in server.client_list() if client["name"] == name]
 
 
 class Interrupt(Exception):
-    """What a signal handler raises: Celery's soft time limit, a watchdog."""
+    """In place of what signal handlers raise, such as Celery's soft time limit."""
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.compat
-def test_one_connection_a_thread_handed_on_when_the_thread_ends(
+def test_one_connection_for_each_thread_reused_when_the_thread_ends(
     redis_url: str, prefix: str
 ) -> None:
     def connections(server: Any) -> set[Any]:
@@ -88,18 +90,18 @@ def test_one_connection_a_thread_handed_on_when_the_thread_ends(
     ):
 
         def crowd(size: int) -> set[Any]:
-            gates = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
+            barriers = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
 
             def work() -> None:
                 for turn in range(20):
                     limiter.try_acquire(f"k{turn % 3}")
-                for gate in gates:
-                    gate.wait()
+                for barrier in barriers:
+                    barrier.wait()
 
             threads = [in_background(work) for _ in range(size)]
-            gates[0].wait()
+            barriers[0].wait()
             seen = connections(server)
-            gates[1].wait()
+            barriers[1].wait()
             for thread in threads:
                 thread.join()
             return seen
@@ -127,7 +129,7 @@ def test_connections_do_not_grow_with_threads_that_come_and_go(redis_url: str, p
         assert len(named(server, prefix)) == 1
 
 
-def test_in_a_cluster_one_connection_a_thread_and_node(
+def test_in_a_cluster_one_connection_for_each_thread_and_node(
     cluster: Cluster, cluster_url: str, prefix: str
 ) -> None:
     clients = [node.client() for node in cluster.nodes]
@@ -168,8 +170,10 @@ def test_close_closes_the_connections_of_all_threads(redis_url: str, prefix: str
         thread.join()
 
 
-def test_close_in_the_midst_of_calls_ends_them_all(redis_url: str, prefix: str) -> None:
-    """With a decision, a store error, or word that it is closed; and nothing is left open."""
+def test_close_ends_all_calls_in_flight(redis_url: str, prefix: str) -> None:
+    """Each ends with a decision, a store error, or the error that the limiter is closed. No
+    connection is left open.
+    """
     for _ in range(8):
         limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=2)
         limiter.try_acquire("k")
@@ -197,7 +201,7 @@ def test_close_in_the_midst_of_calls_ends_them_all(redis_url: str, prefix: str) 
 def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
     redis_url: str, prefix: str
 ) -> None:
-    """Also while other threads keep their own connections busy."""
+    """This holds also while other threads use their own connections."""
     with (
         Limiter(redis_url, PLENTY, prefix=prefix, name=prefix) as limiter,
         admin(redis_url) as server,
@@ -227,10 +231,10 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
 
 
 @pytest.mark.slow
-def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
-    sync_face: SyncFace, proxy: Proxy, redis_url: str, prefix: str
+def test_after_a_lost_reply_to_a_shared_call_no_caller_is_left_waiting(
+    sync_harness: SyncHarness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    limiter = sync_face.limiter(proxy.url, prefix=prefix, timeout=0.3)
+    limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.3)
     limiter.each(["k"] * 2)
     calls: list[Call] = []
     for _ in range(4):
@@ -247,10 +251,10 @@ def test_a_reply_lost_by_a_shared_call_leaves_nobody_behind(
 
 @pytest.mark.slow
 def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
-    sync_face: SyncFace, proxy: Proxy, prefix: str
+    sync_harness: SyncHarness, proxy: Proxy, prefix: str
 ) -> None:
-    """Those who join late, those who join early, and whoever comes after."""
-    limiter = sync_face.limiter(proxy.url, prefix=prefix, timeout=0.25)
+    """This holds for members that join early or late, and for later callers."""
+    limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.25)
     limiter.each(["k"] * 2)
     calls: list[Call] = []
     with proxy.spoiled(DropReply(only=SCRIPT)):
@@ -271,10 +275,10 @@ def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     assert time.monotonic() - began < 0.2
 
 
-def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
+def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
     proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    """The main thread leads and is interrupted; whoever had gone with it hears so at once."""
+    """The main thread leads and is interrupted; its members get an error at once."""
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2) as limiter:
         limiter.try_acquire("k")
         limiter.try_acquire("k")
@@ -307,19 +311,21 @@ def test_a_leader_interrupted_in_mid_read_takes_nobody_with_it(
             assert time.monotonic() - began < 0.5
         with admin(redis_url) as server:
             held = used(server, prefix)
-        certain = 2 + 5 + sum(call.admitted for call in calls)
-        doubtful = 2 + sum(call.charged is None for call in calls)
-        assert certain <= held <= certain + doubtful
+        known = 2 + 5 + sum(call.admitted for call in calls)
+        unknown = 2 + sum(call.charged is None for call in calls)
+        assert known <= held <= known + unknown
 
 
 @pytest.mark.slow
 # A handler may also raise inside a finalizer, where Python can only report it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("others", [0, 3])
-def test_a_storm_of_exceptions_out_of_signal_handlers(
+def test_many_exceptions_of_signal_handlers_at_random_times(
     redis_url: str, prefix: str, others: int
 ) -> None:
-    """Wherever they strike: no wrong decision, nobody stuck, and the next call is fine."""
+    """Wherever they are raised, there is no wrong decision, no caller waits for ever, and the next
+    call succeeds.
+    """
     with (
         Limiter(redis_url, PLENTY, prefix=prefix, timeout=0.5, name=prefix) as limiter,
         admin(redis_url) as server,
@@ -335,7 +341,7 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
         limiter.try_acquire("mine")
         threads = [in_background(work) for _ in range(others)]
         mine: list[Decision] = []
-        struck = failed = 0
+        interrupted = failed = 0
         slowest = 0.0
         with alarm(interrupt):
             deadline = time.monotonic() + 4
@@ -349,7 +355,7 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
                     assert decision.key == key
                     mine.append(decision)
                 except Interrupt:
-                    struck += 1
+                    interrupted += 1
                 except StoreError:
                     failed += 1
                 finally:
@@ -358,26 +364,30 @@ def test_a_storm_of_exceptions_out_of_signal_handlers(
         stop.set()
         for thread in threads:
             thread.join(10)
-            assert not thread.is_alive(), "somebody is stuck"
-        print(f"struck {struck}, failed {failed}, slowest {slowest:.3f} s, others {tally(calls)}")
-        assert struck > 50
+            assert not thread.is_alive(), "a caller does not end"
+        print(
+            f"interrupted {interrupted}, failed {failed}, slowest {slowest:.3f} s, {tally(calls)}"
+        )
+        assert interrupted > 50
         for key in ("k", "mine"):
             began = time.monotonic()
             assert limiter.try_acquire(key)
             assert time.monotonic() - began < 0.3, "the storm left something behind"
         gc.collect()
-        # One, and those that an exception reported from a finalizer still holds on to.
+        # One connection, and those to which an exception from a finalizer still has references.
         until(lambda: len(named(server, prefix)) <= 4, what="connections flat")
         held = used(server, prefix)
-        certain = 4 + len(mine) + sum(call.admitted for call in calls)
-        doubtful = struck + failed + sum(call.charged is None for call in calls)
-        assert certain <= held <= certain + doubtful
+        known = 4 + len(mine) + sum(call.admitted for call in calls)
+        unknown = interrupted + failed + sum(call.charged is None for call in calls)
+        assert known <= held <= known + unknown
 
 
-def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next_call(
+def test_if_an_interrupted_connection_were_kept_the_guard_would_protect_the_next_call(
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two guards, one behind the other: take the first away, and the second still holds."""
+    """There are two protections against the reply of an earlier call. Without the first, the second
+    still works.
+    """
     from distwindow.store.redis.blocking.connection import BlockingConnection
 
     monkeypatch.setattr(BlockingConnection, "_close_elsewhere", lambda self: None)
@@ -400,18 +410,16 @@ def test_without_dropping_an_interrupted_connection_only_the_echo_saves_the_next
     limiter.close()
 
 
-def test_a_thousand_callers_at_once_wait_for_each_other_and_not_for_an_outage(
-    redis_url: str, prefix: str
-) -> None:
-    face = SyncFace()
-    limiter = face.limiter(redis_url, prefix=prefix, timeout=10)
+def test_a_thousand_callers_at_once_do_not_time_out(redis_url: str, prefix: str) -> None:
+    harness = SyncHarness()
+    limiter = harness.limiter(redis_url, prefix=prefix, timeout=10)
     calls = limiter.burst([f"k{i % 7}" for i in range(300)], at_once=100)
-    face.close()
+    harness.close()
     assert tally(calls) == {"ok": 300}
 
 
-def test_while_nothing_answers_callers_fail_fast(sync_face: SyncFace, proxy: Proxy) -> None:
-    limiter = sync_face.limiter(proxy.url, timeout=0.3)
+def test_while_no_server_answers_callers_fail_fast(sync_harness: SyncHarness, proxy: Proxy) -> None:
+    limiter = sync_harness.limiter(proxy.url, timeout=0.3)
     with proxy.spoiled(Silent()):
         limiter.burst(["k"], at_once=1)
         calls = limiter.burst(["k"] * 3, at_once=1)
@@ -420,18 +428,18 @@ def test_while_nothing_answers_callers_fail_fast(sync_face: SyncFace, proxy: Pro
 
 
 @pytest.mark.slow
-def test_a_server_restarted_with_nothing_remembered_is_fine(sync_face: SyncFace) -> None:
+def test_after_a_restart_without_data_calls_succeed(sync_harness: SyncHarness) -> None:
     with Standalone() as server:
-        limiter = sync_face.limiter(server.url, timeout=2)
+        limiter = sync_harness.limiter(server.url, timeout=2)
         limiter.each(["k"] * 3)
         server.restart()
         assert limiter.try_acquire("k").remaining == 999_999
 
 
-def test_who_connects_as_the_limiter_closes_gets_an_error_of_ours(
+def test_a_call_whose_socket_is_closed_while_connecting_is_not_sent(
     redis_url: str, prefix: str
 ) -> None:
-    """The socket that its connecting thread has brought is closed under it."""
+    """Another thread closes the socket that was just connected."""
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, timeout=2)
     store: Any = limiter._store
     with store._lock:

@@ -1,7 +1,7 @@
-"""When keys move: slots from node to node, primaries that die, freeze or are demoted.
+"""Keys move: slots move from node to node; primaries are killed, frozen or demoted.
 
-Acknowledged is counted, whoever serves; trouble of one shard is its own; and calls find the new
-place by themselves.
+What was acknowledged is counted, whichever node serves it; a failure of one shard does not affect
+the others; and calls find the new node by themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from redis.crc import key_slot
 
 from distwindow import StoreError
-from tests.integration.faces import Call, Caller, Face, in_time, tally, used
+from tests.integration.harness import Call, Harness, LimiterAdapter, in_time, tally, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -29,7 +29,7 @@ def slot_of(key: str) -> int:
 
 
 def keys_of(cluster: Cluster) -> dict[int, list[str]]:
-    """Ten keys on each master, by its port."""
+    """Return ten keys for each master, by its port."""
     with cluster.client() as client:
         found: dict[int, list[str]] = {node.port: [] for node in cluster.nodes[: cluster.masters]}
         for number in range(1000):
@@ -50,7 +50,7 @@ def held(cluster: Cluster) -> int:
 
 
 def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProcess) -> None:
-    """Move a slot as redis-cli does, one key at a time."""
+    """Move a slot as redis-cli does, key by key."""
     with source.client() as src, target.client() as dst:
         ids = {node: node.client().execute_command("CLUSTER", "MYID") for node in (source, target)}
         dst.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
@@ -64,8 +64,8 @@ def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProc
 
 
 @contextmanager
-def loaded(limiter: Caller, keys: list[str], at_once: int = 4) -> Iterator[list[Call]]:
-    """Calls all the while; the list is complete after the `with`."""
+def loaded(limiter: LimiterAdapter, keys: list[str], at_once: int = 4) -> Iterator[list[Call]]:
+    """Call in the background. The list of calls is complete after the `with`."""
     load = limiter.load(keys, threading.Event(), at_once)
     calls: list[Call] = []
     try:
@@ -75,8 +75,8 @@ def loaded(limiter: Caller, keys: list[str], at_once: int = 4) -> Iterator[list[
 
 
 def only_store_errors(calls: list[Call]) -> None:
-    strange = [c.outcome for c in calls if not c.admitted and not isinstance(c.outcome, StoreError)]
-    assert not strange, strange[:3]
+    others = [c.outcome for c in calls if not c.admitted and not isinstance(c.outcome, StoreError)]
+    assert not others, others[:3]
 
 
 def conserved(calls: list[Call], count: int, before: int = 0) -> None:
@@ -89,9 +89,9 @@ def conserved(calls: list[Call], count: int, before: int = 0) -> None:
 
 
 @pytest.mark.parametrize("limits", ["1000000/hour", ["1000000/hour", "1000000/day"]], ids=str)
-def test_slots_that_move_under_load_lose_and_repeat_nothing(face: Face, limits: Any) -> None:
+def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, limits: Any) -> None:
     with Cluster() as cluster:
-        limiter = face.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
+        limiter = harness.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
         homes = keys_of(cluster)
         source, target, _ = cluster.nodes
         moving, staying = homes[source.port][:5], homes[target.port][:3]
@@ -111,38 +111,38 @@ def test_slots_that_move_under_load_lose_and_repeat_nothing(face: Face, limits: 
         assert all(call.admitted for call in limiter.burst(moving + staying))
 
 
-def test_a_dead_primary_leaves_the_other_shards_alone(face: Face) -> None:
+def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     config = {"cluster-require-full-coverage": "no"}
     with Cluster(config=config) as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
         homes = keys_of(cluster)
         dead, *alive = cluster.nodes
         well = [key for node in alive for key in homes[node.port][:3]]
-        ill = homes[dead.port][:3]
-        limiter.each(well + ill)
+        affected = homes[dead.port][:3]
+        limiter.each(well + affected)
         dead.kill()
         with loaded(limiter, well) as calls:
             for _ in range(10):
-                (call,) = limiter.burst(ill[:1], at_once=1)
+                (call,) = limiter.burst(affected[:1], at_once=1)
                 only_store_errors([call])
                 assert not call.admitted
                 time.sleep(0.2)
         assert set(tally(calls)) == {"ok"}
 
 
-def test_a_frozen_primary_leaves_the_other_shards_alone(face: Face) -> None:
+def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
         homes = keys_of(cluster)
         frozen, *alive = cluster.nodes
         well = [key for node in alive for key in homes[node.port][:3]]
-        ill = homes[frozen.port][:3]
-        limiter.each(well + ill)
+        affected = homes[frozen.port][:3]
+        limiter.each(well + affected)
         frozen.pause()
         try:
             with loaded(limiter, well) as calls:
                 for _ in range(5):
-                    (call,) = limiter.burst(ill[:1], at_once=1)
+                    (call,) = limiter.burst(affected[:1], at_once=1)
                     only_store_errors([call])
                     assert not call.admitted
                     in_time([call], 0.3)
@@ -151,18 +151,20 @@ def test_a_frozen_primary_leaves_the_other_shards_alone(face: Face) -> None:
         assert set(tally(calls)) == {"ok"}
 
 
-@pytest.mark.parametrize("trouble", ["killed", "frozen"])
-def test_a_primary_with_a_replica_is_replaced_by_itself(face: Face, trouble: str) -> None:
+@pytest.mark.parametrize("failure", ["killed", "frozen"])
+def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with Cluster(replicas=1) as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
         homes = keys_of(cluster)
         lost = cluster.nodes[0]
         key = homes[lost.port][0]
         limiter.each([key] * 2)
-        (lost.kill if trouble == "killed" else lost.pause)()
+        (lost.kill if failure == "killed" else lost.pause)()
         began = time.monotonic()
         try:
-            heir: Any = until(lambda: replaced(cluster, lost, slot_of(key)), 30, what="failover")
+            successor: Any = until(
+                lambda: replaced(cluster, lost, slot_of(key)), 30, what="failover"
+            )
             failover = time.monotonic() - began
             calls: list[Call] = []
 
@@ -171,28 +173,30 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(face: Face, trouble: str
                 only_store_errors(calls[-1:])
                 return calls[-1].admitted
 
-            # Nobody called while it failed over, so the map is as stale as can be.
+            # There was no call during the failover, so the map of slots is stale.
             until(well, 5, what="healing")
             healed = time.monotonic() - began
             print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
-            with heir.client() as client:
+            with successor.client() as client:
                 assert used(client, PREFIX, key) >= 1
         finally:
-            if trouble == "frozen":
+            if failure == "frozen":
                 lost.resume()
 
 
 def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | None:
-    """Who serves the slot now, as all the living say; None while they do not agree."""
+    """Return the node that serves the slot by the maps of all running nodes, or None while these
+    differ.
+    """
     seen = set()
     for node in cluster.nodes:
         if node is lost:
             continue
         with node.client(socket_timeout=1) as client:
-            said: Any = client.execute_command("CLUSTER", "INFO")
-            if not isinstance(said, dict):  # redis-py parses it in some versions
-                said = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
-            if said["cluster_state"] != "ok":
+            info: Any = client.execute_command("CLUSTER", "INFO")
+            if not isinstance(info, dict):  # redis-py parses it in some versions
+                info = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+            if info["cluster_state"] != "ok":
                 return None
             for low, high, master, *_ in client.execute_command("CLUSTER", "SLOTS"):
                 if low <= slot <= high:
@@ -202,10 +206,12 @@ def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | 
     return next(node for node in cluster.nodes if node.port in seen)
 
 
-def test_a_map_that_is_wrong_is_read_again(face: Face) -> None:
-    """Half of the slots move; later calls do not go by way of their old node for ever."""
+def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
+    """Half of the slots move. Later calls go to the new node directly, without a redirection each
+    time.
+    """
     with Cluster() as cluster:
-        limiter = face.limiter(cluster.url, prefix=PREFIX, timeout=3)
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
         homes = keys_of(cluster)
         source, target, _ = cluster.nodes
         moving = homes[source.port]
@@ -235,18 +241,18 @@ def agreed(cluster: Cluster, slot: int, target: RedisProcess) -> bool:
 # -- sentinel -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", ["killed", "frozen", "demoted"])
-def test_a_primary_under_sentinel_is_replaced_by_itself(face: Face, trouble: str) -> None:
+@pytest.mark.parametrize("failure", ["killed", "frozen", "demoted"])
+def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with SentinelSet() as nodes:
-        limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
         limiter.each(["k"] * 2)
         lost = nodes.primary
         with loaded(limiter, ["k"], at_once=2) as calls:
             time.sleep(0.2)
             began = time.monotonic()
-            if trouble == "killed":
+            if failure == "killed":
                 lost.kill()
-            elif trouble == "frozen":
+            elif failure == "frozen":
                 lost.pause()
             else:
                 with nodes.sentinels[0].client() as sentinel:
@@ -261,7 +267,7 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(face: Face, trouble: str
                 )
                 time.sleep(0.3)
             finally:
-                if trouble == "frozen":
+                if failure == "frozen":
                     lost.resume()
             time.sleep(0.5)
         only_store_errors(calls)
@@ -269,14 +275,14 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(face: Face, trouble: str
         in_time(calls, 0.5)
 
 
-def test_a_primary_demoted_in_place_is_left(face: Face) -> None:
-    """Its connections stand and it goes on answering: READONLY is what tells."""
+def test_a_primary_demoted_in_place_is_left(harness: Harness) -> None:
+    """Its connections stay open and it still answers; only the error READONLY shows the change."""
     with SentinelSet(sentinels=1) as nodes:
-        limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
         limiter.each(["k"] * 2)
         old, new = nodes.servers
         for sentinel in nodes.sentinels:
-            sentinel.pause()  # nobody closes connections for us
+            sentinel.pause()  # no connection is closed by the server
         try:
             with new.client() as client:
                 client.replicaof("NO", "ONE")
@@ -298,20 +304,20 @@ def test_a_primary_demoted_in_place_is_left(face: Face) -> None:
         assert {call.charged for call in calls if not call.admitted} <= {False, None}
 
 
-def test_sentinels_that_are_gone_do_not_matter_while_the_primary_is_there(face: Face) -> None:
+def test_calls_succeed_without_sentinels_while_the_primary_runs(harness: Harness) -> None:
     with SentinelSet() as nodes:
-        limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=1)
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
         limiter.each(["k"] * 2)
         for sentinel in nodes.sentinels:
             sentinel.kill()
         assert all(limiter.each(["k"] * 20))
 
 
-def test_one_sentinel_that_hangs_does_not_keep_a_newcomer_out(face: Face) -> None:
+def test_a_new_limiter_connects_although_one_sentinel_hangs(harness: Harness) -> None:
     with SentinelSet() as nodes:
         nodes.sentinels[0].pause()
         try:
-            limiter = face.limiter(nodes.url, prefix=PREFIX, timeout=1)
+            limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
 
             def well() -> bool:
                 (call,) = limiter.burst(["k"], at_once=1)

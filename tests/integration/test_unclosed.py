@@ -1,5 +1,5 @@
-"""An `AsyncLimiter` at the top of a module, which nobody closes: `python -W error -X dev` says
-nothing of it, whatever is left to send when the loop ends.
+"""An `AsyncLimiter` at the top of a module that is never closed: `python -W error -X dev` prints no
+warning, whatever is pending when the loop ends.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ for _ in range(int(runs)):
 PENDING, SENT = "60", "0.01"
 
 
-def said(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> str:
-    """What the program prints."""
+def output_of(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> str:
+    """Return what the program prints."""
     flags = [sys.executable, "-W", "error", "-X", "dev", "-c", PROGRAM]
     done = subprocess.run(
         [*flags, url, prefix, mode, flush_interval, str(runs)],
@@ -49,12 +49,12 @@ def said(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> st
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    # The debug mode of asyncio reports each slow step, on a slow machine.
+    # The debug mode of asyncio reports slow steps, which occur on a slow machine.
     return "".join(line for line in done.stderr.splitlines(True) if "Executing <" not in line)
 
 
 def ends_of(url: str, prefix: str) -> int:
-    """How many ends of entries the server knows."""
+    """Return how many ends of entries the server has counted."""
     with Limiter(url, "100/hour", prefix=prefix, timeout=5) as other:
         return sum(other.stats(name).success for name in "abc")
 
@@ -65,13 +65,13 @@ def ends_of(url: str, prefix: str) -> int:
 def test_on_a_server(
     redis_url: str, prefix: str, mode: str, flush_interval: str, runs: int
 ) -> None:
-    assert said(redis_url, prefix, mode, flush_interval, runs) == ""
+    assert output_of(redis_url, prefix, mode, flush_interval, runs) == ""
     assert ends_of(redis_url, prefix) == 3 * runs
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 def test_in_memory(prefix: str, mode: str) -> None:
-    assert said("memory://", prefix, mode, PENDING, 2) == ""
+    assert output_of("memory://", prefix, mode, PENDING, 2) == ""
 
 
 @pytest.mark.parametrize("server", ["cluster", "sentinel"])
@@ -79,7 +79,9 @@ def test_in_memory(prefix: str, mode: str) -> None:
 def test_where_the_client_has_connections_of_its_own(
     request: pytest.FixtureRequest, server: str, prefix: str, mode: str
 ) -> None:
-    """redis-py asks sentinels, and reads the map of a cluster, over connections that it keeps."""
+    """redis-py queries sentinels, and reads the map of a cluster, over connections that it keeps
+    open.
+    """
     url: Any = request.getfixturevalue(f"{server}_url")
-    assert said(url, prefix, mode, PENDING, 2) == ""
+    assert output_of(url, prefix, mode, PENDING, 2) == ""
     assert ends_of(url, prefix) == 6

@@ -1,4 +1,4 @@
-"""`unknown_total` counts the callers who will never know: no more, no fewer."""
+"""`unknown_total` is the number of callers whose outcome stays unknown."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ async def _tasks(url: str, prefix: str, proxy: Proxy) -> list[int]:
         seen.append(limiter.unknown_total)
         under_way = asyncio.ensure_future(limiter.try_acquire("k"))
         for _ in range(3):
-            await asyncio.sleep(0)  # it is asked for in one turn of the loop, and sent in the next
+            await asyncio.sleep(0)  # the call is made in one tick of the loop, and sent in the next
         under_way.cancel()
         await asyncio.gather(under_way, return_exceptions=True)
-        await limiter.try_acquire("k")  # replies come in order: the other's is here by now
+        await limiter.try_acquire("k")  # replies arrive in order
         seen.append(limiter.unknown_total)
     return seen
 
 
 @pytest.mark.event_loops
-def test_everyone_who_shares_a_lost_call_counts_and_who_was_cancelled_under_way(
+def test_every_caller_of_a_lost_shared_call_counts_and_so_do_callers_cancelled_in_flight(
     proxy: Proxy, prefix: str
 ) -> None:
     assert asyncio.run(_tasks(proxy.url, prefix, proxy)) == [0, 5, 5, 6]

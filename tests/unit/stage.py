@@ -1,4 +1,6 @@
-"""What the laws are played on: time that is moved by hand, and the stores behind one `execute`."""
+"""What many tests run on: a clock that tests move, and every store behind one function
+`execute`.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,20 @@ Reply = TypeVar("Reply")
 Execute = Callable[[Command[Any]], Any]
 
 T0 = 1_700_000_040_000
-"""The beginning of stories, ms: the start of a minute, but not of every bucket."""
+"""The time at which tests begin, ms: the start of a minute, but not of every bucket."""
 
 _names = itertools.count()
 
 
 def fresh(word: str = "key") -> str:
-    """A key that no other example has used; servers are shared and never flushed."""
+    """Return a key that no other test or example has used, as servers are shared and never
+    emptied.
+    """
     return f"{word}-{uuid.uuid4().hex[:8]}-{next(_names)}"
 
 
 class ManualClock(testing.ManualClock):
-    """The public clock, moved by ms, and back as well."""
+    """The public `ManualClock`, which can be moved by ms, and backwards, too."""
 
     def __init__(self, now_ms: int = T0, *, auto_advance: bool = True) -> None:
         super().__init__(now_ms, auto_advance=auto_advance)
@@ -48,7 +52,7 @@ def memory() -> Iterator[Execute]:
 
 @contextmanager
 def blocking(where: Any) -> Iterator[Execute]:
-    """The blocking store of a URL or a client, told the time by each command."""
+    """Yield `execute` of the blocking store of a URL or a client. Each command has its own time."""
     store = open_store(where, clock="client", timeout=30)
     yield store.execute
     store.close()
@@ -56,7 +60,9 @@ def blocking(where: Any) -> Iterator[Execute]:
 
 @contextmanager
 def awaiting(where: Any) -> Iterator[Execute]:
-    """The awaiting store of a URL or a client, in a loop of its own. The client is closed too."""
+    """Yield `execute` of the asyncio store of a URL or a client, in a loop of its own. Close the
+    client, too.
+    """
     loop = asyncio.new_event_loop()
     store = open_async_store(where, clock="client", timeout=30)
 

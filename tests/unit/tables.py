@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def rows_of(module: ModuleType) -> list[tuple[str, ...]]:
-    """The rows of the one table in the docstring of `module`, without its head."""
+    """Return the rows of the one table in the docstring of `module`, without its head."""
     lines = [line.strip() for line in (module.__doc__ or "").splitlines()]
     _, rule, *rows = [
         tuple(cell.strip() for cell in line.strip("|").split("|"))

@@ -1,4 +1,4 @@
-"""What the callers of one script call get of its reply."""
+"""The shares that the callers of one script call get of its reply."""
 
 from __future__ import annotations
 

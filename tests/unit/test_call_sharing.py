@@ -24,7 +24,7 @@ WAIT_S = 20.0
 
 
 class Interruption(BaseException):
-    """What a signal handler raises."""
+    """In place of what a signal handler raises."""
 
 
 class ScriptCall(NamedTuple):
@@ -35,7 +35,7 @@ class ScriptCall(NamedTuple):
 
 
 class Caller(threading.Thread):
-    """A thread that makes one call."""
+    """Makes one call in a thread."""
 
     def __init__(self, key: Key, deadline: float, *, own_clock: bool) -> None:
         super().__init__(daemon=True)
@@ -43,7 +43,7 @@ class Caller(threading.Thread):
         self._deadline = deadline
         self._outcome: SimpleQueue[CallShare | BaseException] = SimpleQueue()
         self.clock: SimpleQueue[float | BaseException] | None = SimpleQueue() if own_clock else None
-        """What this thread reads from the clock, in place of the time of the key."""
+        """The time that this thread reads from the clock, in place of that of the key."""
 
     def run(self) -> None:
         key = self._key
@@ -59,7 +59,7 @@ class Caller(threading.Thread):
 
 
 class Key:
-    """A key in one of the states. Its script calls are answered by hand, and so is its clock."""
+    """A key in one of the states. The test answers its script calls and sets its clock."""
 
     def __init__(self, state: str, *, own_clock: bool = False) -> None:
         self.now = 0.0
@@ -101,7 +101,7 @@ class Key:
         return caller
 
     def sent(self) -> ScriptCall:
-        """The next script call that is sent."""
+        """Return the next script call that is sent."""
         return self._sent.get(timeout=WAIT_S)
 
     def nothing_sent(self) -> bool:
@@ -166,7 +166,7 @@ def leader_calls(key: Key) -> Iterator[None]:
 def only_waiter_times_out(key: Key) -> Iterator[None]:
     (waiter,) = key.waiters
     assert waiter.clock is not None
-    waiter.clock.put(1000.0)  # its deadline, so that it waits no longer
+    waiter.clock.put(1000.0)  # this is its deadline, so it waits no longer
     outcome = waiter.outcome()
     yield
     assert isinstance(outcome, StoreTimeout)
@@ -290,7 +290,9 @@ class InterruptedKey(Key):
         return self.sharing.call(self.command, self.now, 1000.0, self.make_call)
 
     def check(self) -> None:
-        """Every caller has got an answer, and the key is as before."""
+        """Check that every caller has got an answer, and that the key is in the state of the
+        start.
+        """
         for waiter in self.waiters:
             outcome = waiter.outcome()
             assert isinstance(outcome, (tuple, StoreUnavailable)), outcome
@@ -299,7 +301,7 @@ class InterruptedKey(Key):
 
 
 def alone(key: InterruptedKey) -> None:
-    """The main thread is in flight, and two threads wait behind it."""
+    """The call of the main thread is in flight, and two threads wait behind it."""
     key.before_reply = lambda: [key.add_waiter() for _ in range(2)]
     key.call()
 
@@ -330,17 +332,17 @@ def leading(key: InterruptedKey) -> None:
         thread.join(WAIT_S)
 
 
-@pytest.mark.parametrize("story", [alone, leading])
-def test_an_interrupted_caller_leaves_nobody_behind(
-    story: Callable[[InterruptedKey], None],
+@pytest.mark.parametrize("scenario", [alone, leading])
+def test_after_an_interrupted_caller_no_caller_is_left_waiting(
+    scenario: Callable[[InterruptedKey], None],
 ) -> None:
-    """Wherever a signal handler raises in the code of the calls that threads share."""
+    """This holds wherever a signal handler raises in the code of call sharing."""
     places: int = 0
     interrupted: str | None = ""
     while interrupted is not None:
         places += 1
         key = InterruptedKey()
-        interrupted = interrupted_at(places, partial(story, key), call_sharing.__name__)
+        interrupted = interrupted_at(places, partial(scenario, key), call_sharing.__name__)
         key.before_reply = lambda: None
         key.check()
     assert places > 8

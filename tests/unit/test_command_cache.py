@@ -1,4 +1,4 @@
-"""Commands are cached by key and cost, and never taken for those of another."""
+"""Commands are cached by key and cost, and never confused with those of another key."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ def test_the_cache_is_bounded() -> None:
     assert len(commands._older) <= 16_384
 
 
-def test_with_more_keys_than_are_cached_calls_take_the_short_way_through_the_script() -> None:
-    """Only the first call of a key stores its limits; not every call of keys that come back."""
+def test_with_more_keys_than_are_cached_calls_still_take_the_hot_path_of_the_script() -> None:
+    """Only the first call of a key stores its limits, not each call of a key that left the
+    cache.
+    """
     commands = CommandCache("p", "5/minute")
     names = [f"key-{n}" for n in range(20_000)]
     for name in names:

@@ -1,4 +1,4 @@
-"""`distwindow.testing.store_conformance` passes what is a store, and fails what is not."""
+"""`distwindow.testing.store_conformance` passes for correct stores, and fails for others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_histories_repeat() -> None:
 
 
 class SmallLeases(MemoryStore):
-    """Never gives more than two permits beyond the call's own."""
+    """Never leases more than two permits beyond those of the call."""
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         reply: Any = super().execute(command)
@@ -48,7 +48,7 @@ class SmallLeases(MemoryStore):
 
 
 class TakesFlushesTwice(MemoryStore):
-    """Forgets which flushes it has taken."""
+    """Counts a repeated flush a second time."""
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         self._senders.clear()
@@ -85,12 +85,12 @@ class OneReplyShort(MemoryStore):
 
 
 class CheckThenAct(MemoryStore):
-    """Looks first and counts later, as stores without transactions do."""
+    """Reads first and counts later, as stores without transactions do."""
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         ring = self._rings.get(command.charges[0].ring)
         used = ring.used if ring is not None else 0
-        time.sleep(0.001)  # the other threads look, too
+        time.sleep(0.001)  # the other threads read, too
         decision = super().attempt(command)
         if ring is None or len(command.charges) > 1:
             return decision
@@ -98,13 +98,13 @@ class CheckThenAct(MemoryStore):
 
 
 class StaysOpen(MemoryStore):
-    """Goes on after close."""
+    """Executes commands after close."""
 
     def close(self) -> None: ...
 
 
 class OwnClock(MemoryStore):
-    """Goes by the machine's clock, not by the one it was given."""
+    """Uses the machine's clock, not the given one."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(SYSTEM)
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named(make_store: MakeStore, message: str) -> None:
         store_conformance(make_store)
 
 
-def test_concurrent_calls_that_look_before_they_count_are_caught() -> None:
+def test_concurrent_calls_that_read_before_they_count_are_found() -> None:
     class Tests(StoreTests):
         def make_store(self, clock: Clock) -> Store:
             return CheckThenAct(clock)
@@ -142,7 +142,7 @@ def test_concurrent_calls_that_look_before_they_count_are_caught() -> None:
         Tests().test_it_executes_each_command_atomically()
 
 
-def test_a_difference_is_cut_down_to_the_commands_that_show_it() -> None:
+def test_a_difference_is_reduced_to_the_commands_that_show_it() -> None:
     with pytest.raises(AssertionError) as caught:
         store_conformance(TakesFlushesTwice)
     lines = str(caught.value).splitlines()

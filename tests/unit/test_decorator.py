@@ -13,15 +13,17 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limiter, RateLimitExceeded
 
-FACES = pytest.mark.parametrize("face", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"])
+each_limiter = pytest.mark.parametrize(
+    "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"]
+)
 INSTEAD = r'write @limiter\.limit\("key"\)'
 
 
-def limiter_of(face: Any, limits: Any = "2/hour") -> Any:
-    return face("memory://", limits)
+def limiter_of(limiter_class: Any, limits: Any = "2/hour") -> Any:
+    return limiter_class("memory://", limits)
 
 
-def functions_of(face: Any) -> Callable[..., Any]:
+def functions_of(limiter_class: Any) -> Callable[..., Any]:
     """Return a function of the kind that this limiter limits."""
 
     def plain(*args: Any) -> Any:
@@ -30,7 +32,7 @@ def functions_of(face: Any) -> Callable[..., Any]:
     async def coroutine(*args: Any) -> Any:
         return args
 
-    return plain if face is Limiter else coroutine
+    return plain if limiter_class is Limiter else coroutine
 
 
 def done(result: Any) -> Any:
@@ -45,9 +47,9 @@ def done(result: Any) -> Any:
 # -- without parentheses --------------------------------------------------------------------------
 
 
-@FACES
-def test_without_parentheses_on_a_function(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_without_parentheses_on_a_function(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class)
     with pytest.raises(ConfigurationError, match=f"without parentheses on .*plain: {INSTEAD}"):
 
         @limiter.limit
@@ -61,9 +63,9 @@ def test_without_parentheses_on_a_function(face: Any) -> None:
             return x
 
 
-@FACES
-def test_without_parentheses_on_a_method_and_below_another_decorator(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_without_parentheses_on_a_method_and_below_another_decorator(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class)
     with pytest.raises(ConfigurationError, match=r"without parentheses on .*method"):
 
         class Shop:
@@ -80,9 +82,9 @@ def wraps(function: Any) -> Any:
     return wrapper
 
 
-@FACES
-def test_without_parentheses_above_another_decorator(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_without_parentheses_above_another_decorator(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class)
     with pytest.raises(ConfigurationError, match=r"without parentheses on .*plain"):
 
         @limiter.limit
@@ -99,9 +101,9 @@ def hidden(function: Any) -> Any:
     return wrapper
 
 
-@FACES
-def test_without_parentheses_above_a_decorator_that_hides_the_function(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_without_parentheses_above_a_decorator_that_hides_the_function(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class)
     with pytest.raises(ConfigurationError, match=rf"without parentheses on .*wrapper: {INSTEAD}"):
 
         @limiter.limit
@@ -115,26 +117,26 @@ def test_without_parentheses_above_a_decorator_that_hides_the_function(face: Any
         def another(callback: Any) -> None: ...
 
 
-@FACES
-def test_a_key_function_in_a_default_argument(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_a_key_function_in_a_default_argument(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class)
 
     def function(limited: Any = limiter.limit(by_first)) -> Any:  # noqa: B008
         return limited
 
-    assert done(function()(functions_of(face))("a")) == ("a",)
+    assert done(function()(functions_of(limiter_class))("a")) == ("a",)
 
 
-@FACES
-def test_without_a_key(face: Any) -> None:
+@each_limiter
+def test_without_a_key(limiter_class: Any) -> None:
     for arguments in ({}, {"cost": 2}):
         with pytest.raises(ConfigurationError, match=rf"limit\(\) needs a key: {INSTEAD}"):
-            limiter_of(face).limit(**arguments)
+            limiter_of(limiter_class).limit(**arguments)
 
 
-@FACES
-def test_a_class(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_a_class(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class)
     instead = r"Shop is a class, .* put it above one of its methods, as in @limiter\.limit\("
     with pytest.raises(ConfigurationError, match=instead):
 
@@ -147,26 +149,26 @@ def test_a_class(face: Any) -> None:
         class BareShop: ...
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2), {}), ((), {"x": 1}), (("text",), {})]
 )
 def test_where_it_cannot_be_seen_at_decoration_the_first_call_raises(
-    face: Any, args: Any, kwargs: Any
+    limiter_class: Any, args: Any, kwargs: Any
 ) -> None:
     def function(*args: Any, **kwargs: Any) -> None: ...
 
-    function = limiter_of(face).limit(hidden(function))
+    function = limiter_of(limiter_class).limit(hidden(function))
     with pytest.raises(ConfigurationError, match=rf"key function, and is not limited.*{INSTEAD}"):
         function(*args, **kwargs)
 
 
-@FACES
-def test_so_does_the_class_that_gets_it_as_a_method(face: Any) -> None:
+@each_limiter
+def test_a_class_that_gets_it_as_a_method_raises(limiter_class: Any) -> None:
     def method(self: Any) -> None: ...
 
-    with pytest.raises((ConfigurationError, RuntimeError)) as caught:  # 3.11 wraps what is raised
-        type("Shop", (), {"method": limiter_of(face).limit(method)})
+    with pytest.raises((ConfigurationError, RuntimeError)) as caught:  # 3.11 wraps it
+        type("Shop", (), {"method": limiter_of(limiter_class).limit(method)})
     error = caught.value if isinstance(caught.value, ConfigurationError) else caught.value.__cause__
     assert isinstance(error, ConfigurationError)
     assert "key function, and is not limited" in str(error)
@@ -176,18 +178,18 @@ def subscribe(callback: Any) -> Any:
     return callback
 
 
-@FACES
+@each_limiter
 def test_a_function_of_one_function_is_no_exception(
-    face: Any, monkeypatch: pytest.MonkeyPatch
+    limiter_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bound to the name of its key function, so it has replaced it."""
-    bare = limiter_of(face).limit(subscribe)
+    """The decorator is bound to the name of its key function, so it has replaced that function."""
+    bare = limiter_of(limiter_class).limit(subscribe)
     monkeypatch.setitem(globals(), "subscribe", bare)
     with pytest.raises(ConfigurationError, match="subscribe was given to limit as the key"):
-        bare(functions_of(face))
+        bare(functions_of(limiter_class))
 
 
-# -- key functions that are meant -----------------------------------------------------------------
+# -- key functions that are intended --------------------------------------------------------------
 
 
 def by_first(*args: Any) -> str:
@@ -209,7 +211,7 @@ class KeyOf:
         return str(args[0])
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize(
     "key",
     [
@@ -225,25 +227,27 @@ class KeyOf:
         "{}".format,
     ],
 )
-def test_key_functions(face: Any, key: Any) -> None:
+def test_key_functions(limiter_class: Any, key: Any) -> None:
     """Each is a key function, and none is mistaken for a function to be limited."""
-    limiter = limiter_of(face)
-    limited = limiter.limit(key, cost=lambda *_: 2)(functions_of(face))
+    limiter = limiter_of(limiter_class)
+    limited = limiter.limit(key, cost=lambda *_: 2)(functions_of(limiter_class))
     assert done(limited("a")) == ("a",)
     with pytest.raises(RateLimitExceeded):
         done(limited("a"))
     assert done(limited("b")) == ("b",)
 
 
-@FACES
-def test_a_key_function_of_the_same_scope_and_one_decorator_for_two_functions(face: Any) -> None:
-    limiter = limiter_of(face)
+@each_limiter
+def test_a_key_function_of_the_same_scope_and_one_decorator_for_two_functions(
+    limiter_class: Any,
+) -> None:
+    limiter = limiter_of(limiter_class)
 
     def by_name(name: str) -> str:
         return name
 
     limit = limiter.limit(by_name)
-    first, second = limit(functions_of(face)), limit(functions_of(face))
+    first, second = limit(functions_of(limiter_class)), limit(functions_of(limiter_class))
     done(first("a"))
     done(second("a"))
     with pytest.raises(RateLimitExceeded):
@@ -253,27 +257,27 @@ def test_a_key_function_of_the_same_scope_and_one_decorator_for_two_functions(fa
 # -- what cannot be limited -----------------------------------------------------------------------
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("thing", [None, 3, "text", object()])
-def test_what_is_not_callable(face: Any, thing: Any) -> None:
+def test_what_is_not_callable(limiter_class: Any, thing: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"is not callable.*{INSTEAD}"):
-        limiter_of(face).limit("key")(thing)
+        limiter_of(limiter_class).limit("key")(thing)
 
 
-@FACES
-def test_a_generator_that_runs_already(face: Any) -> None:
+@each_limiter
+def test_a_generator_that_runs_already(limiter_class: Any) -> None:
     async def numbers() -> AsyncIterator[int]:
         yield 1
 
     with pytest.raises(ConfigurationError, match="is not callable"):
-        limiter_of(face).limit("key")(numbers())
+        limiter_of(limiter_class).limit("key")(numbers())
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
-def test_below_limit_a_static_method_would_get_an_object(face: Any, kind: Any) -> None:
+def test_below_limit_a_static_method_would_get_an_object(limiter_class: Any, kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"write @{kind.__name__} above it"):
-        limiter_of(face).limit("key")(kind(functions_of(face)))
+        limiter_of(limiter_class).limit("key")(kind(functions_of(limiter_class)))
 
 
 class Service:
@@ -316,7 +320,7 @@ def test_what_is_awaited_is_limited_by_the_asyncio_limiter(function: Any) -> Non
 
 
 @AWAITED
-def test_and_refused_on_the_blocking_one(function: Any) -> None:
+def test_what_is_awaited_is_refused_by_the_blocking_limiter(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"coroutine function; use AsyncLimiter\.limit"):
         limiter_of(Limiter).limit("key")(function)
 
@@ -327,7 +331,7 @@ class Numbers:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         (Service(), "object .*is an object whose __call__ is a coroutine function; use Async"),
         (functools.partial(Service()), "an object whose __call__ is a coroutine function; use"),
@@ -337,8 +341,8 @@ class Numbers:
         (count, "count is an async generator; use Async"),
     ],
 )
-def test_the_refusal_says_what_it_is(function: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_the_error_names_the_kind_of_function(function: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         limiter_of(Limiter).limit("key")(function)
 
 
@@ -356,7 +360,7 @@ def test_async_generators_are_limited_by_the_asyncio_limiter(function: Any) -> N
 
 
 @GENERATORS
-def test_and_refused_on_the_blocking_one_too(function: Any) -> None:
+def test_async_generators_are_refused_by_the_blocking_limiter(function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"async generator; use AsyncLimiter\.limit"):
         limiter_of(Limiter).limit("key")(function)
 
@@ -376,7 +380,7 @@ def test_a_limited_generator_is_sent_to_thrown_into_and_closed() -> None:
         finally:
             seen.append("closed")
 
-    async def story() -> None:
+    async def scenario() -> None:
         limited = limiter_of(AsyncLimiter).limit("key")(echo)
         generator = limited()
         assert await generator.__anext__() == 1
@@ -391,7 +395,7 @@ def test_a_limited_generator_is_sent_to_thrown_into_and_closed() -> None:
             await broken.athrow(ZeroDivisionError())
 
     error = KeyError("thrown")
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert seen[3:] == ["closed"]
 
 
@@ -407,7 +411,7 @@ def test_a_limited_context_manager() -> None:
 
     managed: Any = contextlib.asynccontextmanager(limiter_of(AsyncLimiter).limit("key")(resource))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with managed() as one:
             assert one == "resource"
         with pytest.raises(KeyError):
@@ -417,7 +421,7 @@ def test_a_limited_context_manager() -> None:
             async with managed():
                 pytest.fail("refused, and entered all the same")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert seen == ["KeyError"]
 
 
@@ -430,9 +434,9 @@ def test_what_is_not_awaited_is_refused_by_the_asyncio_limiter(function: Any) ->
 # -- constant mistakes ----------------------------------------------------------------------------
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "message"),
     [
         (None, r"limit\(None\): .*None"),
         ("", "empty"),
@@ -441,37 +445,39 @@ def test_what_is_not_awaited_is_refused_by_the_asyncio_limiter(function: Any) ->
         (["a"], r"limit\(\['a'\]\)"),
     ],
 )
-def test_a_key_that_is_none(face: Any, key: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"(?s){says}.*the key is text, bytes, a Key, or"):
-        limiter_of(face).limit(key)
+def test_a_key_that_is_none(limiter_class: Any, key: Any, message: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"(?s){message}.*the key is text, bytes, a Key, or"
+    ):
+        limiter_of(limiter_class).limit(key)
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("key", ["key", b"key", b"\xff", Key("key", tag="tag")])
-def test_keys(face: Any, key: Any) -> None:
-    limited = limiter_of(face).limit(key)(functions_of(face))
+def test_keys(limiter_class: Any, key: Any) -> None:
+    limited = limiter_of(limiter_class).limit(key)(functions_of(limiter_class))
     assert done(limited(1)) == (1,)
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("cost", [0, -1, True, 1.0, None, "1"])
-def test_a_cost_that_is_none(face: Any, cost: Any) -> None:
+def test_a_cost_that_is_none(limiter_class: Any, cost: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a whole number of at least 1; write"):
-        limiter_of(face).limit("key", cost=cost)
+        limiter_of(limiter_class).limit("key", cost=cost)
 
 
-@FACES
-def test_a_cost_above_the_smallest_limit(face: Any) -> None:
-    limiter = limiter_of(face, ["5/minute", "100/hour"])
+@each_limiter
+def test_a_cost_above_the_smallest_limit(limiter_class: Any) -> None:
+    limiter = limiter_of(limiter_class, ["5/minute", "100/hour"])
     with pytest.raises(ConfigurationError, match=r"cost=6.*smallest limit is 5; write .* to 5"):
         limiter.limit("key", cost=6)
-    done(limiter.limit("key", cost=5)(functions_of(face))())
+    done(limiter.limit("key", cost=5)(functions_of(limiter_class))())
 
 
-@FACES
+@each_limiter
 @pytest.mark.parametrize("function", [double, count, Service(), functools.partial(double)])
-def test_a_key_or_cost_function_that_is_asynchronous(face: Any, function: Any) -> None:
-    limiter = limiter_of(face)
+def test_a_key_or_cost_function_that_is_asynchronous(limiter_class: Any, function: Any) -> None:
+    limiter = limiter_of(limiter_class)
     with pytest.raises(ConfigurationError, match=r"the key function may not be asynchronous"):
         limiter.limit(function)
     with pytest.raises(ConfigurationError, match=r"the cost function may not be asynchronous"):

@@ -1,4 +1,4 @@
-"""One operation, two drivers: they do the same."""
+"""Both drivers run an operation alike."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_an_error_is_raised_in_the_operation_which_may_go_on(drive: Any) -> None
         try:
             yield COMMAND
         except OSError as exc:
-            said = yield COMMAND
-            return str(exc), said
+            reply = yield COMMAND
+            return str(exc), reply
 
     assert drive(operation(), World(OSError("down"), "up")) == ("down", "up")
 
@@ -106,7 +106,8 @@ def test_an_interruption_is_not_raised_in_the_operation(drive: Any) -> None:
 def test_an_operation_is_closed_before_its_exception_arrives(
     drive: Any, exception: type[BaseException]
 ) -> None:
-    """Whoever keeps the exception keeps its frames, and in them an operation that is not closed."""
+    """An exception that is kept has references to its frames, which would keep an operation that is
+    not closed."""
     ended, kept = [], []
 
     def inner() -> Operation[Any]:

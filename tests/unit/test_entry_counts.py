@@ -31,7 +31,7 @@ MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
 def process(request: pytest.FixtureRequest) -> Process:
     made = Process(World(START), LIMIT, MODES[request.param], origin=1000.0, skew_ms=-40)
     made.at_once("first")
-    settle(made)  # a reply has the store's time; before that, buckets come from the wall clock here
+    settle(made)  # until the first reply, buckets are those of the local wall clock
     return made
 
 
@@ -43,7 +43,7 @@ def settle(process: Process) -> None:
 
 
 def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
-    """success, error, rt_sum, rt_min of each bucket that is in the window now, by its age."""
+    """Return success, error, rt_sum and rt_min of each bucket in the window, by its age."""
     charges = CommandCache("fleet", LIMIT).acquire("k").charges
     (state,), now = process.world.store.execute(Read(charges))
     window = window_at(state, LIMIT, now)
@@ -55,7 +55,7 @@ def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
 
 
 def end(process: Process, decision: Decision, ms: int, *, failed: bool = False) -> None:
-    """A call that has taken so long ends."""
+    """End a call that has taken `ms`."""
     process.strategy.record(decision, failed, ms)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a server on a new connection, for both kinds of connections."""
+"""The handshake on a new connection, which is the same for both kinds of connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node_of(clock: ManualClock, *, client_clock: bool = False) -> Node:
 def played(
     node: Node, clock: ManualClock, **replies: RawReply
 ) -> tuple[list[tuple[str, ...]], HandshakeResult]:
-    """The commands of a handshake, each of which takes 50 ms, and its result."""
+    """Return the commands of a handshake, each of which takes 50 ms, and its result."""
     asked = []
     steps = handshake(node, clock)
     try:
@@ -40,7 +40,7 @@ def played(
         return asked, end.value
 
 
-def test_version_and_time_are_asked_for_and_the_version_once() -> None:
+def test_version_and_time_are_read_and_the_version_once() -> None:
     clock = ManualClock()
     node = node_of(clock)
     asked, result = played(node, clock)
@@ -52,7 +52,7 @@ def test_version_and_time_are_asked_for_and_the_version_once() -> None:
     assert asked == [TIME]
 
 
-def test_with_the_clients_clock_no_time_is_asked_for() -> None:
+def test_with_the_clients_clock_no_time_is_read() -> None:
     clock = ManualClock()
     node = node_of(clock, client_clock=True)
     asked, result = played(node, clock)
@@ -72,7 +72,7 @@ def test_info_may_be_forbidden_but_time_may_not() -> None:
     assert caught.value is forbidden
 
 
-def test_an_old_server_is_refused_again_and_again() -> None:
+def test_an_old_server_is_refused_each_time() -> None:
     clock = ManualClock()
     node = node_of(clock)
     for _ in range(2):

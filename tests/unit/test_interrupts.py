@@ -21,7 +21,7 @@ def test_an_event_that_is_set_stays_set() -> None:
     assert all(event.wait(0) for _ in range(3))
 
 
-def test_one_event_wakes_all_who_wait_for_it() -> None:
+def test_one_event_wakes_all_threads_that_wait_for_it() -> None:
     event, passed = OneShotEvent(), SimpleQueue[bool]()
     threads = [threading.Thread(target=lambda: passed.put(event.wait(10))) for _ in range(5)]
     for thread in threads:

@@ -29,8 +29,8 @@ def use(states: KeyStateCache[KeyState], key: str) -> KeyState:
 
 @given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
 def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
-    gone: list[StateName] = []
-    states: KeyStateCache[KeyState] = KeyStateCache(most, lambda state: gone.append(state.key))
+    evicted: list[StateName] = []
+    states: KeyStateCache[KeyState] = KeyStateCache(most, lambda state: evicted.append(state.key))
     model: OrderedDict[str, None] = OrderedDict()
     left = []
     for key in keys:
@@ -41,7 +41,7 @@ def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
         model.move_to_end(key)
         assert len(states) == len(model) <= most
     assert [state.key for state in states.all()] == list(model)
-    assert gone == left
+    assert evicted == left
 
 
 def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
@@ -57,7 +57,9 @@ def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
 
 
 def test_an_evicted_key_that_is_called_again_gets_its_old_state() -> None:
-    """A second key state would send its counts beside the first, and their order would be lost."""
+    """A second key state would send its counts apart from the first, so that their order would be
+    lost.
+    """
     states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
     counted = use(states, "a")
     counted.blocked = 3
@@ -80,7 +82,7 @@ def test_counts_move_to_wider_buckets_without_loss() -> None:
 
 
 def taken(one: KeyState, states: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
-    """What is sent when a key is flushed."""
+    """Return what is sent when a key is flushed."""
     one.close_bucket(states.counter_lock)
     sent, one.pending = one.pending, ()
     return sent
@@ -128,11 +130,11 @@ def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_unreachable() 
 
 def test_the_best_clock_offset_is_kept_while_it_is_possible() -> None:
     one = state("a")
-    one.update_clock_offset(1_000, 0.0, 0.010)  # sent between 0 and 10 ms: 990 to 1001 ahead
+    one.update_clock_offset(1_000, 0.0, 0.010)  # the server is 990 to 1001 ms ahead
     assert one.offset_ms == 990
-    one.update_clock_offset(1_100, 0.099, 0.1)  # quick, so exact
+    one.update_clock_offset(1_100, 0.099, 0.1)  # a short round trip, so an exact bound
     assert one.offset_ms == 1000
-    one.update_clock_offset(1_210, 0.2, 0.9)  # late: nothing new
+    one.update_clock_offset(1_210, 0.2, 0.9)  # a long round trip adds nothing
     assert one.offset_ms == 1000
     one.update_clock_offset(500, 0.3, 0.31)  # the clock was set back
     assert one.offset_ms == 190

@@ -52,7 +52,7 @@ class Leasing:
         raise AssertionError("nothing was leased")
 
     def fetches(self) -> tuple[Operation[Any], Fetch]:
-        """Set out with a call that leases, and stop before its command is sent."""
+        """Begin a call that leases, and stop before its command is sent."""
         for _ in range(100):
             operation = self.strategy.acquire_remote("k", 1)
             step = next(operation)
@@ -71,7 +71,7 @@ class Leasing:
             operation.throw(error)
 
     def works(self, *, last: bool = False) -> OperationRun:
-        """The worker comes, and all its commands are executed."""
+        """Let the worker flush, and execute all its commands."""
         run = self.process.work(last=last)
         while not run.done:
             run.reach()
@@ -84,7 +84,7 @@ class Leasing:
         self.world.ms += ms
 
     def refunded(self) -> int:
-        """Permits that the store was given back."""
+        """Return the permits that were refunded to the store."""
         sent = [c.charges[0].cost for c, _ in self.world.log if isinstance(c, Refund)]
         queued: list[int] = [refund.permits for refund in self.strategy._refunds._queue]
         return sum(sent) + sum(queued)
@@ -107,7 +107,7 @@ def held() -> Leasing:
 
 
 def ended() -> Leasing:
-    """Its time is over, and its bucket is not."""
+    """The lease has ended, and its bucket has not."""
     it = held()
     it.passes(0.95 * BUCKET_MS)
     assert it.where() == "ended"
@@ -127,7 +127,7 @@ def _() -> str:
     it.works()
     it.passes(BUCKET_MS)
     it.state.demand.observe(it.process.clock.monotonic(), 200)
-    run = it.process.work()  # the bucket has ended, so what was left goes back
+    run = it.process.work()  # the bucket has ended, so what was left is refunded
     assert it.state.permits_left == 0
     assert isinstance(run.step, Pipeline)
     assert any(isinstance(c, Lease) and c.prefetch for c in run.step.commands)

@@ -102,9 +102,11 @@ def test_what_is_to_be_written_instead_is_a_limit(text: str, instead: str) -> No
 
 
 @pytest.mark.parametrize("bound", ["leap", "strict"])
-@pytest.mark.parametrize(("buckets", "near"), [(3, "2 or 4"), (7, "5 or 8"), (300, "250 or 500")])
-def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, near: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"the nearest that do: {near}"):
+@pytest.mark.parametrize(
+    ("buckets", "nearest"), [(3, "2 or 4"), (7, "5 or 8"), (300, "250 or 500")]
+)
+def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, nearest: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the nearest that do: {nearest}"):
         Limit(5, per=1, buckets=buckets, bound=bound)
 
 
@@ -120,5 +122,5 @@ def test_the_same_buckets_twice() -> None:
     for pair in ("5/s,7/s", "5/s,5/s", "5/s 10 buckets, 7/s"):
         with pytest.raises(ConfigurationError, match="count the same buckets"):
             limits_of(pair)
-    # Other bucket lengths are other buckets, even over the same interval.
+    # Limits with other bucket lengths are counted apart, even over the same interval.
     assert len(limits_of("5/s, 7/s 5 buckets, 7/s strict 10 buckets")) == 3

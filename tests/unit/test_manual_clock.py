@@ -106,7 +106,7 @@ async def test_advance_async_stops_at_the_end_of_each_sleep() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_sleepers_wake_in_the_order_of_their_time() -> None:
+async def test_sleeping_tasks_wake_in_the_order_of_their_time() -> None:
     clock = ManualClock(auto_advance=False)
     woken: list[float] = []
 
@@ -122,7 +122,7 @@ async def test_sleepers_wake_in_the_order_of_their_time() -> None:
     assert woken == [0, -1, 1, 2, 3]
 
 
-def test_a_sleeper_whose_loop_is_closed_is_passed_over() -> None:
+def test_a_sleeping_task_whose_loop_is_closed_is_skipped() -> None:
     clock = ManualClock(auto_advance=False)
 
     async def leave_a_sleeper() -> None:

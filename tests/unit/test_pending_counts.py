@@ -23,7 +23,7 @@ LOST = StoreTimeout("lost", charged=None)
 
 
 class Counting:
-    """One key that is counted in, and its flushes."""
+    """A key with counts, and its flushes."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -51,7 +51,7 @@ class Counting:
         return pending
 
     def where(self) -> str:
-        """Where the counts are; "gone" if there are none."""
+        """Return where the counts are; "gone" if there are none."""
         state = self.state
         places = {
             "counted": state.blocked > 0,

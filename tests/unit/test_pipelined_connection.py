@@ -22,7 +22,7 @@ FOREVER = float("inf")
 
 
 class FakeTransport:
-    """The transport of a connection that is open."""
+    """In place of the transport of an open connection."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -40,7 +40,7 @@ class FakeTransport:
 
 
 class FakeClientConnection:
-    """A connection of redis-py, which is connected by hand."""
+    """In place of a connection of redis-py; the test decides when it is connected."""
 
     def __init__(self, transport: FakeTransport) -> None:
         self._writer = SimpleNamespace(transport=transport, close=lambda: None)
@@ -69,7 +69,7 @@ class Setup:
     """A connection to a fake server, and the owner of that connection."""
 
     def __init__(self) -> None:
-        # With the client's clock the server is asked for nothing while connecting.
+        # With the client's clock no command is sent while connecting.
         settings = CallSettings(SYSTEM, timeout=20.0, client_clock=True)
         self.transport = FakeTransport()
         self.client = FakeClientConnection(self.transport)
@@ -165,7 +165,7 @@ async def pending(setup: Setup) -> AsyncIterator[None]:
 
 async def first_pending_gets_it(setup: Setup) -> AsyncIterator[None]:
     first, second = setup.send(), setup.send()
-    first.done = True  # it has timed out, and the reply is its own all the same
+    first.done = True  # it has timed out, and the reply still belongs to it
     setup.connection.data_received(b":1\r\n")
     yield
     assert (first.replies, second.replies) == ([1], [])

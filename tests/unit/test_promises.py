@@ -1,4 +1,4 @@
-"""Promises of the limiters that were found broken once."""
+"""Promises of the limiters that an earlier version broke."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_waiter_is_refused_in_its_own_name() -> None:
     ahead = threading.Thread(target=limiter.acquire, args=("k", 5), daemon=True)
     ahead.start()
     while not any(line.refusal for line in limiter._wait_queues._queues.copy().values()):
-        pass  # until the one ahead has been refused, and sleeps
+        pass  # until the caller ahead has been refused, and sleeps
     with pytest.raises(RateLimitExceeded) as refused:
         limiter.acquire("k", cost=2, timeout=0.05)
     assert (refused.value.decision.key, refused.value.decision.cost) == ("k", 2)
@@ -39,7 +39,7 @@ def test_a_refund_goes_to_the_bucket_that_was_charged_where_the_clock_was_behind
     assert [bucket.passed for bucket in limiter.stats("k").buckets] == [5, 1]
 
 
-def test_the_end_of_an_entry_never_replaces_what_the_work_came_to() -> None:
+def test_the_end_of_an_entry_never_replaces_the_result_of_its_block() -> None:
     limiter = Limiter("memory://", "10/second")
     with limiter.entry("k"):
         limiter.close()
@@ -61,18 +61,18 @@ async def _work() -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("face", "function"),
+    ("limiter_class", "function"),
     [(Limiter, functools.partial(_work)), (AsyncLimiter, functools.partial(print))],
 )
-def test_a_partial_of_the_other_kind_is_told_apart(face: Any, function: Any) -> None:
+def test_a_partial_of_the_other_kind_is_told_apart(limiter_class: Any, function: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Limiter\.limit"):
-        face("memory://", "5/minute").limit("k")(function)
+        limiter_class("memory://", "5/minute").limit("k")(function)
 
 
-@pytest.mark.parametrize("face", [Limiter, AsyncLimiter])
-def test_what_has_execute_and_close_is_no_store_yet(face: Any) -> None:
+@pytest.mark.parametrize("limiter_class", [Limiter, AsyncLimiter])
+def test_an_object_with_only_execute_and_close_is_no_store(limiter_class: Any) -> None:
     with pytest.raises(ConfigurationError, match="Connection is no store"):
-        face(sqlite3.connect(":memory:"), "5/minute")
+        limiter_class(sqlite3.connect(":memory:"), "5/minute")
 
 
 def test_a_key_of_a_megabyte_fills_no_log() -> None:

@@ -1,5 +1,5 @@
-"""What is done inside uWSGI, by a module that stands in for the one that it adds. The real one runs
-in `python -m tests.app_servers --only uWSGI`.
+"""Hooks for uWSGI, with a module in place of the one that uWSGI provides. The real one runs in
+`python -m tests.app_servers --only uWSGI`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def after_fork(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> Non
         hook()
 
 
-def test_workers_begin_anew(
+def test_workers_start_without_the_state_of_the_master(
     uwsgi: Any, began_anew: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uwsgi.post_fork_hook = lambda: began_anew.append("theirs")
@@ -78,7 +78,7 @@ def test_the_decorators_of_uwsgi_are_kept(
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_a_server_without_threads_is_told(
+def test_a_server_without_threads_is_logged(
     uwsgi: Any, caplog: pytest.LogCaptureFixture, threads: int
 ) -> None:
     uwsgi.has_threads = threads

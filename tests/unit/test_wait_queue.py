@@ -45,7 +45,9 @@ class Queue:
 
 
 def waits(queue: Queue, slot: QueueSlot) -> str:
-    """What `wait` comes to if it does not sleep, and the caller leaves as callers do."""
+    """Call `wait` without a sleep, and leave the queue after an exception, as callers do. Return
+    the state of the slot.
+    """
     try:
         slot.wait()
     except RateLimitExceeded:
@@ -129,14 +131,14 @@ def test_the_table_and_the_plays_have_the_same_rows() -> None:
     PLAYS.check_complete()
 
 
-def test_who_has_never_joined_can_leave() -> None:
+def test_a_slot_that_never_joined_can_leave() -> None:
     queue = Queue()
     head = queue.join()
     queue.slot().leave()
     assert queue.where(head) == "head"
 
 
-def test_the_last_that_leaves_takes_the_queue_along() -> None:
+def test_the_queue_is_dropped_when_its_last_slot_leaves() -> None:
     queue = Queue()
     queue.join().leave()
     assert queue.queues._queues == {}

@@ -107,7 +107,7 @@ def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int
 
 
 def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
-    """The next wake-up has everything sent, by the same thread."""
+    """After the next wake-up the same thread sends everything."""
     works = [Work(), Work()]
     for work in works:
         serve(worker, work)

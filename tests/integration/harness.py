@@ -1,8 +1,8 @@
-"""Both faces behind one: what a test says of `Limiter` it says of `AsyncLimiter`, word for word.
+"""`Limiter` and `AsyncLimiter` behind one interface, so that a test is written once for both.
 
 ```python
-def test_a_law(face, redis_url, prefix):             # runs twice
-    limiter = face.limiter(redis_url, "10/hour", prefix=prefix)
+def test_something(harness, redis_url, prefix):             # runs twice
+    limiter = harness.limiter(redis_url, "10/hour", prefix=prefix)
     assert limiter.try_acquire("k")
     calls = limiter.burst(["k"] * 50, at_once=8)      # threads, or tasks
 ```
@@ -31,18 +31,18 @@ from distwindow import AsyncLimiter, Decision, Limiter, StoreError
 T = TypeVar("T")
 
 PLENTY = "1000000/hour"
-"""A limit that refuses nobody, and whose window outlives every test."""
+"""A limit that refuses no call, and whose window is longer than every test."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one call came to."""
+    """The outcome of one call."""
 
     key: str
     outcome: Decision | BaseException
     seconds: float
     ended: float
-    """On `time.perf_counter`, as `seconds` was counted."""
+    """On `time.perf_counter`, s."""
 
     @property
     def admitted(self) -> bool:
@@ -50,14 +50,16 @@ class Call:
 
     @property
     def charged(self) -> bool | None:
-        """What the caller knows: True, False, or None where the outcome is unknown."""
+        """Whether the call was charged, as its caller sees it; None where the outcome is
+        unknown.
+        """
         if isinstance(self.outcome, StoreError):
             return self.outcome.charged
         return self.admitted
 
 
 def tally(calls: Iterable[Call]) -> Counter[str]:
-    """How many calls came to what: `ok`, `refused`, or the name of the error."""
+    """Return the number of calls by outcome: `ok`, `refused`, or the name of the error."""
     return Counter(
         type(call.outcome).__name__
         if isinstance(call.outcome, BaseException)
@@ -68,9 +70,9 @@ def tally(calls: Iterable[Call]) -> Counter[str]:
     )
 
 
-class Hiccups:
-    """How long this process was kept from running, by the machine or by its own other threads: the
-    oversleep of a thread that does nothing else. A law about time is a law about what is left.
+class Stalls:
+    """Measures how long this process was kept from running, by the machine or by its own other
+    threads, as the oversleep of a thread that does nothing else. Checks of times subtract it.
     """
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class Hiccups:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def during(self, call: Call) -> float:
-        """Seconds, at the most, of this call."""
+        """Return the stalls during this call, at most, s."""
         began = call.ended - call.seconds
         return sum(lost for at, lost in list(self._seen) if began <= at <= call.ended + 0.05)
 
@@ -96,43 +98,45 @@ class Hiccups:
                 self._seen.append((now, now - before - 0.005))
 
 
-HICCUPS = Hiccups()
+STALLS = Stalls()
 
 ALLOWANCE = 0.15
-"""Seconds a call may end after its deadline, hiccups apart; 0.05 is what is promised."""
+"""How long after its deadline a call may end, s, apart from stalls of this process. 0.05 is
+promised.
+"""
 
 
 def in_time(calls: Iterable[Call], timeout: float) -> None:
-    """Every call ended by its deadline."""
+    """Check that every call ended by its deadline."""
     for call in calls:
         late = call.seconds - timeout
-        assert late <= ALLOWANCE + HICCUPS.during(call), f"{call} of {timeout} s"
+        assert late <= ALLOWANCE + STALLS.during(call), f"{call} of {timeout} s"
 
 
-class Caller(Protocol):
-    """A limiter to be called from a test."""
+class LimiterAdapter(Protocol):
+    """A limiter of either kind, with the methods of `Limiter`."""
 
     limiter: Any
 
     def try_acquire(self, key: Any, cost: int = 1) -> Decision: ...
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        """Any other method of the limiter."""
+        """Return any other method of the limiter."""
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
-        """One call for each of `keys` from the last on, `at_once` under way at a time."""
+        """Call once for each of `keys` from the last on, with `at_once` calls at a time."""
 
     def each(self, keys: Sequence[str]) -> list[Decision]:
-        """One call after the other; raises what a call raises."""
+        """Call one after the other. Raises what a call raises."""
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
-        """Calls without end, in the background."""
+        """Call in the background until `stop` is set."""
 
     def close(self) -> None: ...
 
 
 class _Load:
-    """Calls that go on until `stop`; then `result()` has them all."""
+    """Calls that go on until `stop` is set; `result()` sets it and returns all of them."""
 
     def __init__(self, stop: threading.Event, wait: Callable[[], None], calls: list[Call]) -> None:
         self._stop, self._wait, self.calls = stop, wait, calls
@@ -143,12 +147,12 @@ class _Load:
         return self.calls
 
 
-class Face(Protocol):
-    """Makes callers, and clients that a caller would own, of one kind."""
+class Harness(Protocol):
+    """Makes limiters, and clients of redis-py as a caller would pass them, of one kind."""
 
     kind: str
 
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller: ...
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter: ...
 
     def client(self, url: str, **options: Any) -> Any: ...
 
@@ -159,7 +163,7 @@ class Face(Protocol):
     def fake(self) -> Any: ...
 
     def use(self, client: Any, command: str, *args: Any) -> Any:
-        """A command through such a client."""
+        """Execute a command over such a client."""
 
     def close(self) -> None: ...
 
@@ -176,7 +180,7 @@ def timed(key: str, work: Callable[[], Decision]) -> Call:
     return Call(key, outcome, ended - began, ended)
 
 
-class _Blocking:
+class _BlockingAdapter:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
 
@@ -233,10 +237,10 @@ def _started(work: Callable[[], None]) -> threading.Thread:
 def _join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(30)
-        assert not thread.is_alive(), "a caller is stuck"
+        assert not thread.is_alive(), "a caller does not end"
 
 
-class SyncFace:
+class SyncHarness:
     """`Limiter`, and threads."""
 
     kind = "sync"
@@ -244,8 +248,8 @@ class SyncFace:
     def __init__(self) -> None:
         self._closing: list[Callable[[], Any]] = []
 
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller:
-        made = _Blocking(Limiter(store, limits, **options))
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter:
+        made = _BlockingAdapter(Limiter(store, limits, **options))
         self._closing.append(made.close)
         return made
 
@@ -277,17 +281,17 @@ class SyncFace:
         return client
 
 
-class _Awaiting:
-    def __init__(self, face: AsyncFace, limiter: AsyncLimiter) -> None:
+class _AsyncAdapter:
+    def __init__(self, harness: AsyncHarness, limiter: AsyncLimiter) -> None:
         self.limiter = limiter
-        self._face = face
+        self._harness = harness
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             async def work() -> Any:
                 return await getattr(self.limiter, method)(*args, **kwargs)
 
-            return self._face.run(work())
+            return self._harness.run(work())
 
         return call
 
@@ -295,7 +299,7 @@ class _Awaiting:
         return [self.try_acquire(key) for key in keys]
 
     def try_acquire(self, key: Any, cost: int = 1) -> Decision:
-        return self._face.run(self.limiter.try_acquire(key, cost))
+        return self._harness.run(self.limiter.try_acquire(key, cost))
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
         left, calls = list(keys), []
@@ -307,7 +311,7 @@ class _Awaiting:
         async def everyone() -> None:
             await asyncio.gather(*(work() for _ in range(at_once)))
 
-        self._face.run(everyone())
+        self._harness.run(everyone())
         return calls
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
@@ -323,7 +327,7 @@ class _Awaiting:
         async def everyone() -> None:
             await asyncio.gather(*(work(i) for i in range(at_once)))
 
-        running = self._face.begin(everyone())
+        running = self._harness.begin(everyone())
         return _Load(stop, lambda: running.result(30), calls)
 
     async def _timed(self, key: str) -> Call:
@@ -337,10 +341,10 @@ class _Awaiting:
         return Call(key, outcome, ended - began, ended)
 
     def close(self) -> None:
-        self._face.run(self.limiter.aclose())
+        self._harness.run(self.limiter.aclose())
 
 
-class AsyncFace:
+class AsyncHarness:
     """`AsyncLimiter`, and tasks of one loop."""
 
     kind = "async"
@@ -357,8 +361,8 @@ class AsyncFace:
         result: T = self.begin(work).result(30)
         return result
 
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> Caller:
-        made = _Awaiting(self, AsyncLimiter(store, limits, **options))
+    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter:
+        made = _AsyncAdapter(self, AsyncLimiter(store, limits, **options))
         self._closing.append(made.close)
         return made
 
@@ -410,19 +414,21 @@ class AsyncFace:
 
 
 # tests/event_loops.py sees to it that the loop of the third is one of uvloop.
-FACES: dict[str, Callable[[], Face]] = {
-    "sync": SyncFace,
-    "async": AsyncFace,
-    "uvloop": AsyncFace,
+HARNESSES: dict[str, Callable[[], Harness]] = {
+    "sync": SyncHarness,
+    "async": AsyncHarness,
+    "uvloop": AsyncHarness,
 }
 
 
 def used(server: Any, prefix: str, key: str = "*") -> int:
-    """What the rings of `prefix` hold, by the server itself. `server`: a client that decodes."""
+    """Return the sum of all rings of `prefix`, as stored. `server`: a client that decodes
+    replies.
+    """
     rings = list(server.scan_iter(f"{prefix}:{{{key}}}:*", count=1000))
     return sum(int(server.hget(ring, "used") or 0) for ring in rings)
 
 
 def admin(url: str) -> Any:
-    """A plain client of the test's own."""
+    """Return a blocking client that decodes replies."""
     return redis.Redis.from_url(url, decode_responses=True)

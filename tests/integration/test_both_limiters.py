@@ -1,6 +1,7 @@
 """`Limiter` and `AsyncLimiter`: the same names and signatures, and what each of them promises.
 
-In memory with a clock that is moved by hand, and on a server where that makes a difference.
+Most tests use memory and a manual clock; those where a server may behave differently use Redis,
+too.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ def limiter(where: str, clock: ManualClock) -> Iterator[Limiter]:
         yield one
 
 
-Told = Callable[[Callable[[Any], Any]], Any]
+RunScenario = Callable[[Callable[[Any], Any]], Any]
 
 
-@pytest.fixture(params=["blocking", "awaiting", uvloop_param()])
-def face(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> Told:
-    """Return a function that calls `await story(limiter)`, with a limiter of either kind, all
+@pytest.fixture(params=["blocking", "asyncio", uvloop_param()])
+def run(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> RunScenario:
+    """Return a function that calls `await scenario(limiter)`, with a limiter of either kind, all
     of whose calls are awaited.
     """
 
-    async def play(story: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def play(scenario: Callable[[Any], Awaitable[Any]]) -> Any:
         options: Any = {"clock": "client", "time": clock, "timeout": 10}
         if request.param != "blocking":
             async with AsyncLimiter(where, "5/minute", **options) as one:
-                return await story(one)
+                return await scenario(one)
         with Limiter(where, "5/minute", **options) as other:
-            return await story(Awaited(other))
+            return await scenario(Awaited(other))
 
-    return lambda story: asyncio.run(play(story))
+    return lambda scenario: asyncio.run(play(scenario))
 
 
 class Awaited:
@@ -78,27 +79,29 @@ class Awaited:
 # -- the surface ----------------------------------------------------------------------------------
 
 
-def public(face: type) -> dict[str, Any]:
-    return {name: value for name, value in inspect.getmembers(face) if not name.startswith("_")}
+def public(limiter_class: type) -> dict[str, Any]:
+    return {
+        name: value for name, value in inspect.getmembers(limiter_class) if not name.startswith("_")
+    }
 
 
 def test_both_limiters_have_the_same_names() -> None:
-    blocking, awaiting = public(Limiter), public(AsyncLimiter)
-    assert blocking.keys() - awaiting.keys() == {"close"}
-    assert awaiting.keys() - blocking.keys() == {"aclose"}
+    blocking, asynchronous = public(Limiter), public(AsyncLimiter)
+    assert blocking.keys() - asynchronous.keys() == {"close"}
+    assert asynchronous.keys() - blocking.keys() == {"aclose"}
 
 
 @pytest.mark.parametrize("name", sorted(public(Limiter).keys() - {"close"} | {"__init__"}))
 def test_both_limiters_have_the_same_signatures(name: str) -> None:
-    blocking, awaiting = getattr(Limiter, name), getattr(AsyncLimiter, name)
+    blocking, asynchronous = getattr(Limiter, name), getattr(AsyncLimiter, name)
     if isinstance(blocking, property):
-        blocking, awaiting = blocking.fget, awaiting.fget
-    one, other = inspect.signature(blocking), inspect.signature(awaiting)
+        blocking, asynchronous = blocking.fget, asynchronous.fget
+    one, other = inspect.signature(blocking), inspect.signature(asynchronous)
     assert one.parameters == other.parameters
     assert str(one.return_annotation) == str(other.return_annotation).replace("AsyncEntry", "Entry")
 
 
-def test_what_talks_to_a_store_is_awaited() -> None:
+def test_methods_that_use_the_store_are_coroutine_functions() -> None:
     coroutines = {n for n, f in public(AsyncLimiter).items() if inspect.iscoroutinefunction(f)}
     calls = {"try_acquire", "try_acquire_all", "acquire", "peek", "stats", "refund", "reset"}
     assert coroutines == calls | {"flush", "aclose"}
@@ -106,7 +109,7 @@ def test_what_talks_to_a_store_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(n for n, f in public(Limiter).items() if callable(f)))
-def test_every_method_says_what_it_does(name: str) -> None:
+def test_every_method_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(Limiter, name))
     assert name == "close" or inspect.getdoc(getattr(AsyncLimiter, name))
 
@@ -114,8 +117,8 @@ def test_every_method_says_what_it_does(name: str) -> None:
 # -- peek, stats, refund, reset -------------------------------------------------------------------
 
 
-def test_peek_counts_nothing(face: Told) -> None:
-    async def story(limiter: Any) -> None:
+def test_peek_counts_nothing(run: RunScenario) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         for _ in range(20):
             decision = await limiter.peek(key)
@@ -134,11 +137,11 @@ def test_peek_counts_nothing(face: Told) -> None:
         with pytest.raises(ValueError, match="nothing was charged"):
             await limiter.refund(await limiter.peek(fresh()))
 
-    face(story)
+    run(scenario)
 
 
-def test_a_decision_explains_itself(face: Told, clock: ManualClock) -> None:
-    async def story(limiter: Any) -> None:
+def test_a_decision_explains_itself(run: RunScenario, clock: ManualClock) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         clock.move(-(clock.now_ms() % 60_000))
         decision = await limiter.try_acquire(key, 2)
@@ -154,15 +157,15 @@ def test_a_decision_explains_itself(face: Told, clock: ManualClock) -> None:
         assert refused.charged is None
         assert refused.source in ("store", "local")
 
-    face(story)
+    run(scenario)
 
 
 def limiter_limit(limiter: Any) -> Any:
     return (limiter._limiter if isinstance(limiter, Awaited) else limiter).limits[0]
 
 
-def test_a_refund_gives_back_in_its_own_bucket_only(face: Told, clock: ManualClock) -> None:
-    async def story(limiter: Any) -> None:
+def test_a_refund_gives_back_in_its_own_bucket_only(run: RunScenario, clock: ManualClock) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         old = await limiter.try_acquire(key, 2)
         clock.move(12_000)
@@ -172,17 +175,17 @@ def test_a_refund_gives_back_in_its_own_bucket_only(face: Told, clock: ManualClo
         assert await limiter.refund(old) == 0, "there is nothing left of it in its bucket"
         assert await limiter.refund(new) == 3
         assert (await limiter.peek(key)).remaining == 5
-        gone = await limiter.try_acquire(key)
+        too_old = await limiter.try_acquire(key)
         clock.move(60_000)
         await limiter.try_acquire(key, 5)
-        assert await limiter.refund(gone) == 0, "its bucket has left the window"
+        assert await limiter.refund(too_old) == 0, "its bucket has left the window"
         assert not await limiter.try_acquire(key)
 
-    face(story)
+    run(scenario)
 
 
-def test_reset_frees_everything(face: Told) -> None:
-    async def story(limiter: Any) -> None:
+def test_reset_frees_everything(run: RunScenario) -> None:
+    async def scenario(limiter: Any) -> None:
         key = fresh()
         while await limiter.try_acquire(key):
             pass
@@ -193,19 +196,19 @@ def test_reset_frees_everything(face: Told) -> None:
         assert (stats.passed, stats.blocked) == (1, 0)
         await limiter.reset(fresh())
 
-    face(story)
+    run(scenario)
 
 
 # -- entry ----------------------------------------------------------------------------------------
 
 
-class Oops(Exception):
+class WorkError(Exception):
     pass
 
 
 def fail_after(ms: int, clock: ManualClock) -> None:
     clock.move(ms)
-    raise Oops("mine")
+    raise WorkError("mine")
 
 
 def test_an_entry_records_success_error_and_time(limiter: Limiter, clock: ManualClock) -> None:
@@ -213,7 +216,7 @@ def test_an_entry_records_success_error_and_time(limiter: Limiter, clock: Manual
     with limiter.entry(key) as entry:
         assert entry.decision.remaining == 4
         clock.move(37)
-    with pytest.raises(Oops, match="mine"), limiter.entry(key, 2):
+    with pytest.raises(WorkError, match="mine"), limiter.entry(key, 2):
         fail_after(5, clock)
     stats = limiter.stats(key)
     assert (stats.passed, stats.success, stats.error) == (3, 1, 1)
@@ -228,16 +231,18 @@ def test_an_entry_records_success_error_and_time(limiter: Limiter, clock: Manual
     assert (stats.passed, stats.blocked, stats.success + stats.error) == (3, 3, 2)
 
 
-async def test_an_entry_of_an_asyncio_limiter_does_so_too(where: str, clock: ManualClock) -> None:
+async def test_an_entry_of_an_asyncio_limiter_records_them_too(
+    where: str, clock: ManualClock
+) -> None:
     key = fresh()
     options: Any = {"clock": "client", "time": clock, "timeout": 10}
     async with AsyncLimiter(where, "2/minute", **options) as limiter:
         async with limiter.entry(key) as entry:
             assert entry.decision.remaining == 1
             clock.move(11)
-        with pytest.raises(Oops):
+        with pytest.raises(WorkError):
             async with limiter.entry(key):
-                raise Oops
+                raise WorkError
         with pytest.raises(RateLimitExceeded):
             async with limiter.entry(key):
                 pytest.fail("refused, and entered all the same")
@@ -279,11 +284,11 @@ def test_key_and_cost_from_the_arguments(limiter: Limiter) -> None:
             self.tenant = tenant
 
         @limiter.limit(lambda self, *_, **__: self.tenant, cost=lambda self, items, **_: len(items))
-        def sell(self, items: list[str], *, gift: bool = False) -> str:
-            return f"{self.tenant} {items} {gift}"
+        def sell(self, items: list[str], *, wrapped: bool = False) -> str:
+            return f"{self.tenant} {items} {wrapped}"
 
     one, other = Shop(f"{name}-1"), Shop(f"{name}-2")
-    assert one.sell(["a", "b", "c"], gift=True) == f"{name}-1 ['a', 'b', 'c'] True"
+    assert one.sell(["a", "b", "c"], wrapped=True) == f"{name}-1 ['a', 'b', 'c'] True"
     with pytest.raises(RateLimitExceeded):
         one.sell(["a", "b", "c"])
     assert other.sell(items := ["a"] * 5) == f"{name}-2 {items} False"
@@ -297,9 +302,9 @@ def test_the_functions_own_exceptions_pass_and_its_call_is_charged(limiter: Limi
 
     @limiter.limit(key)
     def fail() -> None:
-        raise Oops
+        raise WorkError
 
-    with pytest.raises(Oops):
+    with pytest.raises(WorkError):
         fail()
     assert limiter.peek(key).remaining == 4
 
@@ -344,13 +349,13 @@ def test_acquire_waits_its_exact_time() -> None:
         assert limiter.acquire("key").allowed
     assert clock.slept == []
     decision = limiter.acquire("key", 5)
-    # Slots of 6 s: the bucket of T0 + 3 s leaves the window at T0 + 60 s.
+    # Buckets are 6 s wide: the bucket of T0 + 3 s leaves the window at T0 + 60 s.
     assert clock.slept == [pytest.approx(57.0 - (clock.now_ms() - decision.now_ms) / 1000)]
     assert decision.now_ms % 6_000 == 0
     assert limiter.stats("key").passed == 5
 
 
-async def test_so_does_a_task() -> None:
+async def test_a_task_waits_its_exact_time() -> None:
     clock = ManualClock()
     async with AsyncLimiter("memory://", "5/minute", time=clock) as limiter:
         for _ in range(5):
@@ -388,7 +393,7 @@ def test_threads_are_served_in_the_order_they_came() -> None:
     assert in_line(limiter) == 0
 
 
-async def turns(times: int = 25) -> None:
+async def loop_turns(times: int = 25) -> None:
     for _ in range(times):
         await asyncio.sleep(0)
 
@@ -405,7 +410,7 @@ async def test_tasks_are_served_in_the_order_they_came() -> None:
     tasks = [asyncio.create_task(wait(number)) for number in range(6)]
     begin = clock.now_ms()
     for _ in range(6):
-        await turns()
+        await loop_turns()
         clock.move(1_000)
     await asyncio.gather(*tasks)
     assert served == [(n, begin + 1_000 * (n + 1)) for n in range(6)]
@@ -423,11 +428,11 @@ async def test_a_cancelled_waiter_leaves_the_queue_intact(dropped: set[int]) -> 
         served.append(number)
 
     tasks = [asyncio.create_task(wait(number)) for number in range(5)]
-    await turns()
+    await loop_turns()
     for number in dropped:
         tasks[number].cancel()
     for _ in range(5):
-        await turns()
+        await loop_turns()
         clock.move(1_000)
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert {n for n, end in enumerate(done) if isinstance(end, asyncio.CancelledError)} == dropped
@@ -452,12 +457,12 @@ def test_a_wait_that_is_too_long_is_refused_at_once() -> None:
     assert limiter.acquire("key", timeout=60.0).allowed, "just long enough"
 
 
-async def test_so_for_tasks_also_behind_others() -> None:
+async def test_a_tasks_wait_that_is_too_long_is_refused_at_once_also_behind_others() -> None:
     clock = ManualClock(auto_advance=False)
     limiter = AsyncLimiter("memory://", "1/minute 1 buckets", time=clock)
     await limiter.acquire("key")
     head = asyncio.create_task(limiter.acquire("key"))
-    await turns()
+    await loop_turns()
     with pytest.raises(RateLimitExceeded) as caught:
         await limiter.acquire("key", timeout=5.0)
     assert caught.value.retry_after == 60.0
@@ -505,23 +510,23 @@ def test_waiting_on_a_server_with_its_own_clock(redis_url: str) -> None:
 
 
 def in_child(work: Callable[[], Any]) -> str:
-    """Return what `work` returns or raises in a forked child, as text."""
+    """Return as text what `work` returns or raises in a forked child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # from 3.12 on a fork with threads about is frowned upon
+        warnings.simplefilter("ignore")  # from 3.12 on a fork of a process with threads warns
         pid = os.fork()
     if pid == 0:
         try:
-            said = repr(work())
+            output = repr(work())
         except BaseException:
-            said = traceback.format_exc()
-        os.write(writing, said.encode()[:60_000])
+            output = traceback.format_exc()
+        os.write(writing, output.encode()[:60_000])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        output = pipe.read()
     os.waitpid(pid, 0)
-    return said
+    return output
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -550,13 +555,13 @@ def test_a_fork_in_the_middle_of_other_threads_calls(redis_url: str) -> None:
         threads = [threading.Thread(target=busy) for _ in range(4)]
         for thread in threads:
             thread.start()
-        said = [
+        output = [
             in_child(lambda: [limiter.try_acquire(key).allowed for _ in range(5)]) for _ in "abc"
         ]
         stop.set()
         for thread in threads:
             thread.join(20)
-        assert said == ["[True, True, True, True, True]"] * 3
+        assert output == ["[True, True, True, True, True]"] * 3
         assert limiter.stats(key).passed == len(made) + 15
 
 
@@ -577,7 +582,7 @@ def test_an_asyncio_limiter_survives_a_fork(redis_url: str) -> None:
     loop.close()
 
 
-def test_after_close_there_is_nothing(redis_url: str) -> None:
+def test_after_close_every_method_raises(redis_url: str) -> None:
     limiter = Limiter(redis_url, "5/minute")
     key = fresh()
     assert limiter.try_acquire(key)
@@ -589,7 +594,7 @@ def test_after_close_there_is_nothing(redis_url: str) -> None:
     Limiter(redis_url, "5/minute").close()
 
 
-async def test_after_aclose_there_is_nothing(redis_url: str) -> None:
+async def test_after_aclose_every_method_raises(redis_url: str) -> None:
     limiter = AsyncLimiter(redis_url, "5/minute")
     key = fresh()
     assert await limiter.try_acquire(key)
@@ -601,14 +606,14 @@ async def test_after_aclose_there_is_nothing(redis_url: str) -> None:
     await AsyncLimiter(redis_url, "5/minute").aclose()
 
 
-def test_after_close_there_is_nothing_in_memory_either() -> None:
+def test_after_close_every_method_in_memory_raises_too() -> None:
     limiter = Limiter("memory://", "5/minute")
     limiter.close()
     with pytest.raises(ConfigurationError, match="closed; make a new one"):
         limiter.try_acquire("key")
 
 
-def test_each_limiter_in_memory_is_its_own() -> None:
+def test_limiters_in_memory_share_nothing() -> None:
     one, other = Limiter("memory://", "1/day"), Limiter("memory://", "1/day")
     assert one.try_acquire("key")
     assert other.try_acquire("key")
@@ -618,9 +623,9 @@ def test_each_limiter_in_memory_is_its_own() -> None:
 def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
     key = fresh()
     with (
-        Limiter(redis_url, "2/day", prefix="law-a") as one,
-        Limiter(redis_url, "2/day", prefix="law-a") as same,
-        Limiter(redis_url, "2/day", prefix="law-b") as other,
+        Limiter(redis_url, "2/day", prefix="shared-a") as one,
+        Limiter(redis_url, "2/day", prefix="shared-a") as same,
+        Limiter(redis_url, "2/day", prefix="shared-b") as other,
     ):
         assert one.try_acquire(key).remaining == 1
         assert same.try_acquire(key.encode()).remaining == 0
@@ -636,11 +641,11 @@ def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:
     async def once(limiter: AsyncLimiter) -> int:
         return (await limiter.try_acquire(key)).remaining
 
-    def story() -> None:
+    def scenario() -> None:
         limiter = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10)
         assert [asyncio.run(once(limiter)) for _ in range(3)] == [99, 98, 97]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # no loop was ended after an aclose()
-        story()
+        scenario()
         gc.collect()
