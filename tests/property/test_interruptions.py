@@ -19,7 +19,7 @@ from distwindow.core.charge import Charge
 from distwindow.protocol.commands import Command, Read
 from distwindow.protocol.replies import LeaseReply
 from distwindow.store.memory import MemoryStore
-from tests.interrupt import interrupted_at
+from tests.interruptions import interrupt_at
 from tests.unit.stage import ManualClock, fresh
 
 LIMITS = "20/minute;60/hour"
@@ -138,7 +138,7 @@ def test_every_call_that_returned_is_counted_once(mode: str, story: Callable[[Pl
     while interrupted is not None:
         places += 1
         play = RemotePlay(mode, **how)
-        interrupted = interrupted_at(places, partial(story, play), "distwindow.")
+        interrupted = interrupt_at(places, partial(story, play), "distwindow.")
         rests(play)
         play.end()
         play.check(interrupted)
@@ -153,7 +153,7 @@ def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> N
     while interrupted is not None:
         places += 1
         play = Play()
-        interrupted = interrupted_at(places, partial(story, play), "distwindow.")
+        interrupted = interrupt_at(places, partial(story, play), "distwindow.")
         clock, limiter, decisions = play.clock, play.limiter, play.decisions
         for key in "ab":
             own = sum(decision.allowed for decision in decisions if decision.key == key)
@@ -194,7 +194,7 @@ def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
                     returned += 1
                 limiter.flush()
 
-            interrupted = interrupted_at(places, story, "distwindow.")
+            interrupted = interrupt_at(places, story, "distwindow.")
             assert limiter.try_acquire(f"{key}-other").key == f"{key}-other"
             assert limiter.try_acquire(key).key == key
             returned += 1
