@@ -16,8 +16,9 @@ from distwindow.consistency.eventual import Eventual
 from distwindow.consistency.leased import Leased
 from distwindow.core.limit import Limit
 from distwindow.operations.command_cache import CommandCache
-from tests.crowd import Mode, buckets_of, busiest, most_in_run, simulated
-from tests.fleet import Local
+from tests.simulation.admissions import most_in_buckets, permits_by_bucket
+from tests.simulation.process import LocalClock, MakeStrategy
+from tests.simulation.timed import most_arrivals, simulate
 
 EVEN_TARGET = Target(0.98, at_least=True)
 """Admissions, over those of `direct` with the same calls."""
@@ -27,11 +28,11 @@ ONE_WAY_MS = 0.25
 FLUSH_INTERVAL_S, MAX_KEYS = 0.25, 1000
 
 
-def direct(cache: CommandCache, clock: Local) -> Direct:
+def direct(cache: CommandCache, clock: LocalClock) -> Direct:
     return Direct(cache, clock, MAX_KEYS, FLUSH_INTERVAL_S)
 
 
-def leased(cache: CommandCache, clock: Local) -> Leased:
+def leased(cache: CommandCache, clock: LocalClock) -> Leased:
     return Leased(cache, clock, MAX_KEYS, FLUSH_INTERVAL_S)
 
 
@@ -70,14 +71,16 @@ class _Result(NamedTuple):
     commands: int
 
 
-def _run(mode: Mode, load: Load, seconds: float, seed: int) -> _Result:
+def _run(make_strategy: MakeStrategy, load: Load, seconds: float, seed: int) -> _Result:
     rates = [share * load.limit.amount / load.limit.per for share in load.shares]
-    found = simulated(mode, load.limit, rates, seconds, seed=seed)
-    return _Result(len(found.admitted), found.world.asked)
+    found = simulate(make_strategy, load.limit, rates, seconds, seed=seed)
+    return _Result(len(found.admitted), found.store.executed)
 
 
 def _unused_permits(section: Section, quick: bool) -> None:
-    """Make the same calls in both modes; longer for small limits, whose windows differ more."""
+    """Make the same calls with both strategies, for longer under small limits, because their
+    windows differ more.
+    """
     for load in _loads(quick):
         seconds = 3.0 if load.limit.amount > 100 else 30.0
         ratios, cost, base = [], [], []
@@ -103,23 +106,23 @@ def _above_limit(section: Section, quick: bool) -> None:
     for processes in (2, 4, 16) if quick else (2, 4, 16, 64):
         for sync in (0.02, 0.1, 0.5):
 
-            def mode(cache: CommandCache, clock: Local, sync: float = sync) -> Eventual:
+            def eventual(cache: CommandCache, clock: LocalClock, sync: float = sync) -> Eventual:
                 return Eventual(cache, clock, MAX_KEYS, sync)
 
             rates = [load * limit.amount / limit.per / processes] * processes
-            found = simulated(mode, limit, rates, 3.0, seed=1, warm=4 * sync + 0.1)
-            counts = buckets_of(
-                [one._replace(at=one.counted_in) for one in found.admitted], limit.bucket_ms
+            found = simulate(eventual, limit, rates, 3.0, seed=1, warm_up_s=4 * sync + 0.1)
+            counts = permits_by_bucket(
+                [one._replace(at_ms=one.bucket_start_ms) for one in found.admitted], limit.bucket_ms
             )
-            over = max(0, most_in_run(counts, limit.span) - limit.amount)
+            over = max(0, most_in_buckets(counts, limit.span) - limit.amount)
             news_ms = 2000 * sync + 4 * ONE_WAY_MS
-            bound = min((processes - 1) * limit.amount, busiest(found.arrivals, news_ms))
+            bound = min((processes - 1) * limit.amount, most_arrivals(found.arrivals, news_ms))
             section.add(
                 f"eventual, beyond {limit}, of the bound: {processes} processes, sync {sync:g} s",
                 over / bound,
                 target=BOUND_TARGET,
                 detail=f"{over:,} of {bound:,}; "
-                f"{1000 * found.world.asked / len(found.admitted):,.0f} commands "
+                f"{1000 * found.store.executed / len(found.admitted):,.0f} commands "
                 "per 1,000 admissions",
             )
             log(f"simulation: {section.rows[-1].what}: {over} of {bound}")

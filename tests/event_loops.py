@@ -6,7 +6,8 @@ they call `asyncio.run` themselves. A test of these folders that makes an event 
 these fails, so that no test can be forgotten.
 
 The policy below is installed once for the session and makes loops of the kind that the running
-test asks for. Servers and proxies of the tests make asyncio's loops by class: they are not tested.
+test needs. Servers and proxies of the tests are not tested themselves, so they make asyncio's loops
+by class.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import pytest
 NO_UVLOOP = sys.platform == "win32" or platform.python_implementation() != "CPython"
 """uvloop has no wheels here; see the dependency group in pyproject.toml."""
 
-_TOLD = {"asyncio", "uvloop", "sync", "async", "blocking", "awaiting"}
-"""Ids of parameters by which a test says what it runs on; `uvloop` is among the values then."""
+_LOOP_IDS = {"asyncio", "uvloop", "sync", "async", "blocking", "awaiting"}
+"""The ids of a parameter that chooses the loop of a test; `uvloop` is one of its values
+then.
+"""
 
 IN_QUICK_TIER = {"test_event_loops"}
 """Modules whose tests run on uvloop without the mark `slow`."""
@@ -34,7 +37,7 @@ ENFORCED = {"integration", "property"}
 
 
 class Policy(asyncio.DefaultEventLoopPolicy):
-    """Makes event loops of the kind that the running test asks for."""
+    """Makes event loops of the kind that the running test needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ POLICY = Policy()
 
 
 def uvloop_param(value: object = "uvloop", *, slow: bool = True) -> Any:
-    """The value of a parameter with which a test runs on uvloop. Its id says so to the policy."""
+    """Return the value of a parameter with which a test runs on uvloop: the policy reads its id."""
     marks = [pytest.mark.skipif(NO_UVLOOP, reason="uvloop has no wheels for this platform")]
     if slow:
         marks.append(pytest.mark.slow)
@@ -64,7 +67,7 @@ def uvloop_param(value: object = "uvloop", *, slow: bool = True) -> Any:
 
 
 def runs_on_both(definition: Any) -> bool:
-    """Does this test get one run on each kind of event loop?"""
+    """True if this test gets one run on each kind of event loop."""
     if definition.get_closest_marker("event_loops") is not None:
         return True
     coroutine = inspect.iscoroutinefunction(definition.function)
@@ -72,11 +75,11 @@ def runs_on_both(definition: Any) -> bool:
 
 
 def choose_for(item: pytest.Item) -> None:
-    """Have the policy make what `item` asks for."""
+    """Have the policy make the kind of loop that `item` needs."""
     callspec = getattr(item, "callspec", None)
     ids = set() if callspec is None else set(callspec.id.split("-"))
     POLICY.kind = "uvloop" if "uvloop" in ids else "asyncio"
-    if ids & _TOLD or _folder_of(item.path) not in ENFORCED:
+    if ids & _LOOP_IDS or _folder_of(item.path) not in ENFORCED:
         POLICY.missing_mark = ""
     else:
         POLICY.missing_mark = (
@@ -86,13 +89,13 @@ def choose_for(item: pytest.Item) -> None:
 
 
 def _folder_of(path: Path) -> str:
-    """The folder of `tests` in which a test lies."""
+    """Return the folder of `tests` in which a test lies."""
     tests = Path(__file__).parent
     return path.relative_to(tests).parts[0] if path.is_relative_to(tests) else ""
 
 
 def program_header() -> str:
-    """What a program in a process of its own begins with, to use the loops of the running test."""
+    """Return the first lines of a program that is to use the kind of loop of the running test."""
     if POLICY.kind == "asyncio":
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Reads the state tables in the docstrings of modules, so that tests can play every row."""
+"""Reads the state tables in the docstrings of modules, so that a test can check every row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _COLUMNS = re.compile(r"\s{2,}")
 
 
 class Row(NamedTuple):
-    """One transition: a state, an event, and the state that follows. The latter may be continued
-    after a comma, for people.
+    """One transition: a state, an event, and the state that follows. The latter may be
+    followed by a comma and a detail.
     """
 
     before: str

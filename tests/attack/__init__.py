@@ -1,6 +1,6 @@
-"""Attacks: random, seeded and bounded in time, on servers of their own.
+"""Attacks: random scenarios, seeded and bounded in time, on servers of their own.
 
-A scenario is a function of a seed, seconds and a server. It returns figures, or raises `Violation`
-with the history of what was violated. `scripts/attack` runs them mixed for minutes, and
-`test_attack.py` each for seconds.
+A scenario is a function of a `Run`: a seed, seconds, and figures that it counts. It raises
+`Violation` with a history of the events before. `scripts/attack` runs the scenarios in turn for
+minutes, and `test_attack.py` runs each for seconds.
 """

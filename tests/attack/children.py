@@ -1,7 +1,7 @@
 """Child processes of the attacks: started with a plan in JSON, ended by their own pid.
 
-A child prints JSON lines. One that hangs is given to `faulthandler`, whose stacks go into the
-violation, and killed.
+A child reports in JSON lines. If it hangs, `faulthandler` prints the stacks of its threads, which
+become part of the violation, and it is killed.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.attack.frame import ROOT, Violation
+from tests.attack.harness import ROOT, Violation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 HUNG = 3
-"""The exit code of a child whose own watch found that it hangs."""
+"""The exit code of a child that has found out itself that it hangs."""
 
 
 class Child:
-    """`python -m tests.attack.NAME PLAN`, a process group of its own."""
+    """`python -m tests.attack.NAME PLAN`, in a process group of its own."""
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         self.name = name
         self.plan = plan
-        self._said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the child
-        self._complaints = tempfile.TemporaryFile(  # noqa: SIM115
+        self._stdout = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the child
+        self._stderr = tempfile.TemporaryFile(  # noqa: SIM115
             "w+", encoding="utf-8", errors="replace"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.attack.{name}", json.dumps(plan)],
             stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=self._complaints,
+            stdout=self._stdout,
+            stderr=self._stderr,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            # Ctrl-C in the terminal is for the attacker, which ends its children in order.
+            # Ctrl-C in the terminal interrupts the parent only, which ends its children in order.
             start_new_session=True,
         )
 
@@ -51,45 +51,48 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def said(self) -> list[dict[str, Any]]:
-        """The JSON lines that are complete."""
-        self._said.seek(0)
-        lines = self._said.read().splitlines(keepends=True)
+    def reports(self) -> list[dict[str, Any]]:
+        """Return the complete JSON lines of its stdout."""
+        self._stdout.seek(0)
+        lines = self._stdout.read().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith("{") and line[-1] == "\n"]
 
-    def complaints(self) -> str:
-        """What it said on stderr."""
-        self._complaints.seek(0)
-        return self._complaints.read()
+    def stderr(self) -> str:
+        """Return its stderr."""
+        self._stderr.seek(0)
+        return self._stderr.read()
 
     def signal(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
-    def ended(self, seconds: float) -> int:
-        """Its exit code; a violation with its stacks when it does not end within `seconds`."""
+    def wait(self, seconds: float) -> int:
+        """Wait for its end and return its exit code; raise `Violation`, with the stacks of its
+        threads, if it does not end within `seconds`.
+        """
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            # `watched` has registered SIGQUIT: all threads are printed, whatever holds which lock.
+            # `dump_stacks_on_sigquit` has registered SIGQUIT, so the stacks of all threads are
+            # printed, whatever locks they hold.
             self.signal(signal.SIGQUIT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(1)
-            stacks = self.complaints()
+            stacks = self.stderr()
             self.kill()
             raise Violation(
                 f"{self.name} did not end within {seconds:g} s",
-                [f"plan {json.dumps(self.plan)}", *self.said()[-3:], stacks[-6000:]],
+                [f"plan {json.dumps(self.plan)}", *self.reports()[-3:], stacks[-6000:]],
             ) from None
         if code == HUNG:
             raise Violation(
                 f"{self.name}: a thread hangs",
-                [f"plan {json.dumps(self.plan)}", *self.said()[-3:], self.complaints()[-6000:]],
+                [f"plan {json.dumps(self.plan)}", *self.reports()[-3:], self.stderr()[-6000:]],
             )
         return code
 
     def kill(self) -> None:
-        """End it and whatever it has started, which is its process group."""
+        """Kill it and all processes that it has started, which are its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
@@ -102,33 +105,33 @@ class Child:
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
-        self._said.close()
-        self._complaints.close()
+        self._stdout.close()
+        self._stderr.close()
 
 
-def watched() -> None:
-    """In the child: print all stacks at SIGQUIT, then die of it. SIGINT is as a shell has it."""
+def dump_stacks_on_sigquit() -> None:
+    """In the child: print all stacks on SIGQUIT, and end by it. SIGINT raises KeyboardInterrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
 
 
-def alive_for(seconds: float) -> None:
-    """In the child: unless this is called again within `seconds`, print all stacks and die."""
+def restart_watchdog(seconds: float) -> None:
+    """In the child: print all stacks and exit, unless this is called again within `seconds`."""
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-def plan() -> dict[str, Any]:
-    """In the child: what it is to do."""
+def read_plan() -> dict[str, Any]:
+    """In the child: return its plan."""
     found: dict[str, Any] = json.loads(sys.argv[1])
     return found
 
 
-def say(**facts: Any) -> None:
-    """In the child: one JSON line, at once."""
+def report(**facts: Any) -> None:
+    """In the child: print one JSON line, at once."""
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 def monotonic_ms() -> int:
-    """CLOCK_MONOTONIC, which all processes of a machine share."""
+    """Return CLOCK_MONOTONIC, which all processes of a machine share."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000_000

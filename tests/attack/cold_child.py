@@ -9,34 +9,34 @@ import time
 from collections import Counter
 
 from distwindow import Limiter
-from tests.attack.children import alive_for, plan, say, watched
+from tests.attack.children import dump_stacks_on_sigquit, read_plan, report, restart_watchdog
 
 
 def main() -> None:
-    told = plan()
+    plan = read_plan()
     limiter = Limiter(
-        told["url"], told["limit"], prefix=told["prefix"], consistency="eventual", timeout=2
+        plan["url"], plan["limit"], prefix=plan["prefix"], consistency="eventual", timeout=2
     )
-    keys = [f"k{number}" for number in range(told["keys"])]
-    barrier = threading.Barrier(told["threads"])
+    keys = [f"k{number}" for number in range(plan["keys"])]
+    barrier = threading.Barrier(plan["threads"])
     allowed: list[Counter[str]] = []
     refused: list[Counter[str]] = []
 
-    def work(seed: int, yes: Counter[str], no: Counter[str]) -> None:
+    def work(seed: int, admissions: Counter[str], refusals: Counter[str]) -> None:
         rng = random.Random(seed)
         hot = rng.sample(keys, 20)
         barrier.wait()
-        until, turn = time.monotonic() + told["seconds"], 0
+        until, number = time.monotonic() + plan["seconds"], 0
         while time.monotonic() < until:
-            turn += 1
-            key = rng.choice(hot if turn % 4 == 0 else keys)
-            (yes if limiter.try_acquire(key) else no)[key] += 1
+            number += 1
+            key = rng.choice(hot if number % 4 == 0 else keys)
+            (admissions if limiter.try_acquire(key) else refusals)[key] += 1
 
     threads = []
-    for number in range(told["threads"]):
+    for number in range(plan["threads"]):
         allowed.append(Counter())
         refused.append(Counter())
-        args = (told["seed"] + number, allowed[-1], refused[-1])
+        args = (plan["seed"] + number, allowed[-1], refused[-1])
         threads.append(threading.Thread(target=work, args=args))
     for thread in threads:
         thread.start()
@@ -44,12 +44,13 @@ def main() -> None:
         thread.join()
     limiter.flush()
     limiter.close()
-    yes, no = sum(allowed, Counter()), sum(refused, Counter())
-    say(done=True, allowed=yes, refused=no, calls=yes.total() + no.total())
+    admissions, refusals = sum(allowed, Counter()), sum(refused, Counter())
+    calls = admissions.total() + refusals.total()
+    report(done=True, allowed=admissions, refused=refusals, calls=calls)
 
 
 if __name__ == "__main__":
-    watched()
-    alive_for(50)
+    dump_stacks_on_sigquit()
+    restart_watchdog(50)
     sys.setswitchinterval(0.0005)
     main()

@@ -1,6 +1,6 @@
-"""Scenario `cold_start`: `eventual`, one process alone, many keys from the very first moment.
+"""Scenario `cold_start`: `eventual`, one process that calls many keys before its first sync.
 
-One process alone admits never more than the limit in a window, and no count is lost.
+One process alone never admits more than the limit in a window, and no count is lost.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 
 from distwindow import Limit
 from tests.attack.children import Child
-from tests.attack.frame import Run, Violation, derived
-from tests.attack.stored import all_stored, conserved
+from tests.attack.harness import Run, Violation, derive_seed
+from tests.attack.server_counts import check_conserved, read_all_counts
 from tests.servers import Delay, Pass, Proxy, Standalone
 
 LIMIT = Limit("60/hour")
@@ -19,7 +19,7 @@ KEYS = 2000
 
 
 def cold_start(run: Run) -> None:
-    """Starts one after the other; every third over a link that is slow."""
+    """Start one process after the other, every second one over a slow link."""
     with Standalone() as server, Proxy(server.port) as proxy:
         until = time.monotonic() + run.seconds
         for start in itertools.count():
@@ -30,27 +30,27 @@ def cold_start(run: Run) -> None:
 
 
 def _one(run: Run, server: Standalone, url: str, start: int) -> None:
-    told = {
+    plan = {
         "url": url, "prefix": f"cold-{start}", "limit": str(LIMIT), "keys": KEYS, "threads": 3,
-        "seed": derived(run.seed, start), "seconds": 0.5,
+        "seed": derive_seed(run.seed, start), "seconds": 0.5,
     }  # fmt: skip
-    with Child("cold_child", told) as child:
-        code = child.ended(60)
-        facts = next((facts for facts in child.said() if facts.get("done")), None)
+    with Child("cold_child", plan) as child:
+        code = child.wait(60)
+        facts = next((facts for facts in child.reports() if facts.get("done")), None)
         if code != 0 or facts is None:
-            raise Violation(f"cold start: exit {code}", [child.complaints()[-4000:]])
+            raise Violation(f"cold start: exit {code}", [child.stderr()[-4000:]])
     allowed: dict[str, int] = facts["allowed"]
     refused: dict[str, int] = facts["refused"]
-    history = [f"start {start}, plan {told}"]
+    history = [f"start {start}, plan {plan}"]
     run.count("starts")
     run.count("calls", facts["calls"])
     for key, permits in allowed.items():
         if permits > LIMIT.amount:
             raise Violation(f"one process alone admitted {permits} of {LIMIT} on {key}", history)
     with server.client(decode_responses=False) as client:
-        counts = all_stored(client, told["prefix"], allowed.keys() | refused.keys(), LIMIT)  # type: ignore[arg-type]
-    for what, mine, theirs in (
+        counts = read_all_counts(client, plan["prefix"], allowed.keys() | refused.keys(), LIMIT)  # type: ignore[arg-type]
+    for what, returned, in_store in (
         ("permits", allowed, {key: count.passed for key, count in counts.items()}),
         ("blocked permits", refused, {key: count.blocked for key, count in counts.items()}),
     ):
-        conserved(f"cold start, {what}", theirs, mine, {}, history=history)
+        check_conserved(f"cold start, {what}", in_store, returned, {}, history=history)

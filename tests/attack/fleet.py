@@ -1,8 +1,8 @@
-"""Scenario `fleet`: processes, threads and tasks on shared keys, over a link with random faults.
+"""Scenario `fleet`: processes, threads and tasks that call shared keys, over a faulty link.
 
-Checked afterwards, from the logs of all processes and the server's rings: no window above its limit
-(direct, leased), each admitted call counted once and none lost but with a killed process, no call
-beyond its deadline.
+Afterwards the logs of all processes and the rings of the server are checked: no window is above its
+limit (direct, leased), each admitted call is counted once and none is lost except with a killed
+process, and no call ends after its deadline.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 from distwindow import Limit
 from tests.attack.children import Child, monotonic_ms
-from tests.attack.fleet_check import Logs, counted, read_logs
-from tests.attack.frame import FOREVER, Run, Violation, derived
-from tests.attack.stored import all_stored
-from tests.attack.windows import aligned, any_window, in_time
+from tests.attack.fleet_logs import Logs, check_counts, read_logs
+from tests.attack.harness import FOREVER, Run, Violation, derive_seed
+from tests.attack.server_counts import read_all_counts
+from tests.attack.window_checks import check_aligned_windows, check_any_window, check_deadlines
 from tests.servers import (
     Blackhole,
     Delay,
@@ -47,18 +47,18 @@ SLACK_MS = 600
 
 
 def fleet(run: Run) -> None:
-    """Runs of some seconds, each with a mode, a limit and faults drawn by the seed."""
+    """Play fleets of some seconds. The seed draws the consistency, the limit and the faults."""
     stop = time.monotonic() + run.seconds
     for turn in itertools.count():
         left = stop - time.monotonic()
         if turn and left < 3:
             return
-        Fleet(run, derived(run.seed, "fleet", turn)).play(min(RUN_S, max(1.0, left - 1)))
+        Fleet(run, derive_seed(run.seed, "fleet", turn)).play(min(RUN_S, max(1.0, left - 1)))
         run.count("fleets")
 
 
 class Fleet:
-    """One run: the server, the link, the clients, and what was done to them."""
+    """One fleet: the server, the link, the clients, and the faults that they got."""
 
     def __init__(self, run: Run, seed: int) -> None:
         self.run = run
@@ -78,8 +78,8 @@ class Fleet:
             with Standalone() as server, Proxy(server.port) as proxy:
                 try:
                     for kind in ["sync", "sync", "async"][: self.rng.randint(2, 3)]:
-                        self._join(proxy, folder, kind)
-                    self._spoil(server, proxy, folder, seconds)
+                        self._start_client(proxy, folder, kind)
+                    self._cause_faults(server, proxy, folder, seconds)
                     self._end(server, proxy)
                     logs = read_logs(folder, int(TIMEOUT_S * 1000))
                     self._check(server, logs)
@@ -89,7 +89,7 @@ class Fleet:
         finally:
             shutil.rmtree(folder)
 
-    def _join(self, proxy: Proxy, folder: Path, kind: str) -> None:
+    def _start_client(self, proxy: Proxy, folder: Path, kind: str) -> None:
         name = f"p{next(self._names)}"
         self.clients[name] = Child(
             "fleet_child",
@@ -101,12 +101,12 @@ class Fleet:
             },
         )  # fmt: skip
 
-    def _spoil(self, server: Standalone, proxy: Proxy, folder: Path, seconds: float) -> None:
-        """One thing after the other goes wrong, and is well again for a while."""
+    def _cause_faults(self, server: Standalone, proxy: Proxy, folder: Path, seconds: float) -> None:
+        """Cause one fault after the other, with sound moments between them."""
         rng, stop = self.rng, time.monotonic() + seconds
         time.sleep(0.4)
         while time.monotonic() < stop:
-            self._thaw(False)
+            self._resume(False)
             draw = rng.random()
             if draw < 0.62:
                 proxy.fault = fault = self._fault()
@@ -136,16 +136,16 @@ class Fleet:
 
     def _fault(self) -> Fault:
         rng = self.rng
-        some: dict[str, Any] = {"only": rng.choice([None, b"EVALSHA"])}
-        some["times"] = rng.choice([None, 1, 3])
+        options: dict[str, Any] = {"only": rng.choice([None, b"EVALSHA"])}
+        options["times"] = rng.choice([None, 1, 3])
         return rng.choice(
             [
                 Delay(requests=rng.uniform(0, 0.05), replies=rng.uniform(0, 0.05)),
-                Delay(requests=0.0, replies=rng.uniform(0.2, 0.9), **some),
-                DropReply(close=rng.random() < 0.5, **some),
-                ResetBeforeSend(**some),
-                ResetAfterSend(**some),
-                Blackhole(**some),
+                Delay(requests=0.0, replies=rng.uniform(0.2, 0.9), **options),
+                DropReply(close=rng.random() < 0.5, **options),
+                ResetBeforeSend(**options),
+                ResetAfterSend(**options),
+                Blackhole(**options),
                 Refuse(),
                 Trickle(),
             ]
@@ -158,9 +158,9 @@ class Fleet:
         self.clients[name].signal(signal.SIGSTOP)
         self.frozen[name] = time.monotonic() + seconds
 
-    def _thaw(self, everybody: bool) -> None:
+    def _resume(self, all_clients: bool) -> None:
         for name, until in list(self.frozen.items()):
-            if everybody or time.monotonic() >= until:
+            if all_clients or time.monotonic() >= until:
                 self.clients[name].signal(signal.SIGCONT)
                 del self.frozen[name]
 
@@ -169,15 +169,15 @@ class Fleet:
         self._note(f"{name} killed")
         self.clients[name].signal(signal.SIGKILL)
         self.killed.append(name)
-        self._join(proxy, folder, self.clients[name].plan["kind"])
+        self._start_client(proxy, folder, self.clients[name].plan["kind"])
 
     def _fork(self) -> None:
         name = self.rng.choice([name for name in self.clients if name not in self.killed])
         if self.clients[name].plan["kind"] == "sync":
             self._note(f"{name} forks")
-            self._order(name, b"fork\n")
+            self._send_order(name, b"fork\n")
 
-    def _order(self, name: str, order: bytes) -> None:
+    def _send_order(self, name: str, order: bytes) -> None:
         pipe = self.clients[name].process.stdin
         assert pipe is not None
         pipe.write(order)
@@ -187,19 +187,19 @@ class Fleet:
         self.faults.append(f"{monotonic_ms()} {what}")
 
     def _end(self, server: Standalone, proxy: Proxy) -> None:
-        """All is well again; everybody tells what there is to tell and ends."""
+        """End all faults, and have all clients flush their counts and end."""
         proxy.fault = Pass()
         server.resume()
-        self._thaw(True)
+        self._resume(True)
         time.sleep(1.0)  # forked children end by themselves
         alive = [name for name in self.clients if name not in self.killed]
         for name in alive:
-            self._order(name, b"end\n")
+            self._send_order(name, b"end\n")
         for name in alive:
-            code = self.clients[name].ended(25)
+            code = self.clients[name].wait(25)
             if code != 0:
-                said = self.clients[name].complaints()[-4000:]
-                raise Violation(f"fleet: {name} ended with {code}", [*self.faults[-15:], said])
+                stderr = self.clients[name].stderr()[-4000:]
+                raise Violation(f"fleet: {name} ended with {code}", [*self.faults[-15:], stderr])
 
     def _check(self, server: Standalone, logs: Logs) -> None:
         self.run.count("calls", len(logs.calls))
@@ -208,15 +208,15 @@ class Fleet:
         try:
             if self.mode != "eventual":
                 limit, admitted = self.limit, logs.admitted("short")
-                aligned(admitted, limit.amount, limit.bucket_ms, limit.span)
+                check_aligned_windows(admitted, limit.amount, limit.bucket_ms, limit.span)
                 if limit.bound == "strict":
-                    any_window(admitted, limit.amount, limit.interval_ms)
+                    check_any_window(admitted, limit.amount, limit.interval_ms)
                 self.run.count("admissions checked", len(admitted))
             names = {call["key"] for call in logs.calls if call["window"] == "long"}
             with server.client(decode_responses=False) as client:
-                found = all_stored(client, "fleet-long", names, Limit(FOREVER))
+                found = read_all_counts(client, "fleet-long", names, Limit(FOREVER))
             dead = logs.started - logs.ended
-            over, missing = counted(
+            over, missing = check_counts(
                 what,
                 {key: count.passed for key, count in found.items()},
                 logs,
@@ -225,17 +225,17 @@ class Fleet:
                 stranded=self._stranded(logs, dead),
             )
             self.run.count(f"permits stranded, {self.mode}", over)
-            self.run.count("permits that killed processes had not told", missing)
-            latest = in_time(logs.timed(), SLACK_MS)
-            self.run.most("ms after the deadline", latest)
+            self.run.count("permits that killed processes had not sent", missing)
+            latest = check_deadlines(logs.timed(), SLACK_MS)
+            self.run.maximum("ms after the deadline", latest)
         except Violation as violation:
             raise Violation(
                 f"{what}: {violation.what}", [*self.faults[-25:], *violation.history[-15:]]
             ) from None
 
     def _stranded(self, logs: Logs, dead: set[str]) -> int:
-        """Leases whose reply a fault has swallowed, and those of killed processes: one for each key
-        at a time.
+        """Return the permits of leases whose reply was lost, and of those that killed processes
+        held: at most one lease of each key at a time.
         """
         if self.mode != "leased":
             return 0

@@ -1,7 +1,7 @@
 """A client of scenario `fleet`: threads or tasks that call, and log each call when it has returned.
 
-Its main thread takes orders from stdin: `fork` makes a child that calls for a moment with the same
-limiters, `end` tells everything and ends.
+Its main thread takes orders from stdin: on `fork` it forks a child that calls for a moment with the
+same limiters, on `end` it flushes all counts and ends.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError
 from distwindow.core.decision import Decision
-from tests.attack.children import monotonic_ms, plan, watched
+from tests.attack.children import dump_stacks_on_sigquit, monotonic_ms, read_plan
 
-told = plan()
+plan = read_plan()
 PAUSE_S = 0.004
-HICCUP_S = 0.02
+PAUSE_CHECK_S = 0.02
 
 
 class Log:
-    """A file of JSON lines, each written by one call of the kernel: a killed process leaves all it
-    has finished.
+    """A file of JSON lines. Each is written by one system call, so the file of a killed process
+    holds all calls that it has finished.
     """
 
     def __init__(self, name: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.open(os.path.join(told["folder"], name), flags)  # noqa: PTH118
+        self._file = os.open(os.path.join(plan["folder"], name), flags)  # noqa: PTH118
         self.name = name
-        self.rng = random.Random(f"{told['seed']} {name}")
+        self.rng = random.Random(f"{plan['seed']} {name}")
         own = [f"{name}-{number}" for number in range(3)]
-        self.short = told["short_keys"]
-        self.long = [*told["long_keys"], *own]
+        self.short = plan["short_keys"]
+        self.long = [*plan["long_keys"], *own]
 
     def write(self, **facts: Any) -> None:
         os.write(self._file, json.dumps(facts).encode() + b"\n")
@@ -52,8 +52,8 @@ class Log:
             facts |= {"ok": None, "wrong": repr(outcome)[:300]}
         self.write(**facts, took=took)
 
-    def drawn(self) -> tuple[str, str, int]:
-        """Which window, key and cost comes next."""
+    def draw(self) -> tuple[str, str, int]:
+        """Return the window, the key and the cost of the next call."""
         rng = self.rng
         if rng.random() < 0.6:
             return "short", rng.choice(self.short), rng.choice([1, 1, 1, 2])
@@ -62,16 +62,16 @@ class Log:
 
 def settings(window: str) -> dict[str, Any]:
     return {
-        "limits": told[window],
-        "prefix": f"{told['prefix']}-{window}",
-        "consistency": told["mode"],
-        "timeout": told["timeout"],
+        "limits": plan[window],
+        "prefix": f"{plan['prefix']}-{window}",
+        "consistency": plan["mode"],
+        "timeout": plan["timeout"],
     }
 
 
 def work(limiters: dict[str, Limiter], log: Log, stop: threading.Event) -> None:
     while not stop.is_set():
-        window, key, cost = log.drawn()
+        window, key, cost = log.draw()
         began = monotonic_ms()
         outcome: Any
         try:
@@ -82,18 +82,18 @@ def work(limiters: dict[str, Limiter], log: Log, stop: threading.Event) -> None:
         time.sleep(log.rng.random() * PAUSE_S)
 
 
-def hiccups(log: Log, stop: threading.Event) -> None:
-    """When this process could not run: frozen, or the machine was busy."""
+def log_pauses(log: Log, stop: threading.Event) -> None:
+    """Log when this process could not run, because it was stopped or the machine was busy."""
     while not stop.is_set():
         before = monotonic_ms()
-        time.sleep(HICCUP_S)
-        lost = monotonic_ms() - before - int(HICCUP_S * 1000)
+        time.sleep(PAUSE_CHECK_S)
+        lost = monotonic_ms() - before - int(PAUSE_CHECK_S * 1000)
         if lost > 20:
-            log.write(hiccup=before, lost=lost)
+            log.write(pause=before, lost=lost)
 
 
-def tell(limiters: dict[str, Limiter], log: Log) -> None:
-    """Flush, with patience: the link is sound again."""
+def flush_and_close(limiters: dict[str, Limiter], log: Log) -> None:
+    """Flush, in several attempts: the faults have ended."""
     for limiter in limiters.values():
         for _ in range(20):
             try:
@@ -106,49 +106,51 @@ def tell(limiters: dict[str, Limiter], log: Log) -> None:
     log.write(ended=True, unknown=sum(limiter.unknown_total for limiter in limiters.values()))
 
 
-def forked(limiters: dict[str, Limiter], name: str) -> None:
-    """In the parent: note it first, so that a child that dies at once is missed."""
+def fork_child(limiters: dict[str, Limiter], name: str) -> None:
+    """Fork a child that calls. The parent has logged its name before, so that a child that ends at
+    once is noticed.
+    """
     if os.fork() != 0:
         return
     try:
         log = Log(name)
         stop = threading.Event()
         threading.Timer(0.7, stop.set).start()
-        threading.Thread(target=hiccups, args=(log, stop), daemon=True).start()
+        threading.Thread(target=log_pauses, args=(log, stop), daemon=True).start()
         work(limiters, log, stop)
-        tell(limiters, log)
+        flush_and_close(limiters, log)
     finally:
         os._exit(0)
 
 
-def blocking() -> None:
-    log, stop = Log(told["name"]), threading.Event()
-    limiters = {window: Limiter(told["url"], **settings(window)) for window in ("short", "long")}
+def run_threads() -> None:
+    log, stop = Log(plan["name"]), threading.Event()
+    limiters = {window: Limiter(plan["url"], **settings(window)) for window in ("short", "long")}
     threads = [
         threading.Thread(target=work, args=(limiters, log, stop), daemon=True)
-        for _ in range(told["threads"])
+        for _ in range(plan["threads"])
     ]
-    threads.append(threading.Thread(target=hiccups, args=(log, stop), daemon=True))
+    threads.append(threading.Thread(target=log_pauses, args=(log, stop), daemon=True))
     for thread in threads:
         thread.start()
     forks = 0
     for order in sys.stdin:
         if order == "fork\n":
             forks += 1
-            name = f"{told['name']}f{forks}"
+            name = f"{plan['name']}f{forks}"
             log.write(fork=name)
-            forked(limiters, name)
+            fork_child(limiters, name)
         else:
             break
     stop.set()
     for thread in threads:
         thread.join(10)
-    tell(limiters, log)
+    flush_and_close(limiters, log)
 
 
-async def awork(limiters: dict[str, AsyncLimiter], log: Log, stop: threading.Event) -> None:
+async def work_async(limiters: dict[str, AsyncLimiter], log: Log, stop: threading.Event) -> None:
     while not stop.is_set():
-        window, key, cost = log.drawn()
+        window, key, cost = log.draw()
         began = monotonic_ms()
         outcome: Any
         try:
@@ -159,13 +161,13 @@ async def awork(limiters: dict[str, AsyncLimiter], log: Log, stop: threading.Eve
         await asyncio.sleep(log.rng.random() * PAUSE_S)
 
 
-async def awaiting() -> None:
-    log, stop = Log(told["name"]), threading.Event()
+async def run_tasks() -> None:
+    log, stop = Log(plan["name"]), threading.Event()
     limiters = {
-        window: AsyncLimiter(told["url"], **settings(window)) for window in ("short", "long")
+        window: AsyncLimiter(plan["url"], **settings(window)) for window in ("short", "long")
     }
-    threading.Thread(target=hiccups, args=(log, stop), daemon=True).start()
-    tasks = [asyncio.create_task(awork(limiters, log, stop)) for _ in range(told["threads"])]
+    threading.Thread(target=log_pauses, args=(log, stop), daemon=True).start()
+    tasks = [asyncio.create_task(work_async(limiters, log, stop)) for _ in range(plan["threads"])]
     order = "fork\n"
     while order == "fork\n":
         order = await asyncio.to_thread(sys.stdin.readline)
@@ -186,8 +188,8 @@ async def awaiting() -> None:
 
 
 if __name__ == "__main__":
-    watched()
-    if told["kind"] == "async":
-        asyncio.run(awaiting())
+    dump_stacks_on_sigquit()
+    if plan["kind"] == "async":
+        asyncio.run(run_tasks())
     else:
-        blocking()
+        run_threads()

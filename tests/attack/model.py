@@ -1,8 +1,8 @@
-"""Scenario `model`: random script commands at given times, to Redis and to a model; equal answers.
+"""Scenario `model`: random commands at given times, to Redis and to a model, with equal replies.
 
-Deterministic: a difference is shrunk by delta debugging to the fewest commands that show it.
-Replies are compared for what they mean, through `Command` objects and a `Limiter`, so that the wire
-format may change.
+It is deterministic: a difference is reduced by delta debugging to the fewest commands that show it.
+Replies are compared as `Command` objects and a `Limiter` return them, so that the wire format may
+change.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import Acquire, Flush, Lease, Peek, Read, Reset
 from distwindow.protocol.keys import key_prefix, ring_name
 from distwindow.protocol.replies import AcquireReply
-from tests.attack.frame import Run, Violation, derived
-from tests.attack.model_cases import KEYS, SHAPES, Op, drawn
-from tests.attack.naive import Answer, Model, Part
+from tests.attack.harness import Run, Violation, derive_seed
+from tests.attack.model_cases import KEYS, SHAPES, Op, draw_case
+from tests.attack.reference_model import Model, Outcome, Part
 from tests.servers import Standalone
 
 BEGIN_MS = 1_800_000_003_217
 
 
-class HandClock:
-    """Wall time moved by hand; the rest is the machine's, for timeouts."""
+class SettableClock:
+    """A wall clock that is set by hand. Monotonic time is the machine's, for timeouts."""
 
     def __init__(self) -> None:
         self.ms = BEGIN_MS
@@ -45,11 +45,11 @@ class HandClock:
         time.sleep(seconds)
 
 
-class Subject:
-    """One case: the commands go to Redis and to the model."""
+class Comparison:
+    """Executes commands in Redis and in the model."""
 
     def __init__(self, url: str) -> None:
-        self.clock = HandClock()
+        self.clock = SettableClock()
         self.store = open_store(url, timeout=10, clock="client", time=self.clock)
         self.begin("unused")
 
@@ -79,21 +79,21 @@ class Subject:
         return charges, parts
 
     def do(self, op: Op) -> tuple[Any, Any]:
-        """What the model says and what Redis says; equal where the command is skipped."""
-        verb, dt, *rest = op
-        self.clock.ms = max(BEGIN_MS - 10**9, self.clock.ms + dt)
-        method: Callable[..., tuple[Any, Any]] = getattr(self, f"_{verb}")
-        return method(*rest)
+        """Return the replies of the model and of Redis; None twice for a command left out."""
+        name, elapsed_ms, *arguments = op
+        self.clock.ms = max(BEGIN_MS - 10**9, self.clock.ms + elapsed_ms)
+        method: Callable[..., tuple[Any, Any]] = getattr(self, f"_{name}")
+        return method(*arguments)
 
     def _acquire(self, rings: Any, calls: int, store_limit: bool) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
         reply = self.store.execute(Acquire(tuple(charges), calls=calls, store_limit=store_limit))
-        return self.model.acquire(parts, self.clock.ms, calls), answer(reply)
+        return self.model.acquire(parts, self.clock.ms, calls), outcome(reply)
 
     def _peek(self, rings: Any) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
         reply = self.store.execute(Peek(tuple(charges)))
-        return self.model.peek(parts, self.clock.ms), answer(reply)
+        return self.model.peek(parts, self.clock.ms), outcome(reply)
 
     def _lease(self, rings: Any, extra: int, prefetch: bool) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
@@ -101,12 +101,10 @@ class Subject:
         if len(parts) > 1 and any(
             self.model.newest(part, now) > now // part.bucket_ms for part in parts
         ):
-            extra = (
-                0  # where the clock is behind one of several rings, nothing is added to the call
-            )
+            extra = 0  # while the clock is behind one of several rings, nothing is lent
         reply = self.store.execute(Lease(tuple(charges), extra=extra, prefetch=prefetch))
         expected = self.model.lease(parts, self.clock.ms, extra, prefetch)
-        return expected, (answer(reply.acquire_reply), reply.extra, reply.ends_in_ms)
+        return expected, (outcome(reply.acquire_reply), reply.extra, reply.ends_in_ms)
 
     def _flush(self, rings: Any, counts: Any, sender: str, pull: bool, how: str) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
@@ -119,7 +117,7 @@ class Subject:
                 return None, None
             seq, charges, parts, old = sent[-1] if how == "again" else sent[len(sent) // 2]
             seen = old if how == "again" else seen
-            # Whether a ring that began anew still knows a sender is nowhere promised: leave it out.
+            # A ring that began anew may have dropped the record of a sender: leave this out.
             if how == "stale" and len(seen) != len(parts):
                 return None, None
             for part in parts:
@@ -137,7 +135,7 @@ class Subject:
         return expected if pull else [], passed
 
     def _call(self, rings: Any) -> tuple[Any, Any]:
-        """A call through the limiter, to be refunded later."""
+        """Call through the limiter; the decision may be refunded later."""
         _, parts = self.parts(rings)
         items = [(KEYS[k], self.limit(shape, amount), cost) for k, shape, amount, cost in rings]
         decision = self.limiter.try_acquire_all(items)
@@ -146,8 +144,8 @@ class Subject:
             numbers = [self.model.newest(part, self.clock.ms) for part in parts]
             self.decisions.append((decision, parts, numbers))
             return (expected.admitted, expected.left), (1, decision.remaining)
-        said = (0, decision.remaining, round(decision.retry_after * 1000))
-        return (expected.admitted, max(0, expected.left), expected.retry_ms), said
+        reply = (0, decision.remaining, round(decision.retry_after * 1000))
+        return (expected.admitted, max(0, expected.left), expected.retry_ms), reply
 
     def _refund(self, which: int) -> tuple[Any, Any]:
         if not self.decisions:
@@ -172,9 +170,15 @@ class Subject:
         return self.model.reset(parts), self.store.execute(Reset(tuple(charges))).affected
 
 
-def answer(reply: AcquireReply) -> Answer:
-    v = reply
-    return Answer(v.admitted, v.binding_ring, v.left, v.reset_ms, v.retry_ms, v.admitted_by)
+def outcome(reply: AcquireReply) -> Outcome:
+    return Outcome(
+        reply.admitted,
+        reply.binding_ring,
+        reply.left,
+        reply.reset_ms,
+        reply.retry_ms,
+        reply.admitted_by,
+    )
 
 
 def _bucket(row: Sequence[int]) -> Bucket:
@@ -182,14 +186,18 @@ def _bucket(row: Sequence[int]) -> Bucket:
     return Bucket(start, passed, blocked, success, error, rt_sum, rt_min)
 
 
-def differs(subject: Subject, ops: Sequence[Op], prefix: str) -> tuple[int, Any, Any] | None:
-    """The first command that the two answer differently; at the end each ring is read, too."""
-    subject.begin(prefix)
+def first_difference(
+    comparison: Comparison, ops: Sequence[Op], prefix: str
+) -> tuple[int, Any, Any] | None:
+    """Return the first command whose replies differ, with both replies; at the end read each ring,
+    too.
+    """
+    comparison.begin(prefix)
     rings = sorted({tuple(r[:2]) for op in ops for r in op[2:3] if isinstance(r, list) for r in r})
     last: list[Op] = [("read", 0, (*ring, 1, 1)) for ring in rings]
     for index, op in enumerate([*ops, *last]):
         try:
-            expected, found = subject.do(op)
+            expected, found = comparison.do(op)
         except Exception as exc:
             expected, found = "no error", repr(exc)
         if expected != found:
@@ -197,8 +205,8 @@ def differs(subject: Subject, ops: Sequence[Op], prefix: str) -> tuple[int, Any,
     return None
 
 
-def shrunk(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool], seconds: float) -> list[Op]:
-    """Delta debugging: the fewest commands that still fail, as far as time allows."""
+def shrink(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool], seconds: float) -> list[Op]:
+    """Return the fewest commands that still fail, by delta debugging, as far as time allows."""
     left, parts, until = list(ops), 2, time.monotonic() + seconds
     while len(left) > 1 and time.monotonic() < until:
         size = -(-len(left) // parts)
@@ -215,30 +223,32 @@ def shrunk(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool], seconds: fl
 
 
 def model(run: Run) -> None:
-    """Cases one after the other until the time is up."""
+    """Play cases until the time is up."""
     with Standalone() as server:
-        subject, until = Subject(server.url), time.monotonic() + run.seconds
+        comparison, until = Comparison(server.url), time.monotonic() + run.seconds
         try:
             for case in itertools.count():
                 if time.monotonic() >= until:
                     return
-                ops = list(drawn(random.Random(derived(run.seed, "model", case))))
+                ops = list(draw_case(random.Random(derive_seed(run.seed, "model", case))))
                 names = (f"m{case}-{attempt}" for attempt in itertools.count())
-                found = differs(subject, ops, next(names))
+                found = first_difference(comparison, ops, next(names))
                 run.count("calls", len(ops))
                 if found is not None:
-                    _report(subject, ops, names, case)
+                    _report(comparison, ops, names, case)
         finally:
-            subject.close()
+            comparison.close()
 
 
-def _report(subject: Subject, ops: list[Op], names: Iterator[str], case: int) -> None:
-    few = shrunk(ops, lambda fewer: differs(subject, fewer, next(names)) is not None, 20)
-    found = differs(subject, few, next(names))
+def _report(comparison: Comparison, ops: list[Op], names: Iterator[str], case: int) -> None:
+    few = shrink(
+        ops, lambda fewer: first_difference(comparison, fewer, next(names)) is not None, 20
+    )
+    found = first_difference(comparison, few, next(names))
     assert found is not None
     index, expected, reply = found
     raise Violation(
-        f"case {case}: command {index} is answered otherwise than the model says\n"
+        f"case {case}: command {index} has another reply than in the model\n"
         f"  model {expected}\n  redis {reply}",
         [list(op) for op in few],
     )

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 Op = tuple[Any, ...]
-"""A command: its name, by how many ms the clock moves before, and what is its own."""
+"""A command: its name, by how many ms the clock is moved before it, and its arguments."""
 
 SHAPES = [
-    # bucket ms, buckets, bound. Real time to live is from 20 s on: no run lets a ring expire.
+    # bucket ms, buckets, bound. The TTL in Redis is 20 s or more, so no ring expires in a run.
     (10_000, 1, "leap"),
     (10_000, 1, "strict"),
     (20_000, 2, "leap"),
@@ -23,18 +23,18 @@ AMOUNTS = [1, 3, 5, 8, 20, 1000]
 OPS_PER_CASE = 120
 
 
-def drawn(rng: random.Random) -> Iterator[Op]:
-    """The commands of one case, over a few rings that are met again and again."""
+def draw_case(rng: random.Random) -> Iterator[Op]:
+    """Draw the commands of one case, which use a few rings again and again."""
     shapes = rng.sample(range(len(SHAPES)), 2)
     rings = [(key, shape) for key in range(rng.randint(1, 2)) for shape in shapes]
     amounts = rng.sample(AMOUNTS, rng.randint(1, 3))
-    verbs = rng.choices(
+    names = rng.choices(
         ["acquire", "peek", "lease", "flush", "call", "refund", "read", "reset"],
         [30, 6, 8, 12, 8, 6, 8, 0.5],
         k=OPS_PER_CASE,
     )
 
-    def some(most: int = 3) -> list[tuple[int, int, int, int]]:
+    def draw_rings(most: int = 3) -> list[tuple[int, int, int, int]]:
         chosen = rng.sample(rings, min(len(rings), rng.choice([1, 1, 1, 2, most])))
         made = []
         for ring in chosen:
@@ -42,7 +42,7 @@ def drawn(rng: random.Random) -> Iterator[Op]:
             made.append((*ring, amount, rng.choice([1, 1, 1, 2, rng.randint(1, amount)])))
         return [(key, shape, amount, min(cost, amount)) for key, shape, amount, cost in made]
 
-    def row() -> tuple[int, ...]:
+    def draw_counts() -> tuple[int, ...]:
         success, error = rng.choice([(0, 0), (0, 0), (1, 0), (0, 2), (3, 1)])
         took = rng.randint(0, 300) if success + error else 0
         return (
@@ -55,37 +55,43 @@ def drawn(rng: random.Random) -> Iterator[Op]:
             took // 3,
         )
 
-    for verb in verbs:
+    for name in names:
         width = SHAPES[rng.choice(shapes)][0]
-        dt = rng.choice(
+        elapsed_ms = rng.choice(
             [0] * 8
             + [1, rng.randint(0, width // 3), width, rng.randint(0, 3 * width)]
             + [-rng.randint(0, width)] * (rng.random() < 0.5)
             + [-rng.randint(0, 12 * width)] * (rng.random() < 0.1)
             + [rng.randint(0, 70 * width)] * (rng.random() < 0.1)
         )
-        match verb:
+        match name:
             case "acquire":
                 yield (
-                    verb,
-                    dt,
-                    some(),
+                    name,
+                    elapsed_ms,
+                    draw_rings(),
                     rng.choice([1, 1, 1, 2, rng.randint(1, 12)]),
                     (rng.random() < 0.1),
                 )
             case "peek" | "call":
-                yield verb, dt, some()
+                yield name, elapsed_ms, draw_rings()
             case "lease":
-                yield verb, dt, some(), rng.choice([0, 1, 10, 5000]), rng.random() < 0.3
+                yield (
+                    name,
+                    elapsed_ms,
+                    draw_rings(),
+                    rng.choice([0, 1, 10, 5000]),
+                    rng.random() < 0.3,
+                )
             case "flush":
-                parts = some()
-                counts = [[row() for _ in range(rng.randint(0, 3))] for _ in parts]
+                parts = draw_rings()
+                counts = [[draw_counts() for _ in range(rng.randint(0, 3))] for _ in parts]
                 sender = rng.choice(["", "a1", "b2", "c3"])
                 how = rng.choice(["new", "new", "again", "stale"])
-                yield verb, dt, parts, counts, sender, rng.random() < 0.5, how
+                yield name, elapsed_ms, parts, counts, sender, rng.random() < 0.5, how
             case "refund":
-                yield verb, dt, rng.randrange(100)
+                yield name, elapsed_ms, rng.randrange(100)
             case "read":
-                yield verb, dt, some(1)[0]
+                yield name, elapsed_ms, draw_rings(1)[0]
             case _:
-                yield verb, dt, some()
+                yield name, elapsed_ms, draw_rings()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.attack.cold_start import cold_start
-from tests.attack.ends import VARIANTS as ENDS
-from tests.attack.ends import ends
 from tests.attack.fleet import MODES, fleet
-from tests.attack.frame import Run
+from tests.attack.harness import Run
+from tests.attack.interruptions import VARIANTS as INTERRUPTIONS
+from tests.attack.interruptions import interruptions
 from tests.attack.model import model
-from tests.attack.storm import VARIANTS as STORMS
-from tests.attack.storm import storm
+from tests.attack.process_exits import VARIANTS as EXITS
+from tests.attack.process_exits import process_exits
 from tests.attack.timeouts import timeouts
 
 pytestmark = pytest.mark.slow
@@ -24,28 +24,28 @@ def test_scripts_answer_as_the_model_does(seed: int) -> None:
     assert run.figures["calls"] > 1000
 
 
-# Hangs are told by the wall clock, and a machine that stands still breaks that law without a fault
-# of ours: tried again, which the report says. `scripts/attack` tries nothing again.
+# A hang is recognised by the wall clock, so a machine that stands still fails this test without a
+# fault of the library: it is tried again. `scripts/attack` tries nothing again.
 @pytest.mark.flaky(reruns=2)
-@pytest.mark.parametrize("variant", STORMS)
-def test_interrupts_arrive_as_themselves(variant: str) -> None:
-    """And no call hangs, and what is counted is what was called."""
+@pytest.mark.parametrize("variant", INTERRUPTIONS)
+def test_interruptions_arrive_unchanged(variant: str) -> None:
+    """And no call hangs, and the server has counted what was called."""
     run = Run(3, 2 if variant.startswith("connecting") else 4, variant)
-    storm(run)
-    assert run.figures["interrupts"] > (10 if variant.startswith("connecting") else 200)
+    interruptions(run)
+    assert run.figures["interruptions"] > (10 if variant.startswith("connecting") else 200)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_fleet_over_a_spoiled_link(mode: str) -> None:
+def test_a_fleet_over_a_faulty_link(mode: str) -> None:
     run = Run(4, 5, mode)
     fleet(run)
     assert run.figures["calls"] > 500
 
 
-@pytest.mark.parametrize("variant", ENDS)
-def test_all_ends_of_a_process(variant: str) -> None:
+@pytest.mark.parametrize("variant", EXITS)
+def test_all_ways_in_which_a_process_ends(variant: str) -> None:
     run = Run(7, 0, variant)
-    ends(run)
+    process_exits(run)
     assert run.figures["calls"] > 0
 
 

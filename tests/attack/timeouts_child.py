@@ -9,20 +9,20 @@ from collections import Counter, deque
 from typing import Any
 
 from distwindow import AsyncLimiter, StoreError
-from tests.attack.children import alive_for, plan, say, watched
+from tests.attack.children import dump_stacks_on_sigquit, read_plan, report, restart_watchdog
 
 LEASE_S = 0.25
-"""A lease is at most the demand of so long."""
+"""A lease is at most the demand of this time."""
 
 
 class Calls:
-    """The calls of all tasks and what became of them."""
+    """The calls of all tasks, and their outcomes."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told = told
-        self.rng = random.Random(told["seed"])
-        self.left = told["calls"]
-        names = [f"k{number}" for number in range(told["keys"])]
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan["seed"])
+        self.left = plan["calls"]
+        names = [f"k{number}" for number in range(plan["keys"])]
         self.certain: Counter[str] = Counter(dict.fromkeys(names, 0))
         self.unsure: Counter[str] = Counter()
         self.figures: Counter[str] = Counter()
@@ -30,19 +30,19 @@ class Calls:
         self._recent: dict[str, deque[float]] = {name: deque() for name in names}
         self.names = names
 
-    async def work(self, patient: AsyncLimiter, hasty: AsyncLimiter) -> None:
+    async def work(self, long_timeout: AsyncLimiter, short_timeout: AsyncLimiter) -> None:
         rng = self.rng
         while self.left > 0:
             self.left -= 1
             key, cost = rng.choice(self.names), 1
-            self._demanded(key)
+            self._observe_demand(key)
             self.figures["calls"] += 1
             try:
                 if rng.random() < 0.7:
                     wait = rng.random() * 0.002
-                    decision = await asyncio.wait_for(patient.try_acquire(key, cost), wait)
+                    decision = await asyncio.wait_for(long_timeout.try_acquire(key, cost), wait)
                 else:
-                    decision = await hasty.try_acquire(key, cost)
+                    decision = await short_timeout.try_acquire(key, cost)
                 self.certain[key] += cost if decision else 0
             except (asyncio.TimeoutError, TimeoutError):
                 self.unsure[key] += cost
@@ -51,11 +51,11 @@ class Calls:
                 self.figures[f"StoreError charged={exc.charged}"] += 1
                 if exc.charged is None:
                     self.unsure[key] += cost
-            # At a pace at which a lease, which is the demand of a quarter of a second, is small.
+            # The calls are rare, so that a lease, which is the demand of LEASE_S, is small.
             await asyncio.sleep(rng.random() * 0.02)
 
-    def _demanded(self, key: str) -> None:
-        """The most calls within the time that a lease covers."""
+    def _observe_demand(self, key: str) -> None:
+        """Count the call towards the most calls in LEASE_S."""
         now, recent = time.monotonic(), self._recent[key]
         recent.append(now)
         while recent[0] < now - LEASE_S:
@@ -64,20 +64,20 @@ class Calls:
 
 
 async def main() -> None:
-    told = plan()
-    calls = Calls(told)
+    plan = read_plan()
+    calls = Calls(plan)
 
-    def made(timeout: float) -> AsyncLimiter:
+    def make_limiter(timeout: float) -> AsyncLimiter:
         return AsyncLimiter(
-            told["url"], told["limit"], prefix=told["prefix"], consistency="leased", timeout=timeout
+            plan["url"], plan["limit"], prefix=plan["prefix"], consistency="leased", timeout=timeout
         )
 
-    patient, hasty = made(0.25), made(0.002)
-    await asyncio.gather(*(calls.work(patient, hasty) for _ in range(told["tasks"])))
-    calls.figures["unknown"] = patient.unknown_total + hasty.unknown_total
-    await patient.aclose()
-    await hasty.aclose()
-    say(
+    long_timeout, short_timeout = make_limiter(0.25), make_limiter(0.002)
+    await asyncio.gather(*(calls.work(long_timeout, short_timeout) for _ in range(plan["tasks"])))
+    calls.figures["unknown"] = long_timeout.unknown_total + short_timeout.unknown_total
+    await long_timeout.aclose()
+    await short_timeout.aclose()
+    report(
         done=True,
         certain=calls.certain,
         unsure=calls.unsure,
@@ -87,6 +87,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    watched()
-    alive_for(300)
+    dump_stacks_on_sigquit()
+    restart_watchdog(300)
     asyncio.run(main())

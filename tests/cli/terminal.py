@@ -11,7 +11,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tests.interrupt import reachable
+from tests.interruptions import restore_sigint
 from tests.servers.wait import until
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            preexec_fn=reachable,
+            preexec_fn=restore_sigint,
             env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
         )
         os.close(theirs)

@@ -22,7 +22,7 @@ from distwindow.cli.demo import server as demo_server_module
 from distwindow.cli.demo.server import demo_server
 from distwindow.cli.demo.verify import AdmissionLog
 from tests.cli.conftest import Cli, Result
-from tests.interrupt import reachable
+from tests.interruptions import restore_sigint
 from tests.servers import find_binary, until
 
 DEMO = [sys.executable, "-m", "distwindow.cli", "demo"]
@@ -280,7 +280,7 @@ def test_a_limit_that_does_not_hold_is_reported(shell: Cli, redis_url: str, tmp_
 def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [*DEMO, "--seconds", "60", "--workers", "2"],
-        preexec_fn=reachable,
+        preexec_fn=restore_sigint,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from distwindow import Key, Limiter, Stats
 from tests.cli.conftest import Cli, fill
 from tests.cli.terminal import Terminal
-from tests.interrupt import reachable
+from tests.interruptions import restore_sigint
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -335,7 +335,7 @@ def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
             *(sys.executable, "-m", "distwindow.cli", "stats", "--watch", "--interval", "0.1"),
             *("--json", "--url", redis_url, "--prefix", prefix),
         ],
-        preexec_fn=reachable,
+        preexec_fn=restore_sigint,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

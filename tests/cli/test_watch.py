@@ -22,7 +22,7 @@ from distwindow.cli import watch
 from distwindow.cli.servers import Server
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
-from tests.interrupt import reachable
+from tests.interruptions import restore_sigint
 from tests.servers import Standalone
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> 
     process = subprocess.Popen(
         [sys.executable, "-m", "distwindow", *WATCH, "--json"],
         env={**os.environ, "DISTWINDOW_URL": server.url, "DISTWINDOW_PREFIX": prefix},
-        preexec_fn=reachable,
+        preexec_fn=restore_sigint,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

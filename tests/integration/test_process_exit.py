@@ -18,7 +18,7 @@ import pytest
 from distwindow import Limiter, Stats
 from tests.event_loops import program_header, uvloop_param
 from tests.integration.harness import admin, used
-from tests.interrupt import reachable
+from tests.interruptions import restore_sigint
 from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone, until
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ class Program:
             text=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            preexec_fn=reachable,
+            preexec_fn=restore_sigint,
         )
 
     def __enter__(self) -> Program:

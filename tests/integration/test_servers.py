@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.interrupt import reachable
+from tests.interruptions import restore_sigint
 from tests.servers import (
     Blackhole,
     Cluster,
@@ -200,7 +200,7 @@ def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Sign
     # It has a root folder of its own, so that only the named conftest is used.
     run = subprocess.Popen(
         [*command, "-c", os.devnull, "--rootdir", str(tmp_path)],
-        preexec_fn=reachable,
+        preexec_fn=restore_sigint,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

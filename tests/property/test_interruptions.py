@@ -1,8 +1,8 @@
-"""Exceptions out of signal handlers, at every single place where CPython may run one.
+"""Exceptions of signal handlers, at every single place where CPython may run one.
 
-A story is played once for each such place: it is interrupted there, its exception arrives, and the
-limiter goes on. Afterwards the store has counted each call that returned, once, and beyond these at
-most the one that was interrupted.
+A scenario is played once for each such place: it is interrupted there, the exception arrives, and
+the limiter is used again. Afterwards the store has counted each call that returned once, and beyond
+these at most the interrupted one.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from distwindow.core.charge import Charge
 from distwindow.protocol.commands import Command, Read
 from distwindow.protocol.replies import LeaseReply
 from distwindow.store.memory import MemoryStore
-from tests.interrupt import interrupted_at
+from tests.interruptions import interrupt_at
 from tests.unit.stage import ManualClock, fresh
 
 LIMITS = "20/minute;60/hour"
 
 
 class Remote(MemoryStore):
-    """A store in this process that is used as one elsewhere: strategies work as with Redis, and
-    nothing interrupts the store.
+    """A store in memory that is used like a remote one: the strategies work as with Redis, and the
+    store itself is not interrupted.
     """
 
     source = "store"
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
-        self.lent = 0
-        """The most permits that any lease has brought."""
+        self.largest_lease = 0
+        """The permits of the largest lease."""
 
     def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
         watch = sys.getprofile()
@@ -43,12 +43,12 @@ class Remote(MemoryStore):
         reply = super().execute(command)
         sys.setprofile(watch)
         if isinstance(reply, LeaseReply):
-            self.lent = max(self.lent, reply.extra + 1)
+            self.largest_lease = max(self.largest_lease, reply.extra + 1)
         return reply
 
 
 class Play:
-    """One run of a story, here with `memory://`."""
+    """One run of a scenario, here with `memory://`."""
 
     def __init__(self, store: Any = "memory://", clock: ManualClock | None = None, **how: Any):
         self.clock = clock or ManualClock()
@@ -62,7 +62,7 @@ class Play:
 
 
 class RemotePlay(Play):
-    """One whose limiter keeps state of a store elsewhere."""
+    """One whose limiter keeps state of a remote store."""
 
     def __init__(self, mode: Any, **how: Any) -> None:
         clock = ManualClock()
@@ -71,14 +71,14 @@ class RemotePlay(Play):
         self.strategy: Any = self.limiter._strategy
 
     def end(self) -> None:
-        """Send all counts, and give all leases back."""
+        """Send all counts, and refund all leases."""
         self.limiter.close()
         assert self.limiter._flush_now(True) is None
 
     def check(self, interrupted: str | None) -> None:
         for state in self.strategy._key_states.all():
             assert getattr(state, "lease_fetch", None) is None, interrupted
-        lost = max(1, self.store.lent) if interrupted else 0
+        lost = max(1, self.store.largest_lease) if interrupted else 0
         one = int(bool(interrupted))
         doubt = 0
         for key in {decision.key for decision in self.decisions}:
@@ -90,15 +90,15 @@ class RemotePlay(Play):
             assert passed <= held <= passed + lost, interrupted
             assert len(own) - passed <= blocked <= len(own) - passed + one, interrupted
             doubt += held - passed + blocked - (len(own) - passed)
-        # An exchange that was interrupted may have been giving back the leases of all keys.
-        assert doubt <= (lost if self.store.lent else one) * 2, interrupted
+        # The interrupted exchange may have been the refund of the leases of all keys.
+        assert doubt <= (lost if self.store.largest_lease else one) * 2, interrupted
 
     def charges(self, key: Any) -> tuple[Charge, ...]:
         return self.limiter._command_cache.acquire(key).charges
 
 
 def across_buckets(play: Play) -> None:
-    """Admissions and refusals of two keys over a change of bucket, flushed and looked at."""
+    """Admissions and refusals of two keys across a change of bucket, with flushes and `stats`."""
     play.calls(3, "a", b"b")
     play.limiter.flush()
     play.clock.move(7_000)
@@ -112,48 +112,50 @@ def across_buckets(play: Play) -> None:
 
 
 def evicted(play: Play) -> None:
-    """More keys than are kept."""
+    """More keys than `max_local_keys`."""
     play.calls(2, *"abcdefg")
     play.limiter.flush()
     play.calls(1, *"gfedcba")
 
 
-def rests(play: Play) -> None:
-    """What the application does once its exception has arrived."""
+def go_on(play: Play) -> None:
+    """What the application does after its exception has arrived."""
     play.clock.move(300)
     play.limiter.flush()
     play.calls(2, "a", "b")
     play.clock.move(300)
 
 
-STORIES: Sequence[Any] = (across_buckets, pytest.param(evicted, marks=pytest.mark.slow))
+SCENARIOS: Sequence[Any] = (across_buckets, pytest.param(evicted, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-@pytest.mark.parametrize("story", STORIES)
-def test_every_call_that_returned_is_counted_once(mode: str, story: Callable[[Play], None]) -> None:
-    how: Any = {"max_local_keys": 2} if story is evicted else {}
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_call_that_returned_is_counted_once(
+    mode: str, scenario: Callable[[Play], None]
+) -> None:
+    how: Any = {"max_local_keys": 2} if scenario is evicted else {}
     places: int = 0
     interrupted: str | None = ""
     while interrupted is not None:
         places += 1
         play = RemotePlay(mode, **how)
-        interrupted = interrupted_at(places, partial(story, play), "distwindow.")
-        rests(play)
+        interrupted = interrupt_at(places, partial(scenario, play), "distwindow.")
+        go_on(play)
         play.end()
         play.check(interrupted)
     assert places > 300
 
 
-@pytest.mark.parametrize("story", STORIES)
-def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> None:
-    """`memory://`: what was counted leaves its window, whatever was interrupted."""
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_store_in_this_process_stays_consistent(scenario: Callable[[Play], None]) -> None:
+    """`memory://`: what was counted expires, whatever was interrupted."""
     places: int = 0
     interrupted: str | None = ""
     while interrupted is not None:
         places += 1
         play = Play()
-        interrupted = interrupted_at(places, partial(story, play), "distwindow.")
+        interrupted = interrupt_at(places, partial(scenario, play), "distwindow.")
         clock, limiter, decisions = play.clock, play.limiter, play.decisions
         for key in "ab":
             own = sum(decision.allowed for decision in decisions if decision.key == key)
@@ -162,7 +164,9 @@ def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> N
             ).states[0]
             held = 0 if state is None else sum(bucket.passed for bucket in state.buckets)
             assert own <= held <= own + bool(interrupted), interrupted
-        for _ in range(22):  # until all that was counted in the story has left the shorter window
+        for _ in range(
+            22
+        ):  # until all that was counted in the scenario has left the shorter window
             clock.move(6_000)
             limiter.try_acquire("a")
         assert limiter.peek("a").remaining == 10, interrupted
@@ -176,7 +180,7 @@ def test_a_store_in_this_process_stays_whole(story: Callable[[Play], None]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
-    """The same through the connection: the next call is answered, and with its own reply."""
+    """The same through a connection: the next call gets its own reply."""
     limit = Limit("1000000/day")
     places: int = 0
     interrupted: str | None = ""
@@ -187,19 +191,19 @@ def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
         with Limiter(redis_url, limit, prefix=prefix, consistency=mode, timeout=5) as limiter:
             limiter.try_acquire(f"{key}-other")
 
-            def story(limiter: Limiter = limiter, key: str = key) -> None:
+            def scenario(limiter: Limiter = limiter, key: str = key) -> None:
                 nonlocal returned
                 for _ in range(2):
                     assert limiter.try_acquire(key)
                     returned += 1
                 limiter.flush()
 
-            interrupted = interrupted_at(places, story, "distwindow.")
+            interrupted = interrupt_at(places, scenario, "distwindow.")
             assert limiter.try_acquire(f"{key}-other").key == f"{key}-other"
             assert limiter.try_acquire(key).key == key
             returned += 1
         with Limiter(redis_url, limit, prefix=prefix, timeout=5) as other:
-            # Where a lease was being fetched, it is lost with the connection.
+            # A lease that was being fetched is lost with the connection.
             most = 40 if mode == "leased" else 1
             passed = other.stats(key).passed
             assert returned <= passed <= returned + most * bool(interrupted), interrupted

@@ -1,7 +1,7 @@
-"""Leases: whatever becomes of processes and replies, no window holds more than its limit, and every
-permit that was charged is somewhere.
+"""Leases: whatever happens to processes and replies, no window holds more than its limit, and every
+permit that was charged is accounted for.
 
-    charged = spent + at hand + on its way back + returned + lost with a reply or a process
+    charged = spent + held + in the refund queue + refunded + lost with a reply or a process
 """
 
 from __future__ import annotations
@@ -22,18 +22,12 @@ from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Lease, Refund
 from distwindow.protocol.replies import LeaseReply
-from tests import fleet
-from tests.crowd import (
-    Crowd,
-    Mode,
-    Step,
-    buckets_of,
-    most_in_any,
-    most_in_run,
-    simulated,
-    steps,
-)
-from tests.fleet import Local
+from tests.simulation import process as simulated_process
+from tests.simulation.admissions import most_in_buckets, most_in_interval, permits_by_bucket
+from tests.simulation.process import LocalClock, MakeStrategy
+from tests.simulation.scripted import ScriptedFleet, Step
+from tests.simulation.scripts import scripts
+from tests.simulation.timed import simulate
 from tests.unit.stage import T0
 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -53,180 +47,191 @@ clocks = st.lists(
     ),
     min_size=1, max_size=4,
 )  # fmt: skip
-who = st.integers(0, 5)
-ends = (
-    st.tuples(st.just("dies"), who),
-    st.tuples(st.just("forks"), who),
-    st.tuples(st.just("asks"), who, st.sampled_from(KEYS)),
+process_numbers = st.integers(0, 5)
+extra_steps = (
+    st.tuples(st.just("kill"), process_numbers),
+    st.tuples(st.just("fork"), process_numbers),
+    st.tuples(st.just("read_stats"), process_numbers, st.sampled_from(KEYS)),
 )
 
 
-def leasing(most: int = 1000) -> Mode:
-    return lambda commands, clock: Leased(commands, clock, most, 0.25)
+def leased(max_keys: int = 1000) -> MakeStrategy:
+    return lambda commands, clock: Leased(commands, clock, max_keys, 0.25)
 
 
-class Scene:
-    """What an example draws."""
+class Example:
+    """The limits, the clocks of the processes, the keys that one keeps at most, and the script."""
 
     def __init__(
-        self, limits: Any, starts: list[tuple[float, int]], most: int, script: list[Step]
+        self, limits: Any, clocks: list[tuple[float, int]], max_keys: int, script: list[Step]
     ) -> None:
-        self.limits, self.starts, self.most, self.script = limits, starts, most, script
+        self.limits, self.clocks, self.max_keys, self.script = limits, clocks, max_keys, script
 
     def __repr__(self) -> str:
-        return f"Scene({self.limits!r}, {self.starts!r}, {self.most}, {self.script!r})"
+        return f"Example({self.limits!r}, {self.clocks!r}, {self.max_keys}, {self.script!r})"
 
-    def open(self, **how: Any) -> Crowd:
-        return Crowd(self.limits, leasing(self.most), self.starts, start_ms=T0 + 0.3, **how)
+    def open(self, **options: Any) -> ScriptedFleet:
+        return ScriptedFleet(
+            self.limits, leased(self.max_keys), self.clocks, start_ms=T0 + 0.3, **options
+        )
 
 
-scenes = st.builds(
-    Scene, st.sampled_from(LIMITS), clocks, st.sampled_from([1, 2, 1000]), steps(KEYS, also=ends)
+examples = st.builds(
+    Example,
+    st.sampled_from(LIMITS),
+    clocks,
+    st.sampled_from([1, 2, 1000]),
+    scripts(KEYS, extra=extra_steps),
 )
 
 
 # -- no window holds more than its limit ----------------------------------------------------------
 
 
-def check_windows(crowd: Crowd) -> None:
-    for limit in crowd.limits:
+def check_windows(fleet: ScriptedFleet) -> None:
+    for limit in fleet.limits:
         for key in KEYS:
-            admitted = [one for one in crowd.admitted if one.key == key]
-            assert most_in_run(buckets_of(admitted, limit.bucket_ms), limit.span) <= limit.amount
+            admitted = [one for one in fleet.admitted if one.key == key]
+            permits = permits_by_bucket(admitted, limit.bucket_ms)
+            assert most_in_buckets(permits, limit.span) <= limit.amount
             if limit.bound == "strict":
-                assert most_in_any(admitted, limit.interval_ms) <= limit.amount
+                assert most_in_interval(admitted, limit.interval_ms) <= limit.amount
 
 
 @settings(LENIENT, max_examples=60)
-@given(scene=scenes)
-def test_nothing_is_admitted_beyond_the_limit(scene: Scene) -> None:
-    crowd = scene.open()
-    crowd.play(scene.script)
-    check_windows(crowd)
+@given(example=examples)
+def test_nothing_is_admitted_beyond_the_limit(example: Example) -> None:
+    fleet = example.open()
+    fleet.play(example.script)
+    check_windows(fleet)
 
 
 @pytest.mark.slow
 @settings(LENIENT, max_examples=1000)
-@given(scene=scenes)
-def test_nothing_is_admitted_beyond_the_limit_in_any_of_many_stories(scene: Scene) -> None:
-    crowd = scene.open()
-    crowd.play(scene.script)
-    check_windows(crowd)
+@given(example=examples)
+def test_nothing_is_admitted_beyond_the_limit_in_many_more_scripts(example: Example) -> None:
+    fleet = example.open()
+    fleet.play(example.script)
+    check_windows(fleet)
 
 
-slow_clocks = st.lists(st.sampled_from([1 / 1.083, 0.95, 1.0, 1.083]), min_size=1, max_size=3)
+clock_rates = st.lists(st.sampled_from([1 / 1.083, 0.95, 1.0, 1.083]), min_size=1, max_size=3)
 
 
 @settings(LENIENT, max_examples=150)
-@given(scene=scenes, rates=slow_clocks)
+@given(example=examples, rates=clock_rates)
 def test_nothing_is_admitted_beyond_the_limit_while_clocks_are_slewed(
-    scene: Scene, rates: list[float]
+    example: Example, rates: list[float]
 ) -> None:
-    """chrony changes a clock's rate by up to 8.3 %: the store's seconds are not the processes'."""
-    crowd = scene.open(rates=rates)
-    crowd.play(scene.script)
-    check_windows(crowd)
-
-
-# -- every permit is somewhere --------------------------------------------------------------------
-
-
-def check_permits(crowd: Crowd) -> None:
-    """What each process was granted beyond its calls is what it has spent, holds, and gave back;
-    and a return takes out of a bucket what was charged there, all of it or nothing.
+    """chrony changes the rate of a clock by up to 8.3 %, so the seconds of a process are not those
+    of the store.
     """
-    granted, returned = Counter[int](), Counter[int]()
-    for who, command, reply in crowd.delivered:
+    fleet = example.open(rates=rates)
+    fleet.play(example.script)
+    check_windows(fleet)
+
+
+# -- every permit is accounted for ----------------------------------------------------------------
+
+
+def check_permits(fleet: ScriptedFleet) -> None:
+    """The permits that a process was granted beyond its calls are those that it has spent, holds,
+    and has refunded; and a refund takes what was charged out of its bucket, all of it or nothing.
+    """
+    granted, refunded = Counter[int](), Counter[int]()
+    for number, command, reply in fleet.delivered:
         if (
             isinstance(command, Lease)
             and isinstance(reply, LeaseReply)
             and reply.acquire_reply.admitted
         ):
-            granted[who] += reply.extra + command.prefetch
-    for who, command in crowd.sent:
+            granted[number] += reply.extra + command.prefetch
+    for number, command in fleet.sent:
         if isinstance(command, Refund):
-            returned[who] += command.charges[0].cost
+            refunded[number] += command.charges[0].cost
     spent = Counter[int]()
-    for one in crowd.admitted:
+    for one in fleet.admitted:
         if one.source == "lease":
-            spent[one.who] += one.cost
-    for name, process in crowd.alive.items():
+            spent[one.process] += one.cost
+    for number, process in fleet.processes.items():
         strategy: Any = process.strategy
         held = sum(state.permits_left for state in strategy._key_states.all())
-        queued = sum(back.permits for back in strategy._refunds._queue)
-        assert granted[name] == spent[name] + held + queued + returned[name]
-    for command, reply in crowd.world.log:
+        queued = sum(refund.permits for refund in strategy._refunds._queue)
+        assert granted[number] == spent[number] + held + queued + refunded[number]
+    for command, reply in fleet.store.log:
         if isinstance(command, Refund):
             assert reply.affected in (0, command.charges[0].cost)
 
 
-def check_charges(crowd: Crowd) -> None:
-    """Once all counts are sent and no reply was lost, the store holds what was spent."""
-    for limit in crowd.limits:
+def check_charges(fleet: ScriptedFleet) -> None:
+    """Once all counts are sent, and if no reply was lost, the store holds what was spent."""
+    for limit in fleet.limits:
         for key in KEYS:
-            held = crowd.held(key, limit)
-            spent = buckets_of([one for one in crowd.admitted if one.key == key], limit.bucket_ms)
+            held = fleet.counts_in_store(key, limit)
+            spent = permits_by_bucket(
+                [one for one in fleet.admitted if one.key == key], limit.bucket_ms
+            )
             assert held == {number: spent[number] for number in held}
 
 
 @settings(LENIENT, max_examples=60)
-@given(scene=scenes)
-def test_every_permit_is_somewhere(scene: Scene) -> None:
-    crowd = scene.open()
-    crowd.play(scene.script)
-    check_permits(crowd)
-    crowd.world.ms += 1000
-    crowd.settle()
-    check_permits(crowd)
+@given(example=examples)
+def test_every_permit_is_accounted_for(example: Example) -> None:
+    fleet = example.open()
+    fleet.play(example.script)
+    check_permits(fleet)
+    fleet.store.ms += 1000
+    fleet.flush_all()
+    check_permits(fleet)
 
 
-quiet_scenes = st.builds(
-    Scene,
+examples_without_losses = st.builds(
+    Example,
     st.sampled_from(LIMITS),
     clocks,
     st.sampled_from([1, 2, 1000]),
-    steps(KEYS, without=("lose",), most=40),
+    scripts(KEYS, without=("lose_reply",), max_steps=40),
 )
 
 
 @settings(LENIENT, max_examples=100)
-@given(scene=quiet_scenes)
-def test_what_is_left_is_given_back(scene: Scene) -> None:
-    """As its bucket ends, or after two flush intervals without calls."""
-    crowd = scene.open()
-    crowd.play(scene.script)
+@given(example=examples_without_losses)
+def test_unspent_permits_are_refunded(example: Example) -> None:
+    """When their bucket ends, or after two flush intervals without calls."""
+    fleet = example.open()
+    fleet.play(example.script)
     for _ in range(3):
-        crowd.settle()
-        crowd.world.ms += 255
-    crowd.settle()
-    check_charges(crowd)
+        fleet.flush_all()
+        fleet.store.ms += 255
+    fleet.flush_all()
+    check_charges(fleet)
 
 
 @settings(LENIENT, max_examples=50)
-@given(scene=quiet_scenes)
-def test_closing_gives_everything_back_at_once(scene: Scene) -> None:
-    crowd = scene.open()
-    crowd.play(scene.script)
-    crowd.close()
-    check_charges(crowd)
+@given(example=examples_without_losses)
+def test_closing_refunds_all_leases_at_once(example: Example) -> None:
+    fleet = example.open()
+    fleet.play(example.script)
+    fleet.close()
+    check_charges(fleet)
 
 
-def test_a_store_whose_clock_was_set_back_is_followed() -> None:
-    """Once the lease of the future has ended, leases are what they were."""
-    crowd = Crowd(Limit("1000/second"), leasing(), [(5.0, 0)], start_ms=T0)
+def test_leases_work_again_after_the_store_clock_was_set_back() -> None:
+    """Once the lease that was granted before has ended, as few commands are needed as then."""
+    fleet = ScriptedFleet(Limit("1000/second"), leased(), [(5.0, 0)], start_ms=T0)
 
-    def second() -> Counter[str]:
-        known = len(crowd.world.log)
+    def one_second() -> Counter[str]:
+        logged = len(fleet.store.log)
         for _ in range(100):
-            crowd.play([("calls", 0, "a", 1, 5), ("rests", 10.0)])
-        return Counter(type(command).__name__ for command, _ in crowd.world.log[known:])
+            fleet.play([("call", 0, "a", 1, 5), ("wait_and_flush", 10.0)])
+        return Counter(type(command).__name__ for command, _ in fleet.store.log[logged:])
 
-    before = second()
-    behind = Local(crowd.world, skew_ms=-60_000)
-    crowd.world.store.clock, crowd.world.store._now_ms = behind, behind.now_ms
-    second()
-    after = second()
-    check_windows(crowd)
+    before = one_second()
+    set_back = LocalClock(fleet.store, skew_ms=-60_000)
+    fleet.store.memory.clock, fleet.store.memory._now_ms = set_back, set_back.now_ms
+    one_second()
+    after = one_second()
+    check_windows(fleet)
     assert after.total() <= before.total() * 1.5
 
 
@@ -235,122 +240,134 @@ def test_a_store_whose_clock_was_set_back_is_followed() -> None:
 
 ONE_BUCKET: Any = Limit(40, per=3.0, buckets=1)
 THREE = [(0.5, 0), (77.7, 0), (4.0, 0)]
-TURN: Step = ("turns", 1.0)
+NEXT_BUCKET: Step = ("next_bucket", 1.0)
 
 
-def windows_hold(*script: Step, **how: Any) -> bool:
-    crowd = Crowd(ONE_BUCKET, leasing(), THREE, start_ms=T0, **how)
-    crowd.play([TURN, *script])
+def windows_hold(*script: Step, **options: Any) -> bool:
+    fleet = ScriptedFleet(ONE_BUCKET, leased(), THREE, start_ms=T0, **options)
+    fleet.play([NEXT_BUCKET, *script])
     try:
-        check_windows(crowd)
+        check_windows(fleet)
     except AssertionError:
         return False
-    assert len(crowd.admitted) >= ONE_BUCKET.amount  # the story puts the limit to the test
+    assert len(fleet.admitted) >= ONE_BUCKET.amount  # so the script reaches the limit
     return True
 
 
-def test_a_lease_that_outlived_its_bucket_would_break_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    story: list[Step] = [("calls", 0, "a", 1, 5), TURN, ("rushes", 1, "a"), ("rushes", 0, "a")]
-    assert windows_hold(*story)
+def test_a_lease_spent_after_its_bucket_would_exceed_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script: list[Step] = [
+        ("call", 0, "a", 1, 5),
+        NEXT_BUCKET,
+        ("call_until_refused", 1, "a"),
+        ("call_until_refused", 0, "a"),
+    ]
+    assert windows_hold(*script)
     monkeypatch.setattr(leased_key_state, "CLOCK_MARGIN_S", -0.5)
-    assert not windows_hold(*story)
+    assert not windows_hold(*script)
 
 
-def test_a_lease_without_a_margin_for_slewed_clocks_would_break_them(
+def test_a_lease_without_a_margin_for_slewed_clocks_would_exceed_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process believes that a twelfth of the bucket is still to come."""
-    story: list[Step] = [
-        ("calls", 0, "a", 1, 5), ("passes", 2990.0), ("rushes", 1, "a"), ("passes", 20.0),
-        ("rushes", 1, "a"), ("rushes", 0, "a"),
+    """By the clock of the process a twelfth of the bucket is still left."""
+    script: list[Step] = [
+        ("call", 0, "a", 1, 5), ("wait", 2990.0), ("call_until_refused", 1, "a"), ("wait", 20.0),
+        ("call_until_refused", 1, "a"), ("call_until_refused", 0, "a"),
     ]  # fmt: skip
-    assert windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
+    assert windows_hold(*script, rates=[1 / 1.083, 1.0, 1.0])
     monkeypatch.setattr(leased_key_state, "MAX_CLOCK_DRIFT", 0.0)
-    assert not windows_hold(*story, rates=[1 / 1.083, 1.0, 1.0])
+    assert not windows_hold(*script, rates=[1 / 1.083, 1.0, 1.0])
 
 
-def test_a_machine_that_stood_still_spends_no_more_than_its_lease(
+def test_a_suspended_machine_exceeds_the_limit_by_its_lease_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Suspended, its clock shows nothing of it: what it held may come on top, and only that."""
-    crowd = Crowd(ONE_BUCKET, leasing(), THREE, start_ms=T0)
-    crowd.play([TURN, ("calls", 0, "a", 1, 10)])
-    strategy: Any = crowd.alive[0].strategy
+    """Its clock does not show the time for which it was suspended, so it spends a lease that has
+    ended.
+    """
+    fleet = ScriptedFleet(ONE_BUCKET, leased(), THREE, start_ms=T0)
+    fleet.play([NEXT_BUCKET, ("call", 0, "a", 1, 10)])
+    strategy: Any = fleet.processes[0].strategy
     held = strategy._key_states.all()[0].permits_left
     assert held > 0
-    crowd.alive[0].clock.stands_still(3000)
-    crowd.play([("rushes", 1, "a"), ("rushes", 0, "a")])
-    in_bucket = buckets_of(crowd.admitted, ONE_BUCKET.bucket_ms)
+    fleet.processes[0].clock.suspend(3000)
+    fleet.play([("call_until_refused", 1, "a"), ("call_until_refused", 0, "a")])
+    in_bucket = permits_by_bucket(fleet.admitted, ONE_BUCKET.bucket_ms)
     assert ONE_BUCKET.amount < max(in_bucket.values()) <= ONE_BUCKET.amount + held
 
 
-def test_a_child_that_spent_its_parents_lease_would_break_them() -> None:
-    story: list[Step] = [
-        ("calls", 0, "a", 1, 3), ("forks", 0), ("rushes", 3, "a"), ("rushes", 0, "a"),
-        ("rushes", 1, "a"),
+def test_a_child_that_spends_the_lease_of_its_parent_would_exceed_the_limit() -> None:
+    script: list[Step] = [
+        ("call", 0, "a", 1, 3), ("fork", 0), ("call_until_refused", 3, "a"),
+        ("call_until_refused", 0, "a"), ("call_until_refused", 1, "a"),
     ]  # fmt: skip
-    assert windows_hold(*story)
-    assert not windows_hold(*story, at_fork=lambda strategy: None)
+    assert windows_hold(*script)
+    assert not windows_hold(*script, after_fork=lambda strategy: None)
 
 
-def test_a_return_that_was_executed_and_is_sent_again_would_break_them(
+def test_a_refund_that_is_executed_twice_would_exceed_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An outcome that is unknown, taken for one that surely did nothing."""
-    story: list[Step] = [
-        ("calls", 0, "a", 1, 3), ("rushes", 1, "a"), ("rests", 253.0), ("rests", 253.0),
-        ("passes", 253.0), ("works", 0), ("reach", 0), ("lose", 0), ("rests", 253.0),
-        ("rushes", 2, "a"),
+    """An error of unknown outcome is taken for one after which nothing was executed."""
+    script: list[Step] = [
+        ("call", 0, "a", 1, 3), ("call_until_refused", 1, "a"), ("wait_and_flush", 253.0),
+        ("wait_and_flush", 253.0), ("wait", 253.0), ("flush", 0), ("execute", 0), ("lose_reply", 0),
+        ("wait_and_flush", 253.0), ("call_until_refused", 2, "a"),
     ]  # fmt: skip
-    assert windows_hold(*story)
+    assert windows_hold(*script)
 
-    class Hopeful(StoreTimeout):
+    class NotExecuted(StoreTimeout):
         def __init__(self, message: str, *, charged: bool | None) -> None:
             super().__init__(message, charged=False)
 
-    monkeypatch.setattr(fleet, "StoreTimeout", Hopeful)
-    assert not windows_hold(*story)
+    monkeypatch.setattr(simulated_process, "StoreTimeout", NotExecuted)
+    assert not windows_hold(*script)
 
 
 # -- how large leases are -------------------------------------------------------------------------
 
 
-class Day(NamedTuple):
-    """What came of a timetable."""
+class Result(NamedTuple):
+    """What a simulation came to."""
 
     admitted: int
-    asked: int
-    kinds: Counter[str]
+    executed: int
+    commands: Counter[str]
+    """By their names."""
 
 
-def day(mode: Mode, limit: Limit, loads: list[float], seconds: float, seed: int) -> Day:
-    """`loads` is what each process gets, in parts of the limit."""
+def run(
+    make_strategy: MakeStrategy, limit: Limit, loads: list[float], seconds: float, seed: int
+) -> Result:
+    """`loads` is the demand of each process, as a share of the limit."""
     rates = [load * limit.amount / limit.per for load in loads]
-    found = simulated(mode, limit, rates, seconds, seed=seed)
-    kinds = Counter(type(command).__name__ for command, _ in found.world.log)
-    return Day(len(found.admitted), found.world.asked, kinds)
+    found = simulate(make_strategy, limit, rates, seconds, seed=seed)
+    commands = Counter(type(command).__name__ for command, _ in found.store.log)
+    return Result(len(found.admitted), found.store.executed, commands)
 
 
-def direct(commands: CommandCache, clock: Local) -> Strategy:
+def direct(commands: CommandCache, clock: LocalClock) -> Strategy:
     return Direct(commands, clock, 1000, 0.25)
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("processes", [1, 4, 16])
-def test_each_call_under_a_small_limit_is_decided_by_the_store(processes: int, load: float) -> None:
-    """A lease of one would be two commands in the place of one."""
+def test_under_a_small_limit_each_call_is_decided_by_the_store(processes: int, load: float) -> None:
+    """A lease of one permit would need two commands where one is enough."""
     for seed in range(5):
-        how = Limit("5/second"), [load / processes] * processes, 10, seed
-        mine, other = day(leasing(), *how), day(direct, *how)
-        assert mine.admitted == other.admitted
-        assert abs(mine.asked - other.asked) <= 2
-        assert mine.kinds["Lease"] <= 2
-        assert mine.kinds["Refund"] <= 1
+        arguments = Limit("5/second"), [load / processes] * processes, 10, seed
+        lease_run, direct_run = run(leased(), *arguments), run(direct, *arguments)
+        assert lease_run.admitted == direct_run.admitted
+        assert abs(lease_run.executed - direct_run.executed) <= 2
+        assert lease_run.commands["Lease"] <= 2
+        assert lease_run.commands["Refund"] <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("limit", "loads", "most"),
+    ("limit", "loads", "max_unused"),
     [
         ("1000/second", [0.25] * 4, 0.02),
         ("1000/second", [0.3] * 4, 0.02),
@@ -361,13 +378,13 @@ def test_each_call_under_a_small_limit_is_decided_by_the_store(processes: int, l
         ("1000/second", [1.2, 0.01, 0.01, 0.01], 0.05),
     ],
 )
-def test_near_the_limit_hardly_anything_is_stranded(
-    limit: str, loads: list[float], most: float
+def test_near_the_limit_hardly_any_permit_is_left_unused(
+    limit: str, loads: list[float], max_unused: float
 ) -> None:
-    how = Limit(limit), loads, 4, 7
-    mine, other = day(leasing(), *how), day(direct, *how)
-    assert mine.admitted >= other.admitted * (1 - most)
-    assert mine.asked < other.asked
+    arguments = Limit(limit), loads, 4, 7
+    lease_run, direct_run = run(leased(), *arguments), run(direct, *arguments)
+    assert lease_run.admitted >= direct_run.admitted * (1 - max_unused)
+    assert lease_run.executed < direct_run.executed
 
 
 # -- leases whose outcome is unknown ---------------------------------------------------------------
@@ -376,19 +393,19 @@ def test_near_the_limit_hardly_anything_is_stranded(
 @given(lost=st.lists(st.booleans(), min_size=2, max_size=12))
 @settings(LENIENT, max_examples=40)
 def test_at_most_one_lease_is_lost_in_a_bucket(lost: list[bool]) -> None:
-    """After one whose reply did not come, calls go one by one until the bucket ends."""
-    crowd = Crowd(Limit(1000, per=1.0, buckets=2), leasing(), [(5.0, 0)], start_ms=T0 + 5)
-    crowd.play([("calls", 0, "a", 1, 20), ("passes", 1000.0)])
-    for fate in lost:
-        crowd.play([("sets_out", 0, "a", 1), ("reach", -1), ("lose" if fate else "answer", -1)])
-        crowd.play([("passes", 7.0)])
-    stranded = Counter[int]()
-    delivered = [id(reply) for _, _, reply in crowd.delivered]
-    for command, reply in crowd.world.log:
+    """After a lease whose reply is lost, the store decides each call until the bucket ends."""
+    fleet = ScriptedFleet(Limit(1000, per=1.0, buckets=2), leased(), [(5.0, 0)], start_ms=T0 + 5)
+    fleet.play([("call", 0, "a", 1, 20), ("wait", 1000.0)])
+    for reply_lost in lost:
+        end = "lose_reply" if reply_lost else "deliver"
+        fleet.play([("begin_call", 0, "a", 1), ("execute", -1), (end, -1), ("wait", 7.0)])
+    lost_leases = Counter[int]()
+    delivered = [id(reply) for _, _, reply in fleet.delivered]
+    for command, reply in fleet.store.log:
         if (
             isinstance(command, Lease)
             and reply.acquire_reply.admitted
             and id(reply) not in delivered
         ):
-            stranded[reply.acquire_reply.now_ms // 500] += 1
-    assert all(count <= 1 for count in stranded.values())
+            lost_leases[reply.acquire_reply.now_ms // 500] += 1
+    assert all(count <= 1 for count in lost_leases.values())

@@ -1,8 +1,8 @@
-"""A refund gives back what was counted, where it was counted: afterwards every ring is as it was
-before the admission, whatever the store's clock did before, between and after.
+"""A refund takes permits out of the bucket in which they were counted: afterwards every ring is as
+it was before the admission, whatever steps the store's clock made before, between and after.
 
-The store's clock is stepped forth and back. A ring's newest bucket stays the newest, so that of two
-rings one may count in a bucket ahead of the clock, and the other in the bucket of now.
+The clock is set forward and back. The newest bucket of a ring stays the newest one, so that one
+ring may count in a bucket ahead of the clock, and another one in the current bucket.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print
 limits = st.lists(
     st.sampled_from(LIMITS), min_size=1, max_size=3, unique_by=lambda limit: limit.buckets
 )
-forth = st.sampled_from([0, 1, 17, W - 1, W, W + 1, 2 * W, 5 * W, 11 * W])
+forward = st.sampled_from([0, 1, 17, W - 1, W, W + 1, 2 * W, 5 * W, 11 * W])
 steps = st.one_of(
-    forth, st.sampled_from([-1, -17, -W + 1, -W, -W - 1, -2 * W, -5 * W, -11 * W, -200 * W])
+    forward, st.sampled_from([-1, -17, -W + 1, -W, -W - 1, -2 * W, -5 * W, -11 * W, -200 * W])
 )
 
 
@@ -59,7 +59,7 @@ def in_redis(redis_url: str) -> Iterator[Execute]:
 
 
 class SteppedProcess:
-    """A store whose clock is stepped by hand, and a process whose own clock only goes on."""
+    """A store whose clock is set by hand, and a process whose own clock only goes forward."""
 
     def __init__(self, execute: Execute, mode: Any, limits: tuple[Limit, ...]) -> None:
         self.clock = ManualClock(START)
@@ -69,7 +69,7 @@ class SteppedProcess:
         self.charges = self.strategy._command_cache.acquire(self.key).charges
         self.refunds: list[Refund] = []
         self.counted_in: list[int] = []
-        """Where the last admission or lease was counted."""
+        """The starts of the buckets in which the last admission or lease was counted."""
         self._execute = execute
 
     @property
@@ -106,7 +106,7 @@ class SteppedProcess:
             )
         return decision
 
-    def works(self) -> None:
+    def flush(self) -> None:
         run_blocking(flush_due(self.strategy, self.clock.monotonic), self.execute, self.clock.sleep)
 
     def refund(self, decision: Decision) -> int:
@@ -115,7 +115,7 @@ class SteppedProcess:
         )
 
 
-def passes(state: RingState | None) -> dict[int, int]:
+def passed_by_bucket(state: RingState | None) -> dict[int, int]:
     return {} if state is None else {b.start: b.passed for b in state.buckets if b.passed}
 
 
@@ -125,14 +125,18 @@ def check_as_before(
     limits: tuple[Limit, ...],
     now_ms: int,
 ) -> None:
-    """Bucket by bucket, in the window of now. What was set back by more is lost, and counts not."""
+    """Compare the buckets in the current window. A ring is lost, and not compared, if the clock was
+    set back by more than a window.
+    """
     for was, now, limit in zip(before, after, limits, strict=True):
         width, window_ms = limit.bucket_ms, limit.span * limit.bucket_ms
         assert now is not None
         if now.start - now_ms > window_ms or (was is not None and now.start < was.start):
             continue
         oldest = max(now.start, now_ms - now_ms % width) - window_ms
-        held, known = ({s: n for s, n in passes(one).items() if s > oldest} for one in (now, was))
+        held, known = (
+            {s: n for s, n in passed_by_bucket(one).items() if s > oldest} for one in (now, was)
+        )
         assert held == known
 
 
@@ -148,11 +152,11 @@ def eventual(commands: CommandCache, clock: ManualClock) -> Eventual:
     return Eventual(commands, clock, 1000, 0.1)
 
 
-def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> None:
+def check_refunds(execute: Execute, chosen: list[Limit], history: list[Any]) -> None:
     process = SteppedProcess(execute, direct, tuple(chosen))
-    for before_ms, between_ms, cost in story:
+    for before_ms, between_ms, cost in history:
         process.step_ms = max(process.step_ms + before_ms, -100 * W)
-        process.call()  # stays
+        process.call()  # is not refunded
         process.clock.move(1)
         before = process.states()
         decision = process.call(cost)
@@ -165,21 +169,21 @@ def check_refunds(execute: Execute, chosen: list[Limit], story: list[Any]) -> No
         process.call()
 
 
-stories = st.lists(st.tuples(steps, steps, st.integers(1, 3)), min_size=1, max_size=12)
+histories = st.lists(st.tuples(steps, steps, st.integers(1, 3)), min_size=1, max_size=12)
 
 
 @settings(LENIENT, max_examples=150)
-@given(chosen=limits, story=stories)
-def test_after_a_refund_all_is_as_before(chosen: list[Limit], story: list[Any]) -> None:
-    check_refunds(MemoryStore().execute, chosen, story)
+@given(chosen=limits, history=histories)
+def test_after_a_refund_every_ring_is_as_before(chosen: list[Limit], history: list[Any]) -> None:
+    check_refunds(MemoryStore().execute, chosen, history)
 
 
 @settings(LENIENT, max_examples=50)
-@given(chosen=limits, story=stories)
-def test_after_a_refund_all_is_as_before_in_redis(
-    in_redis: Execute, chosen: list[Limit], story: list[Any]
+@given(chosen=limits, history=histories)
+def test_after_a_refund_every_ring_is_as_before_in_redis(
+    in_redis: Execute, chosen: list[Limit], history: list[Any]
 ) -> None:
-    check_refunds(in_redis, chosen, story)
+    check_refunds(in_redis, chosen, history)
 
 
 @pytest.mark.parametrize("where", ["memory", "redis"])
@@ -188,41 +192,41 @@ def test_after_a_refund_all_is_as_before_in_redis(
     chosen=limits,
     used=st.integers(0, 4),
     times=st.integers(1, 6),
-    forth_ms=forth,
-    back_ms=forth,
+    forward_ms=forward,
+    back_ms=forward,
 )
-def test_each_of_a_shared_call_is_refunded_where_it_was_counted(
+def test_each_share_of_a_shared_call_is_refunded_where_it_was_counted(
     in_redis: Execute,
     where: str,
     chosen: list[Limit],
     used: int,
     times: int,
-    forth_ms: int,
+    forward_ms: int,
     back_ms: int,
 ) -> None:
-    """Also where only the first of them were admitted."""
+    """Also if only the first of them were admitted."""
     execute = MemoryStore().execute if where == "memory" else in_redis
     few = [Limit(9, limit.per, limit.buckets, limit.bound) for limit in chosen]
     charges = charges_of("k", key_prefix("refunds", fresh()), few, 2)
-    now = START + forth_ms
+    now = START + forward_ms
     for _ in range(used):
         execute(Acquire(charges, now))
     now -= back_ms
     execute(Acquire(charges, now))
     before = execute(Read(charges, now)).states
     command = Acquire(charges, now)
-    verdict = execute(command.combined(times))
-    parts = split_reply(verdict, times, [2] * len(charges)) if times > 1 else [verdict]
+    reply = execute(command.combined(times))
+    parts = split_reply(reply, times, [2] * len(charges)) if times > 1 else [reply]
     for part in parts:
         decision = decision_of(command, part, "store")
         if decision:
             assert decision.charged
-            given_back, _ = execute(Refund(decision.charged, now, decision.now_ms))
-            assert given_back == 2
+            refunded, _ = execute(Refund(decision.charged, now, decision.now_ms))
+            assert refunded == 2
         else:
             assert decision.charged is None
     after = execute(Read(charges, now)).states
-    assert [passes(one) for one in after] == [passes(one) for one in before]
+    assert [passed_by_bucket(one) for one in after] == [passed_by_bucket(one) for one in before]
 
 
 # -- what is decided in the process ---------------------------------------------------------------
@@ -231,17 +235,17 @@ def test_each_of_a_shared_call_is_refunded_where_it_was_counted(
 @settings(LENIENT, max_examples=100)
 @given(
     chosen=limits,
-    story=st.lists(
+    history=st.lists(
         st.tuples(st.sampled_from([0, 0, 0, -1, -17, -W, -3 * W, 5, W]), st.integers(1, 40)),
         min_size=1,
         max_size=10,
     ),
 )
-def test_a_refund_names_the_buckets_of_the_lease(chosen: list[Limit], story: list[Any]) -> None:
+def test_a_refund_names_the_buckets_of_the_lease(chosen: list[Limit], history: list[Any]) -> None:
     process = SteppedProcess(MemoryStore().execute, leased, tuple(chosen))
     latest = process.now_ms
-    for step_ms, calls in story:
-        # No ring is lost: where the clock is set back by a window, a lease may belong to none.
+    for step_ms, calls in history:
+        # The clock is set back by less than a window: otherwise a ring is lost, with its leases.
         latest = max(latest, process.now_ms)
         process.step_ms = max(process.step_ms + step_ms, latest - W - process.clock.now_ms())
         for _ in range(calls):
@@ -252,18 +256,18 @@ def test_a_refund_names_the_buckets_of_the_lease(chosen: list[Limit], story: lis
                 process.refunds.clear()
                 process.refund(decision)
                 assert process.refunds[-1].bucket_starts_ms() == expected, decision
-        process.works()
+        process.flush()
         process.clock.move(30)
-        process.works()
+        process.flush()
 
 
-def test_leases_are_granted_there() -> None:
+def test_that_process_is_granted_leases() -> None:
     process = SteppedProcess(MemoryStore().execute, leased, (LIMITS[0], LIMITS[3]))
     sources = set()
     for _ in range(100):
         process.clock.move(1)
         sources.add(process.call().source)
-    assert sources == {"store", "lease"}, "or the law above says nothing"
+    assert sources == {"store", "lease"}, "otherwise the test above checks no lease"
 
 
 @pytest.mark.parametrize("where", ["memory", "redis"])
@@ -287,21 +291,21 @@ def test_a_refund_names_the_buckets_that_were_counted_in_here(step_ms: int) -> N
     process = SteppedProcess(MemoryStore().execute, eventual, (LIMITS[1], LIMITS[3]))
     for _ in range(2):
         process.call()
-        process.works()
+        process.flush()
         process.clock.move(W)
     process.call()
-    process.works()
+    process.flush()
     process.step_ms = step_ms
     process.clock.move(200)
     process.call()
-    process.works()  # its reply has the new time
+    process.flush()  # its reply carries the new time
     before = process.states()
     process.clock.move(200)
     decision = process.call()
-    process.works()
+    process.flush()
     assert process.states() != before
     assert process.refund(decision) == 1
-    process.works()
+    process.flush()
     check_as_before(
         before, process.states(), process.strategy._command_cache.limits, process.now_ms
     )

@@ -1,5 +1,5 @@
-"""Remembered refusals: no error against an oracle, which is the store itself; gone at the moment
-the store named, within a bucket; and counted, each once.
+"""Cached refusals: each is what the store would decide; none is repeated beyond the moment that the
+store named, or for longer than a bucket; and each is counted once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from distwindow.core.limit import Limit
 from distwindow.operations.command_cache import CommandCache
 from distwindow.protocol.commands import Acquire, Command, Lease, Peek
 from distwindow.protocol.replies import LeaseReply
-from tests.crowd import Crowd, Mode, Step, steps
+from tests.simulation.process import MakeStrategy
+from tests.simulation.scripted import ScriptedFleet, Step
+from tests.simulation.scripts import scripts
 from tests.unit.stage import T0
 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -38,74 +40,74 @@ clocks = st.lists(
     min_size=1,
     max_size=3,
 )
-who = st.integers(0, 5)
-forks = st.tuples(st.just("forks"), who)
-asks = st.tuples(st.just("asks"), who, st.sampled_from(KEYS))
+process_numbers = st.integers(0, 5)
+forks = st.tuples(st.just("fork"), process_numbers)
+stats_reads = st.tuples(st.just("read_stats"), process_numbers, st.sampled_from(KEYS))
 
 
-def direct(most: int = 1000) -> Mode:
-    return lambda commands, clock: Direct(commands, clock, most, 0.25)
+def direct(max_keys: int = 1000) -> MakeStrategy:
+    return lambda commands, clock: Direct(commands, clock, max_keys, 0.25)
 
 
-def leasing(most: int = 1000) -> Mode:
-    return lambda commands, clock: Leased(commands, clock, most, 0.25)
+def leased(max_keys: int = 1000) -> MakeStrategy:
+    return lambda commands, clock: Leased(commands, clock, max_keys, 0.25)
 
 
-def syncing(most: int = 1000) -> Mode:
-    return lambda commands, clock: Eventual(commands, clock, most, 0.1)
+def eventual(max_keys: int = 1000) -> MakeStrategy:
+    return lambda commands, clock: Eventual(commands, clock, max_keys, 0.1)
 
 
-# -- right, against the store ---------------------------------------------------------------------
+# -- compared with the store ----------------------------------------------------------------------
 
 
-def would_admit(crowd: Crowd, key: str, cost: int) -> bool:
-    """The decision that the store would make now."""
-    command = Peek(CommandCache("fleet", crowd.limits).acquire(key, cost).charges)
-    return bool(crowd.world.store.execute(command).admitted)
+def would_admit(fleet: ScriptedFleet, key: str, cost: int) -> bool:
+    """Return the decision that the store would make now."""
+    command = Peek(CommandCache("fleet", fleet.limits).acquire(key, cost).charges)
+    return bool(fleet.store.memory.execute(command).admitted)
 
 
-def check_against_the_store(crowd: Crowd) -> None:
-    """From now on compare each refusal made here with the decision of the store."""
+def check_against_the_store(fleet: ScriptedFleet) -> None:
+    """From now on compare each cached refusal with the decision of the store."""
 
-    def compare(name: int, key: str, decision: Decision) -> None:
+    def compare(number: int, key: str, decision: Decision) -> None:
         assert decision.source == "deny_cache"
-        assert not would_admit(crowd, key, decision.cost)
+        assert not would_admit(fleet, key, decision.cost)
         assert decision.remaining < decision.cost
         assert 0 < decision.retry_after <= decision.reset_after
         assert decision.charged is None
 
-    crowd.on_local_decision = compare
+    fleet.on_local_decision = compare
 
 
 @settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),
-    starts=clocks,
-    most=st.sampled_from([1, 1000]),
-    script=steps(KEYS, also=(forks,)),
+    clocks=clocks,
+    max_keys=st.sampled_from([1, 1000]),
+    script=scripts(KEYS, extra=(forks,)),
 )
-def test_what_is_refused_here_the_store_would_refuse(
-    limits: Any, starts: list[tuple[float, int]], most: int, script: list[Step]
+def test_a_cached_refusal_is_what_the_store_would_decide(
+    limits: Any, clocks: list[tuple[float, int]], max_keys: int, script: list[Step]
 ) -> None:
-    crowd = Crowd(limits, direct(most), starts, start_ms=T0 + 0.3)
-    check_against_the_store(crowd)
-    crowd.play(script)
+    fleet = ScriptedFleet(limits, direct(max_keys), clocks, start_ms=T0 + 0.3)
+    check_against_the_store(fleet)
+    fleet.play(script)
 
 
-def test_a_refusal_remembered_beyond_its_moment_would_be_wrong(
+def test_a_refusal_cached_beyond_the_moment_it_named_would_be_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    story: list[Step] = [
-        ("turns", 1.0),
-        ("rushes", 0, "a"),
-        ("turns", 2.0),
-        ("calls", 0, "a", 1, 1),
+    script: list[Step] = [
+        ("next_bucket", 1.0),
+        ("call_until_refused", 0, "a"),
+        ("next_bucket", 2.0),
+        ("call", 0, "a", 1, 1),
     ]
 
     def play() -> None:
-        crowd = Crowd(Limit(12, per=1.0, buckets=1), direct(), [(5.0, 0)], start_ms=T0)
-        check_against_the_store(crowd)
-        crowd.play(story)
+        fleet = ScriptedFleet(Limit(12, per=1.0, buckets=1), direct(), [(5.0, 0)], start_ms=T0)
+        check_against_the_store(fleet)
+        fleet.play(script)
 
     play()
     monkeypatch.setattr(refusals, "CLOCK_MARGIN_S", -0.5)
@@ -119,93 +121,104 @@ def test_a_refusal_remembered_beyond_its_moment_would_be_wrong(
 @settings(LENIENT, max_examples=60)
 @given(
     limit=st.sampled_from([limit for limit in LIMITS if isinstance(limit, Limit)]),
-    mode=st.sampled_from([direct(), leasing()]),
+    make_strategy=st.sampled_from([direct(), leased()]),
     fills=st.lists(
         st.tuples(st.integers(1, 5), st.sampled_from([0.0, 30.0, 400.0])), min_size=1, max_size=8
     ),
     costs=st.tuples(st.integers(1, 9), st.integers(0, 9)),
     part=st.floats(0, 1.2),
 )
-def test_it_is_remembered_until_the_moment_it_named(
+def test_a_refusal_is_cached_until_the_moment_it_named(
     limit: Limit,
-    mode: Mode,
+    make_strategy: MakeStrategy,
     fills: list[tuple[int, float]],
     costs: tuple[int, int],
     part: float,
 ) -> None:
-    """Or for a bucket. Until then no call of that cost or more goes to the store, then each."""
-    crowd = Crowd(limit, mode, [(5.0, 0), (9.0, 0)], start_ms=T0 + 0.3)
+    """Or for one bucket, if that ends sooner. Until then no call of that cost or more goes to the
+    store, and after that each does.
+    """
+    fleet = ScriptedFleet(limit, make_strategy, [(5.0, 0), (9.0, 0)], start_ms=T0 + 0.3)
     for cost, ms in fills:
-        crowd.play([("calls", 0, "a", cost, 1), ("passes", ms)])
-    known = len(crowd.refused)
-    while len(crowd.refused) == known:
-        crowd.do(("calls", 1, "a", costs[0], 1))
-    refusal = crowd.refused[-1][2]
+        fleet.play([("call", 0, "a", cost, 1), ("wait", ms)])
+    refused = len(fleet.refused)
+    while len(fleet.refused) == refused:
+        fleet.do(("call", 1, "a", costs[0], 1))
+    refusal = fleet.refused[-1][2]
     assert refusal.source == "store"
-    kept_ms = min(refusal.retry_after * 1000, limit.bucket_ms) - 1
-    passes = part * kept_ms
-    asked = crowd.world.asked
-    crowd.play([("passes", passes), ("calls", 1, "a", min(12, costs[0] + costs[1]), 1)])
-    if passes < kept_ms - 0.1:
-        assert crowd.world.asked == asked
-        assert crowd.refused[-1][2].source == "deny_cache"
-    elif passes > kept_ms + 0.1:
-        assert crowd.world.asked > asked
+    cached_ms = min(refusal.retry_after * 1000, limit.bucket_ms) - 1
+    wait_ms = part * cached_ms
+    executed = fleet.store.executed
+    fleet.play([("wait", wait_ms), ("call", 1, "a", min(12, costs[0] + costs[1]), 1)])
+    if wait_ms < cached_ms - 0.1:
+        assert fleet.store.executed == executed
+        assert fleet.refused[-1][2].source == "deny_cache"
+    elif wait_ms > cached_ms + 0.1:
+        assert fleet.store.executed > executed
 
 
 @settings(LENIENT, max_examples=50)
-@given(cost=st.integers(2, 9), less=st.integers(1, 8))
-def test_a_smaller_cost_is_decided_by_the_store(cost: int, less: int) -> None:
-    crowd = Crowd(LIMITS[0], direct(), [(5.0, 0)], start_ms=T0 + 0.3)
-    known = len(crowd.refused)
-    while len(crowd.refused) == known:
-        crowd.do(("calls", 0, "a", cost, 1))
-    asked = crowd.world.asked
-    crowd.do(("calls", 0, "a", min(less, cost - 1), 1))
-    assert crowd.world.asked > asked
+@given(cost=st.integers(2, 9), smaller=st.integers(1, 8))
+def test_a_smaller_cost_is_decided_by_the_store(cost: int, smaller: int) -> None:
+    fleet = ScriptedFleet(LIMITS[0], direct(), [(5.0, 0)], start_ms=T0 + 0.3)
+    refused = len(fleet.refused)
+    while len(fleet.refused) == refused:
+        fleet.do(("call", 0, "a", cost, 1))
+    executed = fleet.store.executed
+    fleet.do(("call", 0, "a", min(smaller, cost - 1), 1))
+    assert fleet.store.executed > executed
 
 
 @settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),
-    mode=st.sampled_from([direct, leasing]),
-    starts=clocks,
-    most=st.sampled_from([1, 1000]),
-    script=steps(
-        KEYS, also=(forks, st.tuples(st.just("refunds"), who), st.tuples(st.just("refunds"), who))
+    make_strategy=st.sampled_from([direct, leased]),
+    clocks=clocks,
+    max_keys=st.sampled_from([1, 1000]),
+    script=scripts(
+        KEYS,
+        extra=(
+            forks,
+            st.tuples(st.just("refund"), process_numbers),
+            st.tuples(st.just("refund"), process_numbers),
+        ),
     ),
 )
 def test_a_refund_takes_effect_within_a_bucket(
-    limits: Any, mode: Any, starts: list[tuple[float, int]], most: int, script: list[Step]
+    limits: Any,
+    make_strategy: Any,
+    clocks: list[tuple[float, int]],
+    max_keys: int,
+    script: list[Step],
 ) -> None:
-    """A process repeats only refusals of the store within the last bucket, of that cost or less."""
-    crowd = Crowd(limits, mode(most), starts, start_ms=T0 + 0.3)
+    """A process repeats only refusals of the last `bucket_ms`, and of that cost or less."""
+    fleet = ScriptedFleet(limits, make_strategy(max_keys), clocks, start_ms=T0 + 0.3)
 
-    def compare(name: int, key: str, decision: Decision) -> None:
+    def compare(number: int, key: str, decision: Decision) -> None:
         if decision.allowed:
             return
-        since = crowd.world.ms - decision.limit.bucket_ms
+        since = fleet.store.ms - decision.limit.bucket_ms
         assert any(
-            refused_by(command, reply) and command.charges[0].key == key
-            and command.charges[0].cost <= decision.cost and moment_of(reply) > since
-            for who, command, reply in crowd.delivered if who == name
+            is_refusal(command, reply) and command.charges[0].key == key
+            and command.charges[0].cost <= decision.cost and time_of(reply) > since
+            for process, command, reply in fleet.delivered if process == number
         )  # fmt: skip
 
-    crowd.on_local_decision = compare
-    crowd.play(script)
+    fleet.on_local_decision = compare
+    fleet.play(script)
 
 
-def refused_by(command: Command[Any], reply: Any) -> bool:
+def is_refusal(command: Command[Any], reply: Any) -> bool:
     if isinstance(command, Acquire):  # in a pipeline its reply is not a `Decision`
         return not (reply.allowed if isinstance(reply, Decision) else reply.admitted)
     return isinstance(command, Lease) and not reply.acquire_reply.admitted
 
 
-def moment_of(reply: Any) -> int:
+def time_of(reply: Any) -> int:
     return int(reply.acquire_reply.now_ms if isinstance(reply, LeaseReply) else reply.now_ms)
 
 
-# -- counted --------------------------------------------------------------------------------------
+# -- what the store counts ------------------------------------------------------------------------
 
 LONG: list[Any] = [
     Limit(9, per=2000.0, buckets=10),
@@ -213,50 +226,55 @@ LONG: list[Any] = [
 ]
 
 
-def check_blocks(crowd: Crowd) -> None:
+def check_blocks(fleet: ScriptedFleet) -> None:
     """Once all counts are sent, the store has counted each refusal once."""
     blocked = Counter[str]()
-    for _, key, decision in crowd.refused:
+    for _, key, decision in fleet.refused:
         if decision.source != "store":
             blocked[key] += decision.cost
-    for command, reply in crowd.world.log:
-        if refused_by(command, reply) and not (isinstance(command, Lease) and command.prefetch):
+    for command, reply in fleet.store.log:
+        if is_refusal(command, reply) and not (isinstance(command, Lease) and command.prefetch):
             blocked[str(command.charges[0].key)] += command.charges[0].cost
-    for limit in crowd.limits:
+    for limit in fleet.limits:
         for key in KEYS:
-            assert sum(crowd.held(key, limit, blocked=True).values()) == blocked[key]
+            assert sum(fleet.counts_in_store(key, limit, blocked=True).values()) == blocked[key]
 
 
 @settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LONG),
-    mode=st.sampled_from([direct, leasing, syncing]),
-    starts=clocks,
-    most=st.sampled_from([1, 1000]),
-    script=steps(KEYS, also=(forks, asks), without=("turns",)),  # nothing leaves the window
+    make_strategy=st.sampled_from([direct, leased, eventual]),
+    clocks=clocks,
+    max_keys=st.sampled_from([1, 1000]),
+    script=scripts(KEYS, extra=(forks, stats_reads), without=("next_bucket",)),  # no bucket expires
 )
-def test_each_is_counted_once(
-    limits: Any, mode: Any, starts: list[tuple[float, int]], most: int, script: list[Step]
+def test_each_refusal_is_counted_once(
+    limits: Any,
+    make_strategy: Any,
+    clocks: list[tuple[float, int]],
+    max_keys: int,
+    script: list[Step],
 ) -> None:
-    """Whatever is lost: a flush is sent again until it is known to have arrived."""
-    crowd = Crowd(limits, mode(most), starts, start_ms=T0 + 0.3)
-    crowd.play(script)
-    crowd.settle()
-    check_blocks(crowd)
+    """Whatever is lost, because a flush is sent again until its reply arrives."""
+    fleet = ScriptedFleet(limits, make_strategy(max_keys), clocks, start_ms=T0 + 0.3)
+    fleet.play(script)
+    fleet.flush_all()
+    check_blocks(fleet)
 
 
-def test_a_flush_that_is_not_recognised_would_count_twice() -> None:
-    story: list[Step] = [
-        ("rushes", 0, "a"), ("calls", 0, "a", 1, 3), ("works", 0), ("reach", 0), ("lose", 0),
+def test_a_resent_flush_without_a_sender_would_be_counted_twice() -> None:
+    script: list[Step] = [
+        ("call_until_refused", 0, "a"), ("call", 0, "a", 1, 3), ("flush", 0), ("execute", 0),
+        ("lose_reply", 0),
     ]  # fmt: skip
 
     def play(sender: str) -> None:
-        crowd = Crowd(LONG[0], direct(), [(5.0, 0)], start_ms=T0)
-        process: Any = crowd.alive[0].strategy
-        process._counts._sender = sender
-        crowd.play(story)
-        crowd.settle()
-        check_blocks(crowd)
+        fleet = ScriptedFleet(LONG[0], direct(), [(5.0, 0)], start_ms=T0)
+        strategy: Any = fleet.processes[0].strategy
+        strategy._counts._sender = sender
+        fleet.play(script)
+        fleet.flush_all()
+        check_blocks(fleet)
 
     play("abc")
     with pytest.raises(AssertionError):

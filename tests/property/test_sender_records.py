@@ -1,5 +1,5 @@
-"""A ring takes each flush once. The records of that are stored beside it: the ring has the same
-bytes for any number of senders, and the number of records is bounded by the senders of one window.
+"""A ring counts each flush once. The records of that are stored beside the ring, which has the same
+bytes for any number of senders, and the number of records is bounded by the senders of a window.
 
 All times are in the commands, and no bucket is shorter than a minute, so that nothing expires by
 the server's own clock during a test.
@@ -105,7 +105,7 @@ def test_few_records_are_compact_and_many_are_a_hash_table(
 
 
 def test_records_expire_later_than_they_are_valid(execute: Execute, server: redis.Redis) -> None:
-    """Where the clock was set back, they live until the ring's bucket, and so long after."""
+    """If the clock was set back, they also live until the newest bucket of the ring begins."""
     charges = ring_of()
     senders, lives = senders_name(charges[0].ring), 6 * W
     execute(flush(charges, START + 2 * W, "a"))
@@ -122,13 +122,13 @@ def test_records_expire_later_than_they_are_valid(execute: Execute, server: redi
 def test_a_reset_keeps_the_records(execute: Execute) -> None:
     """Otherwise a flush that is sent again after it would be counted in the new window."""
     charges, memory = ring_of(), MemoryStore().execute
-    for ask in (execute, memory):
-        ask(flush(charges, START, "a"))
-        ask(Reset(charges, START))
-        ask(flush(charges, START, "a"))
-        assert ask(Read(charges, START)).states == (None,)
-        ask(flush(charges, START, "a", 2))
-        assert ask(Read(charges, START)).states[0].used == 1
+    for run in (execute, memory):
+        run(flush(charges, START, "a"))
+        run(Reset(charges, START))
+        run(flush(charges, START, "a"))
+        assert run(Read(charges, START)).states == (None,)
+        run(flush(charges, START, "a", 2))
+        assert run(Read(charges, START)).states[0].used == 1
 
 
 def test_a_flush_touches_no_key_that_it_does_not_name(
@@ -173,7 +173,7 @@ def test_records_are_in_the_slot_of_their_ring_and_are_not_a_ring() -> None:
         assert not is_senders_name("records", charge.ring)
 
 
-# -- once -----------------------------------------------------------------------------------------
+# -- each flush is counted once --------------------------------------------------------------------
 
 
 class Sent(NamedTuple):
@@ -196,20 +196,20 @@ moves = st.tuples(
 
 
 @settings(LENIENT, max_examples=60)
-@given(story=st.lists(moves, min_size=1, max_size=25))
-def test_what_is_sent_again_never_counts_twice(
-    execute: Execute, server: redis.Redis, story: list[Any]
+@given(history=st.lists(moves, min_size=1, max_size=25))
+def test_a_flush_that_is_sent_again_is_never_counted_twice(
+    execute: Execute, server: redis.Redis, history: list[Any]
 ) -> None:
     """The ring holds, bucket by bucket, what was sent for the first time: however often and late a
-    flush is sent again, whichever processes come and go, and whichever records the server has
-    drawn.
+    flush is sent again, whichever processes start and end, and whichever records the server has
+    picked at random to look for expired ones.
     """
     charges = ring_of()
     memory = MemoryStore().execute
     now = newest = START
     last: dict[str, Sent] = {}
     expected: Counter[int] = Counter()
-    for number, (elapsed, which, passed, again, others) in enumerate(story):
+    for number, (elapsed, which, passed, again, others) in enumerate(history):
         now = max(now + elapsed, newest - 4 * W)  # a clock set back by less than a window
         newest = max(newest, now - now % W)
         sender = f"{which:x}" if which < 8 else f"{number:x}f{which:x}"

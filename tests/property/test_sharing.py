@@ -1,7 +1,7 @@
-"""Concurrent calls of one key share script calls, and nobody can tell from the verdicts.
+"""Concurrent calls of one key share script calls, which does not change their decisions.
 
-Whatever they are told must be what *some* serial order of the calls would have been told: the
-admitted count down one after the other, and each refused one saw too little left for its cost.
+The decisions must be those of *some* serial order of the calls: `remaining` of the admitted ones
+counts down one after the other, and for each refused one too little was left for its cost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FOREVER = 3650 * 86400
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
-def serial(decisions: list[Decision], amount: int) -> None:
-    """There is a serial order in which these are the answers."""
+def check_serial(decisions: list[Decision], amount: int) -> None:
+    """Raise `AssertionError` unless some serial order has these decisions."""
     admitted = sorted((d for d in decisions if d.allowed), key=lambda d: -d.remaining)
     left, seen = amount, {amount}
     for decision in admitted:
@@ -71,8 +71,8 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_threads(url: str, amount: int, costs: list[int]) -> None:
     with Limiter(url, Limit(amount, per=FOREVER, buckets=1), timeout=30) as limiter:
         key = fresh()
-        limiter.peek(key)  # the connection stands
-        serial(in_threads(limiter, key, costs), amount)
+        limiter.peek(key)  # opens the connection
+        check_serial(in_threads(limiter, key, costs), amount)
 
 
 @pytest.mark.event_loops
@@ -82,7 +82,7 @@ def test_threads(url: str, amount: int, costs: list[int]) -> None:
     several=st.lists(st.lists(st.integers(1, 5), max_size=40), min_size=1, max_size=3),
 )
 def test_tasks(redis_url: str, amount: int, several: list[list[int]]) -> None:
-    async def story() -> list[Decision]:
+    async def scenario() -> list[Decision]:
         limits = Limit(amount, per=FOREVER, buckets=1)
         async with AsyncLimiter(redis_url, limits, timeout=30) as limiter:
             key, decisions = fresh(), []
@@ -91,7 +91,7 @@ def test_tasks(redis_url: str, amount: int, several: list[list[int]]) -> None:
                 decisions += await asyncio.gather(*calls)
             return decisions
 
-    serial(asyncio.run(story()), amount)
+    check_serial(asyncio.run(scenario()), amount)
 
 
 @pytest.mark.event_loops
@@ -107,10 +107,10 @@ def test_tasks(redis_url: str, amount: int, several: list[list[int]]) -> None:
         ]
     ),
 )
-def test_calls_of_one_turn_are_told_what_some_serial_order_would_tell_them(
+def test_calls_of_one_tick_get_the_replies_of_some_serial_order(
     redis_url: str, used: int, calls: list[int], limits: tuple[Limit, ...]
 ) -> None:
-    """Field for field; and equal calls are served in the order they came."""
+    """Field by field; and equal calls are served in the order in which they were made."""
     key, specification = fresh(), MemoryStore().execute
     kinds = {
         cost: Acquire(charges_of(key, key_prefix("sharing", key), limits, cost), T0)
@@ -118,59 +118,62 @@ def test_calls_of_one_turn_are_told_what_some_serial_order_would_tell_them(
     }
     before = Acquire(charges_of(key, key_prefix("sharing", key), limits, 1), T0)
 
-    async def story() -> tuple[list[Any], Any]:
+    async def scenario() -> tuple[list[Any], Any]:
         store = open_async_store(redis_url, clock="client", timeout=30)
         for _ in range(used):
             await store.execute(before)
-        verdicts = await asyncio.gather(*(store.execute(kinds[cost]) for cost in calls))
+        replies = await asyncio.gather(*(store.execute(kinds[cost]) for cost in calls))
         state = await store.execute(Read(before.charges, T0))
         await store.aclose()
-        return verdicts, state
+        return replies, state
 
-    verdicts, state = asyncio.run(story())
+    replies, state = asyncio.run(scenario())
     queues = {
-        cost: [v for v, c in zip(verdicts, calls, strict=True) if c == cost] for cost in kinds
+        cost: [reply for reply, c in zip(replies, calls, strict=True) if c == cost]
+        for cost in kinds
     }
-    told: list[Acquire] = [before] * used
+    served: list[Acquire] = [before] * used
 
-    def now(command: Acquire) -> Any:
-        """What it would be told after all those before it."""
+    def next_reply(command: Acquire) -> Any:
+        """Return the reply that `command` would get after those that are served."""
         store = MemoryStore().execute
-        return [store(one) for one in (*told, command)][-1]
+        return [store(one) for one in (*served, command)][-1]
 
     while any(queues.values()):
-        served = [c for c, queue in queues.items() if queue and queue[0] == now(kinds[c])]
-        assert served, "no serial order tells them this"
-        # The refused first: they leave the others' answers as they are.
-        cost = min(served, key=lambda cost: queues[cost][0].admitted)
+        next_costs = [
+            c for c, queue in queues.items() if queue and queue[0] == next_reply(kinds[c])
+        ]
+        assert next_costs, "no serial order has these replies"
+        # Refused calls first, because they do not change the replies of the others.
+        cost = min(next_costs, key=lambda cost: queues[cost][0].admitted)
         queues[cost].pop(0)
-        told.append(kinds[cost])
-    for command in told:
+        served.append(kinds[cost])
+    for command in served:
         specification(command)
     assert state == specification(Read(before.charges, T0))
 
 
 @pytest.mark.event_loops
-def test_a_crowd_needs_few_script_calls(redis_url: str) -> None:
-    """Two hundred tasks in one turn are one EVALSHA."""
+def test_many_calls_of_one_tick_are_one_script_call(redis_url: str) -> None:
+    """Two hundred tasks in one tick are one EVALSHA."""
 
-    async def story() -> list[Decision]:
+    async def scenario() -> list[Decision]:
         async with AsyncLimiter(redis_url, Limit(150, per=FOREVER, buckets=1), timeout=30) as it:
-            await it.try_acquire(key)  # the first call of a key goes alone
+            await it.try_acquire(key)  # the first call of a key is sent alone
             client.config_resetstat()
             return await asyncio.gather(*(it.try_acquire(key) for _ in range(200)))
 
     key = fresh()
     with redis.Redis.from_url(redis_url) as client:
-        decisions = asyncio.run(story())
+        decisions = asyncio.run(scenario())
         stats: Any = client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 1
     assert [d.allowed for d in decisions] == [True] * 149 + [False] * 51
     assert [d.remaining for d in decisions] == [*range(148, -1, -1)] + [0] * 51
 
 
-async def test_a_crowd_of_the_dearest_calls(redis_url: str) -> None:
-    """Fifteen calls of the largest cost there is: one is admitted, the others are refused."""
+async def test_calls_of_the_largest_cost_share_a_script_call(redis_url: str) -> None:
+    """Of fifteen calls of the largest cost there is, one is admitted and the others are refused."""
     limit = Limit(10**12, per=FOREVER, buckets=1)
     async with AsyncLimiter(redis_url, limit, timeout=30) as limiter:
         key = fresh()

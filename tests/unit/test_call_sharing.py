@@ -16,7 +16,7 @@ from distwindow.protocol.commands import Acquire, charges_of
 from distwindow.store.redis.blocking import call_sharing
 from distwindow.store.redis.blocking.call_sharing import CallSharing
 from distwindow.store.redis.call_share import CallShare
-from tests.interrupt import interrupted_at
+from tests.interruptions import interrupt_at
 from tests.servers.wait import until
 from tests.unit.tables import rows_of
 
@@ -342,7 +342,7 @@ def test_after_an_interrupted_caller_no_caller_is_left_waiting(
     while interrupted is not None:
         places += 1
         key = InterruptedKey()
-        interrupted = interrupted_at(places, partial(scenario, key), call_sharing.__name__)
+        interrupted = interrupt_at(places, partial(scenario, key), call_sharing.__name__)
         key.before_reply = lambda: None
         key.check()
     assert places > 8

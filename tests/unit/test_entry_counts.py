@@ -16,11 +16,11 @@ from distwindow.core.stats import window_at
 from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Read
-from tests.fleet import Local, Process, World
+from tests.simulation.process import LocalClock, Process, SimulatedStore
 
 START = 1_700_000_000_000
 LIMIT = Limit("100/second")
-MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
+MODES: dict[str, Callable[[CommandCache, LocalClock], Strategy]] = {
     "direct": lambda commands, clock: Direct(commands, clock, 10, 0.25),
     "leased": lambda commands, clock: Leased(commands, clock, 10, 0.25),
     "eventual": lambda commands, clock: Eventual(commands, clock, 10, 0.1),
@@ -29,23 +29,23 @@ MODES: dict[str, Callable[[CommandCache, Local], Strategy]] = {
 
 @pytest.fixture(params=MODES)
 def process(request: pytest.FixtureRequest) -> Process:
-    made = Process(World(START), LIMIT, MODES[request.param], origin=1000.0, skew_ms=-40)
-    made.at_once("first")
+    made = Process(SimulatedStore(START), LIMIT, MODES[request.param], origin=1000.0, skew_ms=-40)
+    made.acquire("first")
     settle(made)  # until the first reply, buckets are those of the local wall clock
     return made
 
 
 def settle(process: Process) -> None:
     for _ in range(2):  # the clock probe comes before the counts
-        run = process.work()
+        run = process.flush()
         while not run.done:
-            run.answer()
+            run.deliver()
 
 
 def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
     """Return success, error, rt_sum and rt_min of each bucket in the window, by its age."""
     charges = CommandCache("fleet", LIMIT).acquire("k").charges
-    (state,), now = process.world.store.execute(Read(charges))
+    (state,), now = process.store.memory.execute(Read(charges))
     window = window_at(state, LIMIT, now)
     return [
         ((now - b.start) // LIMIT.bucket_ms, b.success, b.error, b.rt_sum_ms, b.rt_min_ms)
@@ -63,17 +63,17 @@ def test_a_call_that_took_longer_than_the_window_is_counted_when_it_ended(
     process: Process,
 ) -> None:
     for taken in (7_000, 12_000):
-        decision = process.at_once("k")
-        process.world.ms += taken
+        decision = process.acquire("k")
+        process.store.ms += taken
         end(process, decision, taken)
         settle(process)
         assert ended(process) == [(0, 1, 0, taken, taken)]
 
 
 def test_ends_of_several_buckets_are_sent_together_and_counted_apart(process: Process) -> None:
-    decision = process.at_once("k")
+    decision = process.acquire("k")
     for taken, failed in ((100, False), (200, True), (300, False), (300, False)):
-        process.world.ms = START + taken
+        process.store.ms = START + taken
         end(process, decision, taken, failed=failed)
     settle(process)
     assert ended(process) == [(2, 1, 0, 100, 100), (1, 0, 1, 200, 200), (0, 2, 0, 600, 300)]
@@ -81,7 +81,7 @@ def test_ends_of_several_buckets_are_sent_together_and_counted_apart(process: Pr
 
 def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) -> None:
     commands = CommandCache("fleet", LIMIT)
-    decision = process.world.execute(
+    decision = process.store.execute(
         commands.acquire_all([("k", "100/second"), ("other", "5/hour")])
     )
     end(process, decision, 3)
@@ -94,8 +94,8 @@ def test_a_call_that_is_about_to_count_as_the_limiter_closes_raises(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread has found the key before, and counts after the last flush."""
-    made = Process(World(START), LIMIT, MODES[mode], origin=1000.0, skew_ms=-40)
-    decision = made.at_once("k")
+    made = Process(SimulatedStore(START), LIMIT, MODES[mode], origin=1000.0, skew_ms=-40)
+    decision = made.acquire("k")
     settle(made)
     strategy: Any = made.strategy
     mark = strategy._counts.mark_dirty

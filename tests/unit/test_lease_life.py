@@ -12,8 +12,8 @@ from distwindow.consistency.leased import Leased
 from distwindow.consistency.leased_key_state import LeasedKeyState
 from distwindow.operations.steps import Fetch, Operation, Pipeline
 from distwindow.protocol.commands import Lease, Refund
-from tests.crowd import Recorded
-from tests.fleet import OperationRun, Process
+from tests.simulation.process import OperationRun, Process
+from tests.simulation.scripted import RecordingStore
 from tests.state_tables import Plays, Row
 from tests.unit.stage import T0
 
@@ -28,20 +28,20 @@ class Leasing:
     """One process that calls one key often enough to lease."""
 
     def __init__(self, max_keys: int = 1000) -> None:
-        self.world = Recorded(T0 + 5.0)
+        self.store = RecordingStore(T0 + 5.0)
         self.process = Process(
-            self.world,
+            self.store,
             LIMIT,
             lambda commands, clock: Leased(commands, clock, max_keys, INTERVAL_MS / 1000),
         )
         strategy: Any = self.process.strategy
         self.strategy = strategy
-        self.process.at_once("k")
+        self.process.acquire("k")
         self.state: LeasedKeyState = strategy._key_states.get("k")
 
     def calls(self, times: int) -> None:
         for _ in range(times):
-            self.process.at_once("k")
+            self.process.acquire("k")
 
     def holds(self) -> None:
         """Call until a lease is held."""
@@ -59,7 +59,7 @@ class Leasing:
             if isinstance(step, Fetch):
                 assert self.where() == "fetching"
                 return operation, step
-            self.ends(operation, self.world.execute(step))
+            self.ends(operation, self.store.execute(step))
         raise AssertionError("nothing is leased")
 
     def ends(self, operation: Operation[Any], reply: Any) -> None:
@@ -72,20 +72,20 @@ class Leasing:
 
     def works(self, *, last: bool = False) -> OperationRun:
         """Let the worker flush, and execute all its commands."""
-        run = self.process.work(last=last)
+        run = self.process.flush(last=last)
         while not run.done:
-            run.reach()
-            if isinstance(run.step, Pipeline):  # which `reach` does not log
-                self.world.log += zip(run.step.commands, run._reply, strict=True)
-            run.answer()
+            run.execute()
+            if isinstance(run.step, Pipeline):  # which `execute` does not log
+                self.store.log += zip(run.step.commands, run.reply, strict=True)
+            run.deliver()
         return run
 
     def passes(self, ms: float) -> None:
-        self.world.ms += ms
+        self.store.ms += ms
 
     def refunded(self) -> int:
         """Return the permits that were refunded to the store."""
-        sent = [c.charges[0].cost for c, _ in self.world.log if isinstance(c, Refund)]
+        sent = [c.charges[0].cost for c, _ in self.store.log if isinstance(c, Refund)]
         queued: list[int] = [refund.permits for refund in self.strategy._refunds._queue]
         return sum(sent) + sum(queued)
 
@@ -127,7 +127,7 @@ def _() -> str:
     it.works()
     it.passes(BUCKET_MS)
     it.state.demand.observe(it.process.clock.monotonic(), 200)
-    run = it.process.work()  # the bucket has ended, so what was left is refunded
+    run = it.process.flush()  # the bucket has ended, so what was left is refunded
     assert it.state.permits_left == 0
     assert isinstance(run.step, Pipeline)
     assert any(isinstance(c, Lease) and c.prefetch for c in run.step.commands)
@@ -138,7 +138,7 @@ def _() -> str:
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
-    it.ends(operation, it.world.execute(step.command))
+    it.ends(operation, it.store.execute(step.command))
     return it.where()
 
 
@@ -148,7 +148,7 @@ def _() -> str:
     operation, step = it.fetches()
     operation.close()
     assert it.where() == "none"
-    step.on_late_reply(it.world.execute(step.command))
+    step.on_late_reply(it.store.execute(step.command))
     return it.where()
 
 
@@ -156,7 +156,7 @@ def _() -> str:
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
-    late = it.world.execute(step.command)
+    late = it.store.execute(step.command)
     operation.close()
     it.passes(BUCKET_MS)
     it.holds()
@@ -170,8 +170,8 @@ def _() -> str:
 def _() -> str:
     it = Leasing(max_keys=1)
     operation, step = it.fetches()
-    it.process.at_once("other")
-    it.ends(operation, it.world.execute(step.command))
+    it.process.acquire("other")
+    it.ends(operation, it.store.execute(step.command))
     return it.where()
 
 
@@ -179,10 +179,10 @@ def _() -> str:
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
-    other = Process(it.world, LIMIT, lambda commands, clock: Leased(commands, clock, 10, 0.25))
-    while other.at_once("k"):
+    other = Process(it.store, LIMIT, lambda commands, clock: Leased(commands, clock, 10, 0.25))
+    while other.acquire("k"):
         pass
-    it.ends(operation, it.world.execute(step.command))
+    it.ends(operation, it.store.execute(step.command))
     assert it.state.refusal is not None
     return it.where()
 
@@ -273,7 +273,7 @@ def _() -> str:
 def _() -> str:
     it = Leasing(max_keys=1)
     it.holds()
-    it.process.at_once("other")
+    it.process.acquire("other")
     return it.where()
 
 

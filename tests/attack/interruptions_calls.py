@@ -1,4 +1,4 @@
-"""In the child of scenario `storm`: the calls, and what each thread knows of its own."""
+"""In the child of scenario `interruptions`: the calls, and what each thread has counted of them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from functools import partial
 from typing import Any
 
 from distwindow import Limiter
-from tests.attack.frame import FOREVER
-from tests.attack.interrupts import now_s
+from tests.attack.harness import FOREVER
+from tests.attack.interrupter import now_s
 
 TIMEOUT_S = 1.0
-LINE_S = 1.5
+WAIT_S = 1.5
 TIGHT = "5/day"
 
 
 class Tally:
-    """What one thread knows of its calls. All by assignment: no interrupt leaves half of it."""
+    """What one thread has counted of its calls. It changes by assignments only, which no signal
+    handler interrupts.
+    """
 
     def __init__(self) -> None:
         self.certain: dict[str, int] = defaultdict(int)
@@ -28,15 +30,15 @@ class Tally:
         self.blocked: dict[str, int] = defaultdict(int)
         self.unsure_blocked: dict[str, int] = defaultdict(int)
         self.key: str | None = None
-        """Of the call under way; so its cost, and in which of the three it will be counted."""
+        """The key of the call under way. `cost` is its cost, and `what` its kind."""
         self.cost = 0
         self.what = ""
         self.calls = 0
         self.worst_s = 0.0
         self.began = 0.0
 
-    def doubt(self) -> None:
-        """The call under way has ended with an error: whether it has counted is not known."""
+    def on_error(self) -> None:
+        """Count the call under way, which has raised, as one of unknown outcome."""
         key, cost = self.key, self.cost
         self.key = None
         if key is None:
@@ -54,30 +56,30 @@ class Tally:
 class Calls:
     """The limiters and the calls to them."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told = told
-        self.rng = random.Random(told["seed"])
-        self.keys = [f"k{number}" for number in range(told["keys"])]
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan["seed"])
+        self.keys = [f"k{number}" for number in range(plan["keys"])]
         self.unknown = 0
         self.waited = 0
-        self.limiter = self.made(FOREVER)
-        self.tight_limiter = self.made(TIGHT)
+        self.limiter = self.make_limiter(FOREVER)
+        self.tight_limiter = self.make_limiter(TIGHT)
 
-    def made(self, limit: str) -> Limiter:
+    def make_limiter(self, limit: str) -> Limiter:
         return Limiter(
-            self.told["url"],
+            self.plan["url"],
             limit,
-            prefix=self.told["prefix"] + ("-tight" if limit == TIGHT else ""),
-            consistency=self.told["mode"],
+            prefix=self.plan["prefix"] + ("-tight" if limit == TIGHT else ""),
+            consistency=self.plan["mode"],
             timeout=TIMEOUT_S,
             flush_interval=0.05,
             sync_interval=0.05,
         )
 
     def op(self, tally: Tally, rng: random.Random) -> tuple[str, Callable[[], None]]:
-        """The next thing to do, with its name."""
-        # Of a planted fault nothing else is to be seen.
-        draw = 0.92 if self.told.get("planted") else rng.random()
+        """Return the next operation and its name."""
+        # A planted fault shows in `peek` only.
+        draw = 0.92 if self.plan.get("planted") else rng.random()
         if draw < 0.6:
             calls = [(rng.choice(self.keys), rng.choice([1, 1, 3])) for _ in range(40)]
             return "try_acquire", partial(self.hits, tally, calls)
@@ -128,7 +130,7 @@ class Calls:
         except LookupError:
             pass
         tally.certain[key] = tally.certain[key] + 1
-        # An end that comes as the limiter is being closed is logged as not recorded.
+        # The end of an entry whose limiter is being closed may not be recorded.
         ends = tally.ends if limiter is self.limiter else tally.unsure_ends
         ends[key] = ends[key] + 1
         tally.key = None
@@ -145,9 +147,9 @@ class Calls:
     def acquire(self, tally: Tally, key: str) -> None:
         tally.what, tally.cost, tally.key = "call", 1, key
         began = now_s()
-        self.limiter.acquire(key, timeout=LINE_S)
-        if now_s() - began > LINE_S * 0.8:
-            self.waited = self.waited + 1  # in a line in which nobody can be for that long
+        self.limiter.acquire(key, timeout=WAIT_S)
+        if now_s() - began > WAIT_S * 0.8:
+            self.waited = self.waited + 1  # no other call waits for this key for so long
         tally.certain[key] = tally.certain[key] + 1
         tally.key = None
 

@@ -1,9 +1,9 @@
-"""In a child: exceptions out of a signal handler, at random moments, and who must see them.
+"""In a child: exceptions of a signal handler at random moments, and the check that they arrive.
 
-A timer of the kernel sends SIGALRM some microseconds after a round has begun; the handler raises an
-exception of the application where the round is armed. CPython checks for signals when a Python
-function begins, when a loop goes back and after a call: assignments are never interrupted, and so
-the bookkeeping here consists of those.
+A timer of the kernel sends SIGALRM some microseconds after a round has begun, and the handler
+raises an exception of the application if the round is armed. CPython runs signal handlers when a
+Python function begins, at the backward jump of a loop, and after a call. It never interrupts an
+assignment, so the code here keeps its state by assignments.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import distwindow
 OURS = f"{Path(distwindow.__file__).parent}{os.sep}"
 
 
-class Interrupt(Exception):
-    """An application's own, such as Celery's SoftTimeLimitExceeded."""
+class Interruption(Exception):
+    """An exception of the application, such as Celery's SoftTimeLimitExceeded."""
 
 
 class SlowRequest(TimeoutError):
-    """An application's own that looks like a timeout of the library's."""
+    """An exception of the application that is a `TimeoutError`, like those of the library."""
 
 
 class Hangup(ConnectionError):
-    """An application's own that looks like a lost connection."""
+    """An exception of the application that is a `ConnectionError`, as a lost connection raises."""
 
 
 class Outcome:
-    """What a round came to. `interrupted`: the handler raised, and this arrived."""
+    """The result of a round: the exception that arrived, and whether the handler has raised."""
 
     __slots__ = ("caught", "interrupted")
 
@@ -46,18 +46,18 @@ class Outcome:
         self.interrupted = interrupted
 
 
-class Interrupts:
-    """Rounds that are interrupted, and a tally of what became of the exceptions."""
+class Interrupter:
+    """Plays rounds that are interrupted, and counts what happened to the exceptions."""
 
-    KINDS: tuple[type[BaseException], ...] = (Interrupt, SlowRequest, Hangup, KeyboardInterrupt)
+    KINDS: tuple[type[BaseException], ...] = (Interruption, SlowRequest, Hangup, KeyboardInterrupt)
 
     def __init__(self, rng: random.Random) -> None:
         self.tally: Counter[str] = Counter()
         self.history: list[dict[str, Any]] = []
-        """Of each kind of wrong the first few."""
+        """The first few faults of each kind."""
         self._rng = rng
         self._armed = False
-        self._kind: type[BaseException] = Interrupt
+        self._kind: type[BaseException] = Interruption
         self._pending: BaseException | None = None
         self._where = ""
         self._destroying = False
@@ -73,7 +73,7 @@ class Interrupts:
             raise exc
 
     def round(self, name: str, work: Callable[[], object], within: float) -> Outcome:
-        """Do `work`, and interrupt it `within` so many seconds, unless it is done before."""
+        """Call `work`, and interrupt it at a random moment `within` so many seconds."""
         self._kind = self._rng.choice(self.KINDS)
         self._pending = None
         delay = max(1e-6, self._rng.random() * within)
@@ -92,23 +92,23 @@ class Interrupts:
         self.tally["rounds"] += 1
         if pending is None:
             return Outcome(caught, False)
-        self.tally["interrupts"] += 1
+        self.tally["interruptions"] += 1
         if caught is None and self._destroying:
-            self.tally["lost in destructors of others"] += 1
+            self.tally["lost in destructors of other packages"] += 1
         elif caught is not pending:
             wrong = "swallowed" if caught is None else f"replaced by {type(caught).__name__}"
             self.wrong(wrong, call=name, kind=type(pending).__name__, where=self._where)
         return Outcome(caught, True)
 
     def wrong(self, what: str, **facts: Any) -> None:
-        """Something that must not be."""
+        """Record a fault."""
         self.tally[f"wrong: {what}"] += 1
         if self.tally[f"wrong: {what}"] <= 5:
             self.history.append({"wrong": what, **facts})
 
     def _unraisable(self, args: Any) -> None:
-        """An exception in a finalizer or a weak reference's callback: the interpreter drops it.
-        Where the finalizer is redis-py's or the standard library's, nobody could have kept it.
+        """Take an exception of a finalizer or of a weak reference's callback, which the interpreter
+        drops. It is a fault only if the finalizer is distwindow's.
         """
         ours = _is_ours(args.object)
         if args.exc_value is not None and args.exc_value is self._pending:
@@ -116,13 +116,13 @@ class Interrupts:
             if ours:
                 self.wrong("lost in a finalizer", of=repr(args.object)[:200], where=self._where)
             else:
-                self.tally["lost in destructors of others"] += 1
+                self.tally["lost in destructors of other packages"] += 1
         elif ours:
             self.wrong("unraisable", error=repr(args.exc_value), of=repr(args.object)[:200])
 
 
 def _is_destroying(frame: FrameType | None) -> bool:
-    """Is it a destructor of redis-py or the standard library? Some drop exceptions themselves."""
+    """True inside a destructor of redis-py or of the standard library; some drop exceptions."""
     while frame is not None:
         if frame.f_code.co_name == "__del__" and not _is_ours(frame):
             return True
@@ -131,13 +131,13 @@ def _is_destroying(frame: FrameType | None) -> bool:
 
 
 def _is_ours(finalizer: Any) -> bool:
-    """Is it code of distwindow?"""
+    """True for code of distwindow."""
     codes = (getattr(finalizer, name, None) for name in ("__code__", "gi_code", "f_code"))
     return any(code.co_filename.startswith(OURS) for code in codes if code)
 
 
 def _where(frame: FrameType | None) -> str:
-    """The innermost lines of the code that was interrupted, outermost last."""
+    """Return the innermost lines of the interrupted code, outermost last."""
     lines: list[str] = []
     while frame is not None and len(lines) < 6:
         lines.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")

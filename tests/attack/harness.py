@@ -1,4 +1,4 @@
-"""What all scenarios share: the violation, the figures, derived seeds, and what an attack is."""
+"""Definitions that all scenarios share: the run, its figures, seeds, and violations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 EVENTS_SHOWN = 40
-"""Events of a history that are printed: the last ones."""
+"""How many events of a history are printed; the last ones are."""
 
 FOREVER = "1000000000/day"
-"""A limit that refuses nobody, and whose window outlives every run."""
+"""A limit that admits every call of a run, and whose window is longer than any run."""
 
 
 class Violation(AssertionError):
-    """Something that the documentation promises does not hold. `history`: the events of it."""
+    """Something that the documentation promises does not hold. `history`: the events before."""
 
     def __init__(self, what: str, history: Iterable[Any] = ()) -> None:
         super().__init__(what)
@@ -28,7 +28,7 @@ class Violation(AssertionError):
         self.history = list(history)
 
     def __str__(self) -> str:
-        """The violation and the end of its history, one event a line."""
+        """Return the violation and the end of its history, one event a line."""
         lines = [self.what]
         skipped = len(self.history) - EVENTS_SHOWN
         if skipped > 0:
@@ -41,24 +41,26 @@ class Violation(AssertionError):
 
 @dataclass
 class Run:
-    """One run of a scenario: its seed, how long it may take, and what it counts."""
+    """One run of a scenario: its seed, how long it may take, and the figures that it counts."""
 
     seed: int
     seconds: float
     only: str | None = None
-    """A variant of the scenario, such as one mode; None for all, or for one drawn by the seed."""
+    """A variant of the scenario, such as one consistency; None for all, or for a random one."""
     figures: Counter[str] = field(default_factory=Counter)
 
     def count(self, name: str, number: int = 1) -> None:
         self.figures[name] += number
 
-    def most(self, name: str, number: int) -> None:
-        """The largest figure seen; by its name the table knows not to add it up."""
+    def maximum(self, name: str, number: int) -> None:
+        """Keep the largest number. The name of the figure gets " (max)", and `gather` does not add
+        such figures up.
+        """
         name = f"{name} (max)"
         self.figures[name] = max(self.figures[name], number)
 
     def gather(self, figures: dict[str, int]) -> None:
-        """The figures of a child or of a part of the run."""
+        """Add the figures of a child or of a part of the run."""
         for name, number in figures.items():
             if name.endswith(" (max)"):
                 self.figures[name] = max(self.figures[name], number)
@@ -69,13 +71,15 @@ class Run:
 Scenario = Callable[[Run], None]
 
 
-def derived(seed: int, *names: object) -> int:
-    """A seed that follows from `seed` and `names`: the same on every machine and Python."""
+def derive_seed(seed: int, *names: object) -> int:
+    """Return a seed made of `seed` and `names`: the same on every machine and Python."""
     text = " ".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
-def between(what: str, number: float, least: float, most: float, history: Iterable[Any]) -> None:
-    """`number` must lie between both, inclusive."""
-    if not least <= number <= most:
-        raise Violation(f"{what}: {number:g} is not between {least:g} and {most:g}", history)
+def check_between(
+    what: str, number: float, minimum: float, maximum: float, history: Iterable[Any]
+) -> None:
+    """Raise `Violation` unless `number` lies between both, inclusive."""
+    if not minimum <= number <= maximum:
+        raise Violation(f"{what}: {number:g} is not between {minimum:g} and {maximum:g}", history)

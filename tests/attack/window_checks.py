@@ -1,4 +1,4 @@
-"""Checks over time: no window holds more than its limit, no call outlives its deadline."""
+"""Checks of times: no window holds more than its limit, no call takes longer than its deadline."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tests.attack.frame import Violation
+from tests.attack.harness import Violation
 
 
 class Admitted(NamedTuple):
-    """One admission: the key, when on the server's clock, how many permits, and who."""
+    """One admission: the key, the time on the server's clock, the permits, and the process."""
 
     key: str
     now_ms: int
     cost: int
-    who: str = ""
+    process: str = ""
 
 
-def aligned(calls: Iterable[Admitted], amount: int, bucket_ms: int, span: int) -> int:
-    """No `span` consecutive buckets of a key hold more than `amount`; the fullest sum."""
+def check_aligned_windows(calls: Iterable[Admitted], amount: int, bucket_ms: int, span: int) -> int:
+    """Raise `Violation` if any `span` consecutive buckets of a key hold more than `amount`; return
+    the largest sum.
+    """
     by_key: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     calls = list(calls)
     for call in calls:
@@ -39,8 +41,10 @@ def aligned(calls: Iterable[Admitted], amount: int, bucket_ms: int, span: int) -
     return fullest
 
 
-def any_window(calls: Iterable[Admitted], amount: int, interval_ms: int) -> int:
-    """No window of `interval_ms` of a key, wherever it begins, holds more than `amount`."""
+def check_any_window(calls: Iterable[Admitted], amount: int, interval_ms: int) -> int:
+    """Raise `Violation` if any window of `interval_ms` of a key, wherever it begins, holds more
+    than `amount`; return the largest sum.
+    """
     by_key: dict[str, list[Admitted]] = defaultdict(list)
     for call in calls:
         by_key[call.key].append(call)
@@ -64,21 +68,23 @@ def any_window(calls: Iterable[Admitted], amount: int, interval_ms: int) -> int:
 
 
 class Timed(NamedTuple):
-    """One call: what it was, and how long it took beyond its deadline, ms."""
+    """One call: what it was, by how many ms it ended after its deadline, and when it began."""
 
     what: str
     late_ms: int
     began_ms: int = 0
 
 
-def in_time(calls: Iterable[Timed], slack_ms: int) -> int:
-    """No call ends more than `slack_ms` after its deadline; the latest."""
+def check_deadlines(calls: Iterable[Timed], slack_ms: int) -> int:
+    """Raise `Violation` if a call ended more than `slack_ms` after its deadline; return the largest
+    delay.
+    """
     latest = 0
     for call in calls:
         latest = max(latest, call.late_ms)
         if call.late_ms > slack_ms:
             raise Violation(
-                f"{call.what} outlived its deadline by {call.late_ms} ms (slack {slack_ms} ms)",
+                f"{call.what} ended {call.late_ms} ms after its deadline (slack {slack_ms} ms)",
                 [call._asdict()],
             )
     return latest

@@ -1,4 +1,4 @@
-"""Signals and the exceptions that their handlers raise, for tests."""
+"""Interruptions for tests: exceptions that a signal handler raises in the middle of other code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from types import FrameType
 from typing import Any
 
 _WATCHED = ("call", "c_return")
-"""Where CPython may run a signal handler: as a function begins, and after a call of C has returned.
-(Also where a loop goes back, and before 3.11 after any call: no profiler sees these.)
+"""The events of a profiler after which CPython may run a signal handler: a function begins, and a
+function in C has returned. CPython also runs one at the backward jump of a loop, and before 3.11
+after any call; no profiler is called there.
 """
 
 
-def reachable() -> None:
-    """For `subprocess.Popen(preexec_fn=...)`: children that SIGINT reaches. A shell that starts the
-    tests in the background has it ignored, and children inherit that.
+def restore_sigint() -> None:
+    """For `subprocess.Popen(preexec_fn=...)`: have SIGINT interrupt the child. A shell that starts
+    the tests in the background ignores SIGINT in them, and children inherit that.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -25,14 +26,16 @@ def reachable() -> None:
 class Interruption(
     KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, Empty
 ):
-    """What the handler raises: of every kind at once that somebody may catch on the way."""
+    """What the handler raises: of every type that code on the way may catch."""
 
 
-def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str | None:
+def interrupt_at(number: int, action: Callable[[], Any], package: str) -> str | None:
     """Call `action`, and raise `Interruption` at the `number`-th place in the code of `package`
-    where a signal handler might; says where that was, None where there are fewer. What else
-    `action` raises is passed on: the exception of a handler must never be replaced by another. Nor
-    may it be lost, but where Python itself drops it, as a generator or an object is destroyed.
+    where a signal handler might raise. Return that place, or None where there are fewer.
+
+    Other exceptions of `action` are passed on, because the exception of a handler must never be
+    replaced by another one. It must not be lost either, except where Python itself drops it: while
+    a generator or an object is destroyed.
     """
     seen, place = 0, None
     dropped: list[Any] = []
@@ -40,7 +43,7 @@ def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str 
     def watch(frame: FrameType, event: str, arg: object) -> None:
         nonlocal seen, place
         module = str(frame.f_globals.get("__name__"))
-        # Python drops what is raised in a destructor, whoever raises it.
+        # Python drops every exception that is raised in a destructor.
         if event in _WATCHED and module.startswith(package) and frame.f_code.co_name != "__del__":
             seen += 1
             if seen == number:
@@ -57,5 +60,5 @@ def interrupted_at(number: int, action: Callable[[], Any], package: str) -> str 
     finally:
         sys.setprofile(None)
         sys.unraisablehook = before
-    assert place is None or dropped, f"swallowed: {place}"
+    assert place is None or dropped, f"the exception was swallowed: {place}"
     return place

@@ -1,7 +1,7 @@
-"""An independent model of the rings, written from the documentation: simple and slow on purpose.
+"""A model of the rings, written from the documentation and not from the code: simple and slow.
 
-A ring is a list of what was counted, with the number of the bucket it was counted in. Every answer
-is a sum over that list. There are no running totals that could be wrong.
+A ring is a list of what was counted, with the numbers of the buckets. Every reply is a sum over
+that list, so there are no running totals that could be wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Part(NamedTuple):
     cost: int
 
 
-class Answer(NamedTuple):
-    """What acquire, peek and lease say. `ring` counts from 0."""
+class Outcome(NamedTuple):
+    """The reply of acquire, peek and lease, as far as it is compared. `ring` counts from 0."""
 
     admitted: int
     ring: int
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Something that was counted in a bucket."""
+    """What one command has counted in a bucket."""
 
     number: int
     passed: int = 0
@@ -46,45 +46,45 @@ class Counted(NamedTuple):
 
 @dataclass
 class Ring:
-    """What a ring remembers: all that was counted, and the newest bucket."""
+    """All that was counted in a ring, and the number of its newest bucket."""
 
     newest: int | None = None
     log: list[Counted] = field(default_factory=list)
     taken: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The last flush taken of each sender, and the newest bucket then."""
+    """The last flush of each sender that was counted, and the newest bucket then."""
 
-    def lost(self, now: int, bucket_ms: int, span: int) -> bool:
-        """True if it holds nothing at `now`: never made, all expired, or lost state, which is a
-        ring that is ahead by more than the summed time.
+    def is_stale(self, now: int, bucket_ms: int, span: int) -> bool:
+        """True if it holds nothing at `now`: it was never made, all its buckets have expired, or it
+        is ahead of the clock by more than its window, which counts as lost state.
         """
         if self.newest is None:
             return True
         start = self.newest * bucket_ms
         return now // bucket_ms - self.newest >= span or start - now > span * bucket_ms
 
-    def seen(self, now: int, part: Part) -> Ring:
-        """The ring as a call finds it at `now`: what has left the window is dropped. Time never
-        goes back: an earlier bucket than the newest is the newest.
+    def at(self, now: int, part: Part) -> Ring:
+        """Return the ring as a call finds it at `now`, without the expired buckets. A clock
+        that was set back does not change the newest bucket.
         """
         number, span = now // part.bucket_ms, part.span
-        if self.newest is None or self.lost(now, part.bucket_ms, span):
+        if self.newest is None or self.is_stale(now, part.bucket_ms, span):
             return Ring(number)
         newest = max(self.newest, number)
         inside = [one for one in self.log if newest - span < one.number <= newest]
         return Ring(newest, inside, self.taken)
 
     def passed(self, number: int | None = None) -> int:
-        """Permits in the window, or in one of its buckets."""
+        """Return the permits in the window, or in one of its buckets."""
         return sum(one.passed for one in self.log if number in (None, one.number))
 
 
 class Model:
-    """All rings. Each method is a command and returns what is compared of its reply."""
+    """All rings. Each method executes a command and returns what is compared of its reply."""
 
     def __init__(self) -> None:
         self.rings: dict[str, Ring] = {}
 
-    def acquire(self, parts: Sequence[Part], now: int, calls: int = 1) -> Answer:
+    def acquire(self, parts: Sequence[Part], now: int, calls: int = 1) -> Outcome:
         rings = self._open(parts, now)
         admitted = 0
         while admitted < calls and _fits(parts, rings):
@@ -93,29 +93,29 @@ class Model:
         by = _binding(parts, rings, now) if admitted else None
         if admitted == calls:
             assert by is not None
-            return Answer(calls, *by, 0)
+            return Outcome(calls, *by, 0)
         for part, ring in zip(parts, rings, strict=True):
             assert ring.newest is not None
             ring.log.append(Counted(ring.newest, blocked=part.cost * (calls - admitted)))
-        return Answer(admitted, *_refusal(parts, rings, now), by)
+        return Outcome(admitted, *_refusal(parts, rings, now), by)
 
-    def peek(self, parts: Sequence[Part], now: int) -> Answer:
+    def peek(self, parts: Sequence[Part], now: int) -> Outcome:
         rings = self._view(parts, now)
         if _fits(parts, rings):
-            return Answer(1, *_binding(parts, rings, now), 0)
-        return Answer(0, *_refusal(parts, rings, now))
+            return Outcome(1, *_binding(parts, rings, now), 0)
+        return Outcome(0, *_refusal(parts, rings, now))
 
     def lease(
         self, parts: Sequence[Part], now: int, extra: int, prefetch: bool
-    ) -> tuple[Answer, int, int]:
-        """Return the answer, the permits added to the call, and the time until the bucket ends."""
+    ) -> tuple[Outcome, int, int]:
+        """Return the outcome, the permits beyond the cost, and the ms until the bucket ends."""
         rings = self._open(parts, now)
         if not _fits(parts, rings):
             for part, ring in zip(parts, rings, strict=True):
                 assert ring.newest is not None
                 if not prefetch:
                     ring.log.append(Counted(ring.newest, blocked=part.cost))
-            return Answer(0, *_refusal(parts, rings, now)), 0, 0
+            return Outcome(0, *_refusal(parts, rings, now)), 0, 0
         rest = min(
             part.amount - ring.passed() - part.cost for part, ring in zip(parts, rings, strict=True)
         )
@@ -125,7 +125,7 @@ class Model:
             (ring.newest or 0) * part.bucket_ms + part.bucket_ms - now
             for part, ring in zip(parts, rings, strict=True)
         )
-        return Answer(1, *_binding(parts, rings, now), 0), granted, ends
+        return Outcome(1, *_binding(parts, rings, now), 0), granted, ends
 
     def flush(
         self,
@@ -138,12 +138,13 @@ class Model:
     ) -> list[dict[int, int]]:
         """`counts`: for each ring (start, passed, blocked, success, error, rt_sum, rt_min)...
 
-        Returns the passes by bucket start of each ring; empty ones where nothing is pulled.
+        Return the passed permits of each ring by bucket start; nothing for a ring that is not
+        pulled.
         """
         pulled: list[dict[int, int]] = []
         for part, seen in zip(parts, counts, strict=True):
-            ring = self.rings.get(part.ring, Ring()).seen(now, part)
-            there = self._is_there(part, now)
+            ring = self.rings.get(part.ring, Ring()).at(now, part)
+            exists = self._exists(part, now)
             newest = ring.newest
             assert newest is not None
             live = []
@@ -157,10 +158,10 @@ class Model:
                 ring.log += live
                 if sender:
                     ring.taken = {**ring.taken, sender: (seq, newest)}
-            if new or (pull and there):
+            if new or (pull and exists):
                 self.rings[part.ring] = ring
             sums: dict[int, int] = {}
-            for one in ring.log if pull and (there or new) else ():
+            for one in ring.log if pull and (exists or new) else ():
                 if one.passed:
                     start = one.number * part.bucket_ms
                     sums[start] = sums.get(start, 0) + one.passed
@@ -168,12 +169,12 @@ class Model:
         return pulled
 
     def refund(self, parts: Sequence[Part], now: int, numbers: Sequence[int]) -> int:
-        """Take each cost out of the bucket `numbers` says; the least that any ring gave back."""
+        """Take each cost out of the bucket in `numbers`; return the least that a ring gave back."""
         least: int | None = None
         for part, number in zip(parts, numbers, strict=True):
             back = 0
-            if self._is_there(part, now):
-                ring = self.rings[part.ring].seen(now, part)
+            if self._exists(part, now):
+                ring = self.rings[part.ring].at(now, part)
                 self.rings[part.ring] = ring
                 back = min(part.cost, ring.passed(number))
                 ring.log.append(Counted(number, passed=-back))
@@ -181,17 +182,17 @@ class Model:
         return least or 0
 
     def newest(self, part: Part, now: int) -> int:
-        """The number of the bucket in which a call would count."""
-        ring = self.rings.get(part.ring, Ring()).seen(now, part)
+        """Return the number of the bucket in which a call would count."""
+        ring = self.rings.get(part.ring, Ring()).at(now, part)
         assert ring.newest is not None
         return ring.newest
 
     def reset(self, parts: Sequence[Part]) -> int:
-        gone = [self.rings.pop(part.ring, None) for part in parts]
-        return sum(ring is not None for ring in gone)
+        removed = [self.rings.pop(part.ring, None) for part in parts]
+        return sum(ring is not None for ring in removed)
 
     def read(self, part: Part) -> list[tuple[int, ...]] | None:
-        """The ring as it lies there: for each bucket its start and sums, oldest first."""
+        """Return the start and the sums of each stored bucket, oldest first."""
         ring = self.rings.get(part.ring)
         if ring is None or ring.newest is None:
             return None
@@ -212,17 +213,17 @@ class Model:
         return rows
 
     def taken(self, part: Part, sender: str, now: int) -> tuple[int, bool] | None:
-        """The last seq taken of `sender`, and whether the ring must still know it."""
-        ring = self.rings.get(part.ring, Ring()).seen(now, part)
+        """Return the last seq of `sender` that was counted, and True if its record must exist."""
+        ring = self.rings.get(part.ring, Ring()).at(now, part)
         last = ring.taken.get(sender)
         assert ring.newest is not None
         return None if last is None else (last[0], last[1] > ring.newest - part.span)
 
-    def _is_there(self, part: Part, now: int) -> bool:
-        return not self.rings.get(part.ring, Ring()).lost(now, part.bucket_ms, part.span)
+    def _exists(self, part: Part, now: int) -> bool:
+        return not self.rings.get(part.ring, Ring()).is_stale(now, part.bucket_ms, part.span)
 
     def _view(self, parts: Sequence[Part], now: int) -> list[Ring]:
-        return [self.rings.get(part.ring, Ring()).seen(now, part) for part in parts]
+        return [self.rings.get(part.ring, Ring()).at(now, part) for part in parts]
 
     def _open(self, parts: Sequence[Part], now: int) -> list[Ring]:
         rings = self._view(parts, now)
@@ -244,21 +245,23 @@ def _add(parts: Sequence[Part], rings: Sequence[Ring], amounts: Sequence[int]) -
 
 
 def _reset_ms(part: Part, ring: Ring, now: int) -> int:
-    """Until the newest bucket with a permit in it has left the window."""
+    """Return the ms until the newest bucket that holds permits expires."""
     numbers = {one.number for one in ring.log}
     held = [number for number in numbers if ring.passed(number) > 0]
     return max(0, (max(held) + part.span) * part.bucket_ms - now) if held else 0
 
 
 def _binding(parts: Sequence[Part], rings: Sequence[Ring], now: int) -> tuple[int, int, int]:
-    """The ring with the least left, what is left there, and its reset."""
+    """Return the ring with the fewest permits left, these permits, and its reset, ms."""
     lefts = [part.amount - ring.passed() for part, ring in zip(parts, rings, strict=True)]
     index = lefts.index(min(lefts))
     return index, lefts[index], _reset_ms(parts[index], rings[index], now)
 
 
 def _refusal(parts: Sequence[Part], rings: Sequence[Ring], now: int) -> tuple[int, int, int, int]:
-    """Of the rings that refuse, the one that has room last; with it when it has."""
+    """Return, of the rings that refuse, the one that has room last: its index, the permits left
+    there, its reset and its retry, ms.
+    """
     rooms: dict[int, int] = {}
     for index, (part, ring) in enumerate(zip(parts, rings, strict=True)):
         if ring.passed() + part.cost > part.amount:

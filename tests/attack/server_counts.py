@@ -1,4 +1,4 @@
-"""What the server has counted, read past distwindow's connections, and the checks of it."""
+"""The counts of the server, read by a connection of redis-py, and the check of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 from distwindow.core.limit import Limit
 from distwindow.protocol.keys import key_prefix, ring_name
 from distwindow.protocol.replies import ring_state
-from tests.attack.frame import Violation
+from tests.attack.harness import Violation
 
 
 class Counts(NamedTuple):
@@ -22,10 +22,10 @@ class Counts(NamedTuple):
     error: int = 0
 
 
-def stored(server: redis.Redis, prefix: str, key: str, limit: Limit) -> Counts:
-    """What the ring of `key` holds. `server` must not decode replies."""
+def read_counts(server: redis.Redis, prefix: str, key: str, limit: Limit) -> Counts:
+    """Return what the ring of `key` holds. `server` must not decode replies."""
     fields: Any = server.hgetall(ring_name(key_prefix(prefix, key), limit))
-    # A ring's buckets; what other fields there may be (senders of flushes) is none of our business.
+    # Only the buckets of the ring matter here, whatever other fields there are.
     state = ring_state(fields, limit.bucket_ms, limit.span)
     if state is None:
         return Counts()
@@ -43,14 +43,14 @@ def stored(server: redis.Redis, prefix: str, key: str, limit: Limit) -> Counts:
     return counts
 
 
-def all_stored(
+def read_all_counts(
     server: redis.Redis, prefix: str, keys: Iterable[str], limit: Limit
 ) -> dict[str, Counts]:
-    """The same for many keys."""
-    return {key: stored(server, prefix, key, limit) for key in keys}
+    """Return the counts of many keys."""
+    return {key: read_counts(server, prefix, key, limit) for key in keys}
 
 
-def conserved(
+def check_conserved(
     what: str,
     counted: Mapping[str, int],
     certain: Mapping[str, int],
@@ -60,21 +60,21 @@ def conserved(
     lost: int = 0,
     history: Iterable[Any] = (),
 ) -> tuple[int, int]:
-    """For each key: what the server has counted is what returned calls have counted, and at most
-    what calls of unknown outcome have. `stranded` and `lost` are allowed over all keys: permits
-    that leases may have left behind, counts that killed processes had not told.
+    """Raise `Violation` unless, for each key, the server has counted what calls that returned have
+    counted (`certain`), and beyond that at most what calls of unknown outcome have (`unsure`).
 
-    Returns how many were stranded and lost.
+    `stranded` and `lost` are allowed over all keys: permits of leases that no process holds any
+    more, and counts that killed processes had not sent. Return how many were stranded and lost.
     """
     too_many: dict[str, int] = {}
     too_few: dict[str, int] = {}
     for key in counted.keys() | certain.keys() | unsure.keys():
-        here, sure = counted.get(key, 0), certain.get(key, 0)
-        more = here - sure - unsure.get(key, 0)
+        in_store, sure = counted.get(key, 0), certain.get(key, 0)
+        more = in_store - sure - unsure.get(key, 0)
         if more > 0:
             too_many[key] = more
-        elif here < sure:
-            too_few[key] = sure - here
+        elif in_store < sure:
+            too_few[key] = sure - in_store
     for word, by_key, allowed in (
         ("more than was called", too_many, stranded),
         ("less than was called", too_few, lost),
