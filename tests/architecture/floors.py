@@ -1,4 +1,4 @@
-"""The law of the house: imports only go down, and never round.
+"""The rule of the architecture: imports only go down, and have no cycles.
 
 Read from the source with `ast`, so that an import inside a function or behind `TYPE_CHECKING`
 counts as well. `complaints(package)` lists what breaks the law, one line each.
@@ -60,7 +60,7 @@ class Import:
 
 
 def complaints(package: Path) -> list[str]:
-    """Every breach of the law in the package at `package`."""
+    """Return every breach of the rule in the package at `package`."""
     modules = _modules(package)
     imports = [found for name, path in modules.items() for found in _imports(name, path, modules)]
     breaches = [
@@ -127,7 +127,7 @@ def _strangers(package: str, modules: dict[str, Path]) -> Iterator[str]:
 
 
 def _breach(package: str, item: Import) -> str | None:
-    """Why this import breaks the law, or None."""
+    """Return why this import breaks the rule, or None."""
     here = _room(package, item.source)
     if item.target == package or item.target.startswith(package + "."):
         return _indoors(here, _room(package, item.target))

@@ -1,4 +1,4 @@
-"""distwindow keeps the law of the house, and the law catches those who do not."""
+"""distwindow keeps the rule of the floors, and the check finds modules that do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_imports_only_go_down_and_never_round() -> None:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A small house that keeps the law."""
+    """A small package that keeps the rule."""
     build(
         tmp_path / "house",
         {
