@@ -1,8 +1,7 @@
-"""The import rules: imports only go down the floors, and there are no cycles.
+"""The rule of the architecture: imports only go down, and have no cycles.
 
-The source is read with `ast`, so that an import inside a function or behind `TYPE_CHECKING` counts
-as well. `violations(package)` returns a line for each import that breaks a rule. A part is a module
-or package at the top level of the package.
+Read from the source with `ast`, so that an import inside a function or behind `TYPE_CHECKING`
+counts as well. `complaints(package)` lists what breaks the law, one line each.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ FLOORS = {
     # `python -m distwindow` only starts the command line.
     "__main__": 7,
 }
-LIMITER_FLOOR = 5
-APPLICATION_FLOOR = 6
-# Parts of one floor that must not import each other.
-INDEPENDENT = {frozenset({"windows", "protocol"}), frozenset({"consistency", "store"})}
-# What applications may import of the limiters' floor directly; the package itself has the rest.
-IMPORTED_DIRECTLY = {"connect"}
-# redis may be imported from this floor upwards.
-REDIS_FLOOR = 4
+FACES = 5
+GUESTS = 6
+# Neighbours that have nothing to say to each other.
+APART = {frozenset({"windows", "protocol"}), frozenset({"consistency", "store"})}
+# The one face that guests may call by its own door; the others come through the front door.
+OPEN_FACES = {"connect"}
+# Redis and files begin at this floor.
+OUTSIDE = 4
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,16 @@ class Import:
     runtime: bool
 
 
-def violations(package: Path) -> list[str]:
-    """Return a line for each violation in the package at `package`."""
+def complaints(package: Path) -> list[str]:
+    """Return every breach of the rule in the package at `package`."""
     modules = _modules(package)
     imports = [found for name, path in modules.items() for found in _imports(name, path, modules)]
-    lines = [
+    breaches = [
         f"{item.source}:{item.line} imports {item.target}: {why}"
         for item in imports
-        if (why := _violation(package.name, item)) is not None
+        if (why := _breach(package.name, item)) is not None
     ]
-    return [*_without_floor(package.name, modules), *lines, *_cycles(imports, modules)]
+    return [*_strangers(package.name, modules), *breaches, *_cycles(imports, modules)]
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -113,60 +112,60 @@ def _targets(node: ast.AST, name: str, is_package: bool, modules: dict[str, Path
             yield submodule if submodule in modules else origin
 
 
-# -- checking ---------------------------------------------------------------------------------
+# -- judging ----------------------------------------------------------------------------------
 
 
-def _part(package: str, module: str) -> str:
-    """Return the part that a module belongs to: '' for the package itself."""
+def _room(package: str, module: str) -> str:
+    """The room of a module: what follows the package's name; empty for the front door."""
     return module.removeprefix(package).lstrip(".").partition(".")[0]
 
 
-def _without_floor(package: str, modules: dict[str, Path]) -> Iterator[str]:
-    parts = {_part(package, module) for module in modules} - {""}
-    for part in sorted(parts - set(FLOORS)):
-        yield f"{package}.{part} has no floor: give it one in tests/architecture/floors.py"
+def _strangers(package: str, modules: dict[str, Path]) -> Iterator[str]:
+    rooms = {_room(package, module) for module in modules} - {""}
+    for room in sorted(rooms - set(FLOORS)):
+        yield f"{package}.{room} has no floor: give it one in tests/architecture/floors.py"
 
 
-def _violation(package: str, item: Import) -> str | None:
-    """Return the rule that this import breaks, or None."""
-    here = _part(package, item.source)
+def _breach(package: str, item: Import) -> str | None:
+    """Return why this import breaks the rule, or None."""
+    here = _room(package, item.source)
     if item.target == package or item.target.startswith(package + "."):
-        return _inside_violation(here, _part(package, item.target))
-    return _outside_violation(package, here, item)
+        return _indoors(here, _room(package, item.target))
+    return _outdoors(package, here, item)
 
 
-def _inside_violation(here: str, there: str) -> str | None:
+def _indoors(here: str, there: str) -> str | None:
     if here == there:
         return None
     if here not in FLOORS.keys() | {""} or there not in FLOORS.keys() | {""}:
-        return None  # a part without a floor has a line of its own
-    if here == "":  # the package itself imports everything except applications
-        return None if FLOORS[there] <= LIMITER_FLOOR else "the package imports an application"
+        return None  # a room without a floor is complained of by name
+    if here == "":  # the front door stands before everything but the guests
+        return None if FLOORS[there] <= FACES else "the front door does not let guests in"
     if there == "":
-        return None if FLOORS[here] == APPLICATION_FLOOR else "only applications import the package"
-    if frozenset({here, there}) in INDEPENDENT:
-        return f"{here} and {there} must not import each other"
+        return None if FLOORS[here] == GUESTS else "only guests use the front door"
+    if frozenset({here, there}) in APART:
+        return f"{here} and {there} do not know each other"
     if FLOORS[here] < FLOORS[there]:
         return f"up from floor {FLOORS[here]} to floor {FLOORS[there]}"
-    if FLOORS[here] == APPLICATION_FLOOR:
-        if FLOORS[there] == APPLICATION_FLOOR:
-            return "applications must not import each other"
-        if FLOORS[there] == LIMITER_FLOOR and there not in IMPORTED_DIRECTLY:
-            return "applications import this from the package"
+    if FLOORS[here] == GUESTS:
+        if FLOORS[there] == GUESTS:
+            return "guests do not know each other"
+        if FLOORS[there] == FACES and there not in OPEN_FACES:
+            return "guests take a face from the front door"
     return None
 
 
-def _outside_violation(package: str, here: str, item: Import) -> str | None:
+def _outdoors(package: str, here: str, item: Import) -> str | None:
     top = item.target.partition(".")[0]
     if here == "core":
         if top not in sys.stdlib_module_names:
             return "core is pure: the standard library alone"
         if top == "asyncio":
-            return "core must not import asyncio"
+            return "core knows no event loop"
         if top == "time" and item.source != f"{package}.core.clock":
             return "time is an argument; only core.clock reads it"
-    if top == "redis" and here and FLOORS.get(here, REDIS_FLOOR) < REDIS_FLOOR:
-        return f"redis is imported from floor {REDIS_FLOOR} upwards"
+    if top == "redis" and here and FLOORS.get(here, OUTSIDE) < OUTSIDE:
+        return f"the outside world begins at floor {OUTSIDE}"
     return None
 
 
@@ -178,6 +177,6 @@ def _cycles(imports: list[Import], modules: dict[str, Path]) -> list[str]:
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as exc:
-        # graphlib lists the imported module first; reversed, each imports the next.
+        # graphlib lists who is needed first; turned round it reads "imports".
         return ["a cycle: " + " imports ".join(reversed(exc.args[1]))]
     return []

@@ -85,7 +85,7 @@ def answer(operation: Callable[[], object]) -> object:
 
 
 def same(expected: object, got: object) -> bool:
-    """Is `got` what the trace expects, to the last bit?
+    """True if `got` is what the trace expects, to the last bit.
 
     5 and 5.0 are the same value, 1 and true are not. Doubles that JSON cannot write are names.
     """

@@ -1,4 +1,4 @@
-"""Servers for the tests: real ones started on free loopback ports, and a proxy that spoils links.
+"""Servers for the tests: real ones started on free loopback ports, and a proxy that causes faults.
 
 ```python
 with Standalone(password="secret") as server:      # also Cluster(), SentinelSet(), FakeServer()

@@ -81,9 +81,9 @@ class RedisProcess:
         raise OSError("ten ports in a row were taken by somebody else before the server's bind")
 
     def restart(self) -> Self:
-        """Start again on the same port, with nothing remembered."""
+        """Start again on the same port, without data."""
         self._end(signal.SIGKILL)
-        # Somebody's client socket may sit on the port for a moment.
+        # A client socket may occupy the port for a moment.
         until(self._launch, what=f"restart on port {self.port}", every=0.1)
         return self
 
@@ -98,7 +98,7 @@ class RedisProcess:
             remove(made)
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye to anybody."""
+        """End the process by SIGKILL."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
@@ -213,7 +213,7 @@ class RedisProcess:
             return
         if process.poll() is None:
             process.send_signal(number)
-            process.send_signal(signal.SIGCONT)  # a paused process hears SIGTERM only when resumed
+            process.send_signal(signal.SIGCONT)  # a paused process ignores SIGTERM until then
             try:
                 process.wait(timeout=3)
             except subprocess.TimeoutExpired:  # busy in a script that never ends

@@ -1,14 +1,14 @@
-"""A TCP proxy on the loopback that spoils links on command, as networks and servers do.
+"""A TCP proxy on the loopback that causes faults on command, as networks and servers have them.
 
 ```python
 with Proxy(server.port) as proxy:
     proxy.fault = DropReply(times=1)     # in force when the assignment returns
-    ...                                  # the next request is executed; its answer never arrives
+    ...                                  # the next request is executed; its reply never arrives
     proxy.fault = Pass()
 ```
-What a fault promises is what a real network can do: a byte stream may stall or end anywhere, but it
-never continues with a hole in it. So once an answer was swallowed, that connection stays mute, also
-after the fault is lifted; new connections behave as the fault of the moment says.
+A fault does what a real network can do: a byte stream may stall or end anywhere, but it never
+continues with a gap in it. So after a reply was dropped, its connection delivers no more, even
+after the fault has ended; new connections have the present fault.
 
 The proxy runs an event loop in a thread of its own; tests read its counters freely.
 """
@@ -33,7 +33,7 @@ CHUNK = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is wrong with the link.
+    """A fault of the link.
 
     `only`: bytes a request must contain for the fault to touch it (`b"EVALSHA"`, upper case; the
     handshake then passes). `times`: how many requests it touches before the link is well again.
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Fault):
-    """Nothing is wrong."""
+    """No fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class Delay(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Blackhole(Fault):
-    """Whatever is sent vanishes; the connection stays open. The server sees nothing."""
+    """Requests are dropped, and the connection stays open. The server receives nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(Fault):
-    """New connections are accepted and nobody ever reads from them or speaks."""
+    """New connections are accepted, and nothing is ever read from them or sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ResetAfterSend(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class DropReply(Fault):
-    """The request is executed and its answer swallowed. `close`: then the connection ends."""
+    """The request is executed and its reply dropped. `close`: then the connection ends."""
 
     close: bool = False
 

@@ -61,7 +61,7 @@ class SentinelSet:
         return self
 
     def stop(self) -> None:
-        # Sentinels first: they would elect somebody while the servers go down.
+        # Sentinels first: they would start a failover while the servers end.
         for node in [*self.sentinels, *self.servers]:
             node.stop()
 
