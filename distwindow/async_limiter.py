@@ -219,7 +219,26 @@ class AsyncLimiter(BaseLimiter):
         raise_failure(await self._flush_now(False))
 
     async def aclose(self) -> None:
-        """See `Limiter.close`."""
+        """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
+        raised.
+        """
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])  # each of its exchanges has a deadline
+            raise
+
+    async def _close(self) -> None:
+        try:
+            await self._flush_and_close()
+        except BaseException:
+            # The loop is shutting down, and has cancelled this task, too. The flush at exit sends
+            # what is left.
+            self._flush_job.detached = False
+            raise
+
+    async def _flush_and_close(self) -> None:
         with self._flush_job.being_closed():
             if not self._store_is_callers:
                 self._strategy.close()

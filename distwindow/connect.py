@@ -24,6 +24,7 @@ from .core.errors import ConfigurationError
 from .operations.command_cache import CommandCache
 from .operations.strategy import Strategy
 from .protocol.commands import Acquire
+from .protocol.scripts import load_scripts
 from .store.base import AsyncStore, Store
 from .store.memory import AsyncMemoryStore, MemoryStore
 from .store.redis import urls
@@ -145,6 +146,7 @@ def open_store(
         return store_object
     elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError(_not_a_store_message(store, "redis-py"))
+    load_scripts()
     return register_after_fork(RedisStore(partial(_make_topology, store, settings), settings))
 
 
@@ -162,8 +164,10 @@ def open_async_store(
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(time)))
         client = partial(_async_client, urls.parse_url_text(store), timeout)
+        load_scripts()
         return register_after_fork(AsyncRedisStore(client, settings, urls.aclose))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+        load_scripts()
         return register_after_fork(AsyncRedisStore(partial(_unchanged, store), settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError("this is a blocking client; use Limiter with it")

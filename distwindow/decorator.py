@@ -222,7 +222,10 @@ def _is_bare_decorator(line: int, caller: CodeType) -> bool:
     source cannot be read; then the first call of the function raises.
     """
     text = linecache.getline(caller.co_filename, line).rstrip()
-    return re.fullmatch(r"\s*(@[\w.\s]+(#.*)?|(async\s+)?def\s[^=]*)", text) is not None
+    pattern = r"\s*@[\w.\s]+(#.*)?"
+    if sys.version_info < (3, 11):
+        pattern += r"|\s*(async\s+)?def\s[^=]*"
+    return re.fullmatch(pattern, text) is not None
 
 
 def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:

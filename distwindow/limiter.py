@@ -32,7 +32,12 @@ from .connect import (
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError
-from .core.interrupts import PATCHES, check_patched_before_import, complete_in_thread
+from .core.interrupts import (
+    PATCHES,
+    check_patched_before_import,
+    check_patched_whole,
+    complete_in_thread,
+)
 from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.stats import Stats
@@ -118,6 +123,7 @@ class Limiter(BaseLimiter):
         time: Clock = SYSTEM,
     ) -> None:
         check_patched_before_import()
+        check_patched_whole()
         PATCHES.check()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
         options = LimiterOptions(

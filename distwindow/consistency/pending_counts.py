@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import StoreError
-from ..core.interrupts import is_interruption
+from ..core.interrupts import PATCHES, is_interruption
 from ..core.stats import Bucket
 from ..operations.strategy import PendingCommand
 from ..protocol.commands import Flush
@@ -99,7 +99,10 @@ class PendingCounts(Generic[S]):
         """How many counts were dropped, because the store did not take them for so long."""
 
     def mark_dirty(self, state: S) -> None:
-        """Put `state` into the queue, and have the worker flush it after the flush interval."""
+        """Put `state` into the queue, and have the worker flush it after the flush interval. Raises
+        `ConfigurationError` if the standard library was patched since, as no flush would come.
+        """
+        PATCHES.check()
         at = self._monotonic() + self._schedule.interval_s
         self._schedule.due_at(at)  # first: where a signal handler raises below, the worker comes
         state.dirty = True

@@ -55,6 +55,24 @@ def check_patched_before_import() -> None:
         )
 
 
+def check_patched_whole() -> None:
+    """Raise `ConfigurationError` if gevent has patched a part of what a call needs: greenlets would
+    share what belongs to one thread, or stop each other.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is None:
+        return
+    missing = [name for name in _PATCHED_MODULES if not monkey.is_module_patched(name)]
+    if missing and len(missing) < len(_PATCHED_MODULES):
+        raise ConfigurationError(
+            f"gevent has patched only a part of the standard library: {', '.join(missing)} is "
+            "missing; call gevent.monkey.patch_all() without leaving these out"
+        )
+
+
+_PATCHED_MODULES = ("threading", "queue", "socket", "select", "time")
+
+
 class PatchState:
     """Which standard library the locks, queues and thread-local data that are in use were made
     with: before or after gevent has patched it. Those made before would stop all greenlets, and

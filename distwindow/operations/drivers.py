@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from ..core.errors import ConfigurationError
 from ..core.interrupts import is_interruption
 from .steps import Operation, Sleep, StoreStep, WaitFor
 
@@ -39,7 +41,7 @@ def run_blocking(
                 if isinstance(step, WaitFor):
                     step.completion.wait(step.seconds)
                 elif isinstance(step, Sleep):
-                    sleep(step.seconds)
+                    _check_slept(sleep(step.seconds))
                 else:
                     reply = execute(step)
             except Exception as exc:
@@ -47,6 +49,18 @@ def run_blocking(
     except BaseException:
         operation.close()
         raise
+
+
+def _check_slept(returned: object) -> None:
+    """Raise `ConfigurationError` if `sleep` has returned a coroutine, and so has not slept: a
+    waiting caller would otherwise send its call again without a pause.
+    """
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise ConfigurationError(
+            "the `sleep` of the clock given as `time` returns a coroutine, which nothing awaits; "
+            "write it as a plain function"
+        )
 
 
 async def run_async(

@@ -6,12 +6,14 @@ The scripts are in `lua/` beside the package in a checkout, and in `distwindow/_
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ..core.errors import ConfigurationError
+from ..core.interrupts import is_interruption
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
@@ -31,7 +33,7 @@ class Script:
 def scripts_folder() -> Path:
     """Return the folder of the `.lua` files; raise `ConfigurationError` if there is none."""
     for folder in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
-        if (folder / "acquire.lua").is_file():
+        if "acquire.lua" in _files(folder):
             return folder
     raise ConfigurationError(
         f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
@@ -39,9 +41,29 @@ def scripts_folder() -> Path:
     )
 
 
+def _files(folder: Path) -> list[str]:
+    # A function in C: `Path.is_file` takes a `ValueError` of a signal handler for "no", and the
+    # frames of pathlib look like those of a handler.
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except OSError as exc:
+        if is_interruption(exc):
+            raise
+        return []
+
+
+def load_scripts() -> None:
+    """Read all scripts, so that no call has to: what a signal handler raises amid reading files may
+    be taken for an error of the file.
+    """
+    for name in script_names():
+        load_script(name)
+
+
 def script_names() -> list[str]:
     """Return the names of all scripts, sorted."""
-    return sorted(path.stem for path in scripts_folder().glob("*.lua"))
+    files = _files(scripts_folder())
+    return sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua"))
 
 
 @cache

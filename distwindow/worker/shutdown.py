@@ -108,6 +108,7 @@ class Shutdown:
         self._exit_hooks.after_fork()
         self._signal_watch.after_fork()
         self._exit_began = False
+        self._paused_for_exit = False
         if self._sigterm_blocked:
             self._sigterm_blocked = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -138,9 +139,11 @@ class Shutdown:
         """Delay a call during the first flush. After that, block it until the process has ended, or
         has survived.
         """
-        if self.phase != RUNNING and _thread.get_ident() not in self.flushing_threads:
+        if self.phase == RUNNING and not self._paused_for_exit:
+            return
+        if _thread.get_ident() not in self.flushing_threads:
             time.sleep(YIELD_S)
-            while self.phase >= PAUSED:
+            while self.phase >= PAUSED or self._paused_for_exit:
                 time.sleep(POLL_S)
 
     def flush(self) -> None:
@@ -157,9 +160,11 @@ class Shutdown:
         while self.phase != RUNNING and monotonic() < until:
             time.sleep(POLL_S)
         for worker in self._workers:
-            deadline = monotonic() + EXIT_TIMEOUT_S
-            worker.jobs.wait_until_closed(deadline)
-            worker.flush_all(deadline, final=True)
+            worker.jobs.wait_until_closed(monotonic() + EXIT_TIMEOUT_S)
+            worker.flush_all(monotonic() + FIRST_FLUSH_S, final=False)
+        self._pause_daemon_threads()
+        for worker in self._workers:
+            worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
             report_lost(worker.jobs.active())
         if self._sigterm_blocked and threading.current_thread() is threading.main_thread():
             # The main thread got here before the thread of `_watch_action` checked again. Now that
@@ -194,6 +199,15 @@ class Shutdown:
 
     def _waits_for_sigterm(self) -> bool:
         return self.phase == RUNNING and signal.getsignal(signal.SIGTERM) == self.on_sigterm
+
+    def _pause_daemon_threads(self) -> None:
+        """Have the calls of daemon threads wait from now on: they go on while Python exits, and no
+        flush would send what they count. The thread that flushes goes on, too.
+        """
+        self.flushing_threads.add(_thread.get_ident())
+        self._paused_for_exit = True
+        self._pause_calls()
+        time.sleep(PAUSE_S)
 
     def _start_shutdown(self, number: int) -> None:
         self.phase = FLUSHING

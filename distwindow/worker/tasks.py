@@ -99,9 +99,11 @@ class WorkerTasks:
         done = OneShotEvent()
 
         def flush() -> None:
+            SHUTDOWN.flushing_threads.add(_thread.get_ident())
             try:
                 _flush_in_new_loop(jobs, deadline, final)
             finally:
+                SHUTDOWN.flushing_threads.discard(_thread.get_ident())
                 done.set()
 
         _thread.start_new_thread(flush, ())

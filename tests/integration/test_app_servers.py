@@ -100,6 +100,54 @@ def test_gevent_that_is_imported_after_a_limiter_was_made(
     )
 
 
+PATCHED_IN_PART = """
+import sys
+from gevent import monkey
+exec(sys.argv[1])
+from distwindow import ConfigurationError, Limiter
+try:
+    Limiter("redis://localhost", "1/second")
+except ConfigurationError as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.parametrize(
+    "patch",
+    ["monkey.patch_all(thread=False)", "monkey.patch_all(queue=False)", "monkey.patch_socket()"],
+)
+def test_gevent_that_patches_a_part_is_refused(patch: str) -> None:
+    pytest.importorskip("gevent")
+    assert ran(PATCHED_IN_PART, patch).startswith("gevent has patched only a part")
+
+
+PATCHED_AFTER_CALLS = """
+import sys
+from distwindow import ConfigurationError, Limiter
+limiter = Limiter(sys.argv[1], "100/second", prefix=sys.argv[2], consistency="eventual",
+                  sync_interval=0.05)
+for _ in range(5):
+    limiter.try_acquire("k")
+limiter.flush()
+import gevent
+from gevent import monkey
+monkey.patch_all()
+try:
+    for number in range(3):
+        limiter.try_acquire(f"k{number}")
+except ConfigurationError as exc:
+    print(exc, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_eventual_calls_are_refused_where_no_flush_would_come(redis_url: str, prefix: str) -> None:
+    pytest.importorskip("gevent")
+    output = ran(PATCHED_AFTER_CALLS, redis_url, prefix)
+    assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made")
+
+
 FORKED_AMID_IMPORT = """
 import importlib.abc, os, sys, threading, time
 url, prefix = sys.argv[1:]

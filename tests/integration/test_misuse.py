@@ -77,6 +77,16 @@ def test_a_clock_whose_sleep_is_awaited(
         limiter_class(store, "1/second", time=clock())
 
 
+def test_a_clock_whose_sleep_returns_a_coroutine() -> None:
+    """It cannot be told before it is called; then nothing waits in a busy loop."""
+    clock = Clock()
+    clock.sleep = lambda seconds: AwaitedClock().sleep(seconds)  # type: ignore[assignment, method-assign]
+    limiter = Limiter("memory://", "1/second", time=clock)
+    limiter.acquire("k")
+    with pytest.raises(ConfigurationError, match="returns a coroutine, which nothing awaits"):
+        limiter.acquire("k", timeout=5)
+
+
 @each_limiter
 def test_a_clock_that_is_a_class(limiter_class: Any) -> None:
     with pytest.raises(ConfigurationError, match="time=Clock is a class; make an object of it"):

@@ -168,6 +168,17 @@ print("done")
         run(WITHOUT + program, proxy.url, prefix)
 
 
+def test_without_poll_high_descriptors_are_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(select, "poll")
+    ours, theirs = socket.socketpair()
+    high = socket.socket(fileno=os.dup2(ours.fileno(), 1030))
+    with ours, theirs, high:
+        with pytest.raises(OSError, match="and select takes no descriptor as high as 1030"):
+            SelectTransport(high, SYSTEM).is_closed()
+
+
 def test_eventlet_that_patches_too_late() -> None:
     """Waiting is then done by a queue in C, which blocks the whole process."""
     run(

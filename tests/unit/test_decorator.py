@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -482,3 +483,14 @@ def test_a_key_or_cost_function_that_is_asynchronous(limiter_class: Any, functio
         limiter.limit(function)
     with pytest.raises(ConfigurationError, match=r"the cost function may not be asynchronous"):
         limiter.limit("key", cost=function)
+
+
+def test_a_function_on_one_line_that_applies_the_decorator(tmp_path: Any) -> None:
+    """Its line begins with `def`, as that below a bare decorator does."""
+    source = "def limited(function): return limiter.limit(by_first)(function)\n"
+    path = tmp_path / "application.py"
+    path.write_text(source)
+    names: dict[str, Any] = {"limiter": limiter_of(Limiter), "by_first": by_first}
+    exec(compile(source, str(path), "exec"), names)
+    if sys.version_info >= (3, 11):
+        assert names["limited"](lambda key: key)("a") == "a"

@@ -257,10 +257,11 @@ def _check_one(address: StoreUrl, parts: SplitResult) -> None:
     if database and parts.scheme != "unix":
         _number(database, "a database number", address.url)
     try:
-        options = redis.ConnectionPool.from_url(address.plain_url).connection_kwargs
+        # Not a pool: its destructor is Python code, and drops what a signal handler raises in it.
+        options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError) as exc:
         raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
-    for name in options:
+    for name in options.keys() - {"connection_class"}:
         _check_option(name, name, _OPTIONS[parts.scheme], address.url)
 
 

@@ -95,7 +95,15 @@ def _readable_within(sock: socket.socket) -> Callable[[float], object]:
         return poll.poll
 
     def readable(ms: float) -> bool:
-        return bool(select.select((sock,), (), (), ms / 1000)[0])
+        try:
+            return bool(select.select((sock,), (), (), ms / 1000)[0])
+        except ValueError as exc:  # "filedescriptor out of range"
+            if is_interruption(exc):
+                raise
+            raise OSError(
+                f"this platform has no select.poll, and select takes no descriptor as high as "
+                f"{sock.fileno()}: close some files or connections of this process"
+            ) from exc
 
     return readable
 

@@ -1,0 +1,45 @@
+"""Finding and loading scripts amid signal handlers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from distwindow import Limiter
+from distwindow.protocol import scripts
+from distwindow.store.redis.urls import parse_url_text
+
+
+def test_what_a_handler_raises_while_a_folder_is_read_is_not_taken_for_an_error_of_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in (ValueError, OSError, TypeError):
+        expected = kind("of the application")
+
+        def listdir(folder: Any, expected: Exception = expected) -> list[str]:
+            raise expected
+
+        monkeypatch.setattr(os, "listdir", listdir)
+        with pytest.raises(kind) as caught:
+            scripts.scripts_folder()
+        assert caught.value is expected
+
+
+def test_no_call_reads_files(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = scripts.script_names()
+    scripts.load_script.cache_clear()
+    with Limiter(redis_url, "10/second", prefix=prefix) as limiter:
+        monkeypatch.setattr(scripts, "_files", None)
+        assert scripts.load_script.cache_info().currsize == len(names)
+        misses = scripts.load_script.cache_info().misses
+        assert limiter.try_acquire("k")
+        assert limiter.stats("k").passed == 1
+        assert scripts.load_script.cache_info().misses == misses
+
+
+def test_a_url_is_read_without_making_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that is dropped has a destructor in Python, which drops what a handler raises."""
+    monkeypatch.setattr("redis.ConnectionPool.__init__", None)
+    assert parse_url_text("redis://localhost:6379/0?socket_keepalive=true").kind == "one"
