@@ -28,7 +28,7 @@ def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
     """Return the bytes of a ring with `each` passes in every bucket of its window."""
     connection.call("FLUSHALL")
     now = int(time.time() * 1000)
-    charges = charges_of("user:42", keys.key_prefix("distwindow", "user:42"), [limit], each)
+    charges = charges_of("user:42", keys.ring_name_prefix("distwindow", "user:42"), [limit], each)
     for age in range(limit.span - 1, -1, -1):
         command = Acquire(charges, now_ms=now - age * limit.bucket_ms)
         (reply,) = connection.pipeline([command.frame(GUARD)])

@@ -65,7 +65,7 @@ class RingWithSenders:
         self.connection.call("COPY", self.records, self.copy)
 
     def acquire(self, now_ms: int | None = None) -> Acquire:
-        key_prefix = keys.key_prefix("distwindow", f"senders:{self.senders}:{self.stale}")
+        key_prefix = keys.ring_name_prefix("distwindow", f"senders:{self.senders}:{self.stale}")
         return Acquire(charges_of("user", key_prefix, [LIMIT], 1), now_ms)
 
     def flush(

@@ -50,7 +50,7 @@ class RingState:
     used: int
 
     def acquire(self, copy: int | str, cost: int = 1, now_ms: int | None = None) -> Acquire:
-        key_prefix = keys.key_prefix("distwindow", f"user:42:{copy}")
+        key_prefix = keys.ring_name_prefix("distwindow", f"user:42:{copy}")
         return Acquire(charges_of("user", key_prefix, [self.limit], cost), now_ms=now_ms)
 
     def frame(self, copy: int | str, now_ms: int | None = None) -> bytes:

@@ -17,12 +17,12 @@ def register_after_fork(owner: T) -> T:
     if _registered is None:
         _registered = weakref.WeakSet()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=begin_anew)
+            os.register_at_fork(after_in_child=reset_process_state)
     _registered.add(owner)
     return owner
 
 
-def begin_anew() -> None:
+def reset_process_state() -> None:
     """Have everything drop its connections, its counts, and its locks, as in a forked child."""
     for owner in list(_registered or ()):
         owner.after_fork()

@@ -14,7 +14,7 @@ from .base_limiter import (
     F,
     OnStoreError,
     check_timeout,
-    no_worker,
+    ignore_wake,
     raise_failure,
     raise_if_refused,
     resolve_argument,
@@ -51,7 +51,7 @@ from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import AsyncQueueSlot
 from .protocol.commands import Acquire, Command
 from .store.memory import MemoryStore
-from .worker import TASKS
+from .worker import TASK_WORKER
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,7 +97,7 @@ class AsyncLimiter(BaseLimiter):
         self._strategy = make_strategy(
             options, self._command_cache, self._store, in_process_attempt(self._store)
         )
-        self._flush_job = TASKS.add(
+        self._flush_job = TASK_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
             self._store.clock,
@@ -127,7 +127,7 @@ class AsyncLimiter(BaseLimiter):
 
     async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """See `Limiter.try_acquire_all`."""
-        command = self._command_cache.acquire_all(items)
+        command = self._command_cache.acquire_all_command(items)
         deadline = self._store.clock.monotonic() + self._timeout
         await self._run(
             key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
@@ -137,7 +137,7 @@ class AsyncLimiter(BaseLimiter):
 
     async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """See `Limiter.acquire`."""
-        command = self._command_cache.acquire(key, cost)
+        command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = AsyncQueueSlot(self._wait_queues, command, check_timeout(timeout))
         try:
@@ -150,12 +150,12 @@ class AsyncLimiter(BaseLimiter):
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
-        charges = self._command_cache.acquire(key).charges
+        charges = self._command_cache.acquire_command(key).charges
         return await self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
-        charges = self._command_cache.acquire(key).charges
+        charges = self._command_cache.acquire_command(key).charges
         return await self._run(key_operations.stats(self._strategy, charges, self._store.clock))
 
     async def refund(self, decision: Decision) -> int:
@@ -165,7 +165,7 @@ class AsyncLimiter(BaseLimiter):
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
         await self._run(
-            key_operations.reset(self._strategy, self._command_cache.acquire(key).charges)
+            key_operations.reset(self._strategy, self._command_cache.acquire_command(key).charges)
         )
 
     @requires_key
@@ -215,7 +215,7 @@ class AsyncLimiter(BaseLimiter):
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
-        await TASKS.wait_for(self._flush_job)
+        await TASK_WORKER.wait_for(self._flush_job)
         raise_failure(await self._flush_now(False))
 
     async def aclose(self) -> None:
@@ -242,15 +242,15 @@ class AsyncLimiter(BaseLimiter):
         with self._flush_job.being_closed():
             if not self._store_is_callers:
                 self._strategy.close()
-                if self._strategy.leases:
+                if self._strategy.uses_leases:
                     await self._store.drain()  # leases on their way are given back
-                self._strategy.wake = no_worker
-            await TASKS.detach(self._flush_job)
+                self._strategy.wake = ignore_wake
+            await TASK_WORKER.detach(self._flush_job)
             failure = await self._flush_now(True)
             if not self._store_is_callers:
                 failure = await self._flush_now(True) or failure
                 await self._store.aclose()
-            self._flush_job.closed(failure)
+            self._flush_job.record_close(failure)
 
     async def __aenter__(self) -> Self:
         return self
@@ -268,7 +268,7 @@ class AsyncLimiter(BaseLimiter):
 
     async def _flush_now(self, last: bool) -> DistwindowError | None:
         """See `Limiter._flush_now`."""
-        operation = flush_due(self._strategy, self._store.clock.monotonic, last=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
         return await run_async(
             operation, functools.partial(self._execute_step, None), self._store.sleep
         )

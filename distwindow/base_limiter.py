@@ -75,7 +75,7 @@ def resolve_argument(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return value(*args, **kwargs) if callable(value) else value
 
 
-def no_worker() -> None:
+def ignore_wake() -> None:
     """Replaces the function that wakes the worker, once a limiter is being closed."""
 
 

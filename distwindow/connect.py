@@ -165,7 +165,7 @@ def open_async_store(
             return AsyncMemoryStore(register_after_fork(MemoryStore(time)))
         client = partial(_async_client, urls.parse_url_text(store), timeout)
         load_scripts()
-        return register_after_fork(AsyncRedisStore(client, settings, urls.aclose))
+        return register_after_fork(AsyncRedisStore(client, settings, urls.aclose_client))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         load_scripts()
         return register_after_fork(AsyncRedisStore(partial(_unchanged, store), settings))
@@ -209,20 +209,20 @@ def _make_topology(store: Any, settings: CallSettings) -> Topology:
     else:
         topology = SingleServer(client.connection_pool, settings)
     if is_url:
-        topology.release = partial(urls.close, client)
+        topology.close_client = partial(urls.close_client, client)
     return topology
 
 
 def _client(url: urls.StoreUrl, timeout: float) -> Any:
     try:
-        return urls.client(url, timeout)
+        return urls.make_client(url, timeout)
     except Exception as exc:  # a cluster's errors are not redis.RedisError
         raise connect_failure(exc, urls.masked_url(url.url)) from exc
 
 
 def _async_client(url: urls.StoreUrl, timeout: float) -> Any:
     try:
-        return urls.async_client(url, timeout)
+        return urls.make_async_client(url, timeout)
     except Exception as exc:
         raise connect_failure(exc, urls.masked_url(url.url)) from exc
 

@@ -20,7 +20,7 @@ from .core.errors import ConfigurationError, short_repr
 from .core.key import normalize_key
 from .core.limit import Limit
 from .operations.command_cache import check_cost
-from .protocol.keys import key_prefix
+from .protocol.keys import ring_name_prefix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,7 +111,7 @@ def check_arguments(
         _check_not_async(key, "key")
     else:
         try:
-            key_prefix(prefix, normalize_key(key))
+            ring_name_prefix(prefix, normalize_key(key))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
                 f"limit({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function of "

@@ -17,7 +17,7 @@ from .base_limiter import (
     F,
     OnStoreError,
     check_timeout,
-    no_worker,
+    ignore_wake,
     raise_failure,
     raise_if_refused,
     resolve_argument,
@@ -33,10 +33,10 @@ from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError, DistwindowError
 from .core.interrupts import (
-    PATCHES,
+    PATCH_STATE,
     check_patched_before_import,
     check_patched_whole,
-    complete_in_thread,
+    run_to_completion,
 )
 from .core.key import AnyKey
 from .core.limit import LimitSpec
@@ -57,7 +57,7 @@ from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import QueueSlot
 from .protocol.commands import Acquire, Command
-from .worker import THREAD
+from .worker import THREAD_WORKER
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -124,7 +124,7 @@ class Limiter(BaseLimiter):
     ) -> None:
         check_patched_before_import()
         check_patched_whole()
-        PATCHES.check()
+        PATCH_STATE.check()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
@@ -136,7 +136,7 @@ class Limiter(BaseLimiter):
             options, self._command_cache, self._store, self._store.attempt
         )
         self._is_direct = options.direct
-        self._flush_job = THREAD.add(
+        self._flush_job = THREAD_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
             self._store.clock,
@@ -168,7 +168,7 @@ class Limiter(BaseLimiter):
         `ConfigurationError` on a cluster where the keys have no common tag (`Key(resource,
         tag=...)`).
         """
-        command = self._command_cache.acquire_all(items)
+        command = self._command_cache.acquire_all_command(items)
         deadline = self._store.clock.monotonic() + self._timeout
         self._run(
             key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
@@ -183,7 +183,7 @@ class Limiter(BaseLimiter):
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before that.
         """
-        command = self._command_cache.acquire(key, cost)
+        command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = QueueSlot(self._wait_queues, command, check_timeout(timeout))
         try:
@@ -201,12 +201,12 @@ class Limiter(BaseLimiter):
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
         number before that call.
         """
-        charges = self._command_cache.acquire(key).charges
+        charges = self._command_cache.acquire_command(key).charges
         return self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:
         """Return what is recorded in the windows of `key`."""
-        charges = self._command_cache.acquire(key).charges
+        charges = self._command_cache.acquire_command(key).charges
         return self._run(key_operations.stats(self._strategy, charges, self._store.clock))
 
     def refund(self, decision: Decision) -> int:
@@ -220,7 +220,9 @@ class Limiter(BaseLimiter):
 
     def reset(self, key: AnyKey) -> None:
         """Delete the windows of `key`, so that all its permits are free again."""
-        self._run(key_operations.reset(self._strategy, self._command_cache.acquire(key).charges))
+        self._run(
+            key_operations.reset(self._strategy, self._command_cache.acquire_command(key).charges)
+        )
 
     @requires_key
     def limit(
@@ -270,8 +272,8 @@ class Limiter(BaseLimiter):
         """Send now what was counted in this process, instead of within `flush_interval` (or
         `sync_interval`). If the store does not take it, raise, and keep it for the next flush.
         """
-        THREAD.wait_for(self._flush_job)
-        raise_failure(complete_in_thread(functools.partial(self._flush_now, False)))
+        THREAD_WORKER.wait_for(self._flush_job)
+        raise_failure(run_to_completion(functools.partial(self._flush_now, False)))
 
     def close(self) -> None:
         """Give leased permits back, send what was counted, and close the connections. Later calls
@@ -279,22 +281,24 @@ class Limiter(BaseLimiter):
 
         A store object that the caller made stays open, because it is the caller's.
         """
-        complete_in_thread(self._close)
+        run_to_completion(self._close)
 
     def _close(self) -> None:
         with self._flush_job.closing_lock, self._flush_job.being_closed():
             if not self._store_is_callers:
                 self._strategy.close()  # first: no flush would send what is counted later
                 ends = self._store.clock.monotonic() + self._timeout
-                for fetch in self._strategy.lease_fetches():  # leases on their way are given back
+                for (
+                    fetch
+                ) in self._strategy.waits_for_lease_fetches():  # leases on their way are given back
                     fetch.completion.wait(ends - self._store.clock.monotonic())
-                self._strategy.wake = no_worker  # this thread flushes from here on
-            THREAD.detach(self._flush_job)
+                self._strategy.wake = ignore_wake  # this thread flushes from here on
+            THREAD_WORKER.detach(self._flush_job)
             failure = self._flush_now(True)
             if not self._store_is_callers:
                 failure = self._flush_now(True) or failure  # of calls that were being decided
                 self._store.close()
-            self._flush_job.closed(failure)
+            self._flush_job.record_close(failure)
 
     def __enter__(self) -> Self:
         return self
@@ -313,11 +317,11 @@ class Limiter(BaseLimiter):
             return self._run(self._strategy.acquire_remote(key, cost))
         # The same as `acquire_remote` of the strategy `Direct`, without a generator and its driver.
         sent_at = self._store.clock.monotonic()
-        decision = self._store.attempt(self._command_cache.acquire(key, cost))
+        decision = self._store.attempt(self._command_cache.acquire_command(key, cost))
         return (
             decision
             if decision[0]
-            else self._strategy.remember_refusal(decision[1], decision, sent_at)
+            else self._strategy.cache_refusal(decision[1], decision, sent_at)
         )
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
@@ -327,7 +331,7 @@ class Limiter(BaseLimiter):
         """Send what is due, or everything with `last`. Each of its exchanges has a deadline of its
         own. Return the first failure.
         """
-        operation = flush_due(self._strategy, self._store.clock.monotonic, last=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
         execute = functools.partial(self._execute_step, None)
         return run_blocking(operation, execute, self._store.clock.sleep)
 

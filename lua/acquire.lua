@@ -1,6 +1,6 @@
 --- acquire: count `permits` in the newest bucket of every ring, or refuse and count a block in each.
 --- KEYS   ring...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] [now_ms] [store_limit]
+--- ARGV   guard (permits limit bucket_ms shape)... [calls] [now_ms] [write_limit]
 --- RETURN guard left now_ms                                           one ring, all admitted
 --- RETURN guard left now_ms index reset_ms                            all admitted
 --- RETURN guard left now_ms index reset_ms bucket_start_ms...         all admitted, a ring is ahead of now_ms
@@ -8,12 +8,12 @@
 --- RETURN guard -1 now_ms index left reset_ms retry_ms admitted index left reset_ms bucket_start_ms...   and a ring is ahead
 --- RETURN guard -2 now_ms                                             past its deadline, nothing done
 --- One script call stands for `calls` calls of equal cost: permits = calls * cost, and as many calls
---- are admitted as fit. With `store_limit` the limit is stored at once, not only when the next bucket
+--- are admitted as fit. With `write_limit` the limit is stored at once, not only when the next bucket
 --- opens. Where a ring's newest bucket begins after now_ms (the clock was set back), the reply names
 --- the bucket in which each ring has counted.
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
 -- Where the arguments behind those of the rings stand.
-local CALLS, NOW, STORE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4
+local CALLS, NOW, WRITE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include acquire/hot.lua

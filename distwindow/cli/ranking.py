@@ -12,7 +12,7 @@ from typing import NamedTuple
 from distwindow import Stats, WindowStats
 
 from ..core.stats import stats_of
-from ..protocol.keys import RingName
+from ..protocol.keys import RingNameParts
 from .scan import Ring, ScanCounts, read_rings
 from .servers import Server
 
@@ -108,7 +108,7 @@ def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     keys = []
     for one in _first_candidates(best.values(), top):
         page = [
-            (b"%s:%d:%d" % (one.key_prefix, *pair), RingName(one.key, *pair))
+            (b"%s:%d:%d" % (one.key_prefix, *pair), RingNameParts(one.key, *pair))
             for pair in sorted(parameters)
         ]
         if own := list(read_rings(one.server, page, ScanCounts())):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..protocol.keys import RingName, check_prefix
+from ..protocol.keys import RingNameParts, check_prefix
 from .errors import report_errors
 from .key_text import shell_word, spellings
 from .options import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption
@@ -115,7 +115,7 @@ class _FoundKeys:
 
 def _delete(server: Server, page: Page) -> Page:
     """Delete these rings. Return those that existed."""
-    deleted: list[tuple[bytes, RingName]] = []
+    deleted: list[tuple[bytes, RingNameParts]] = []
     for at in range(0, len(page), _PIPELINE_SIZE):
         part = page[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)

@@ -17,7 +17,7 @@ import redis
 from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
-from ..protocol.keys import RingName, is_senders_name, parse_ring_name
+from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
 from ..protocol.replies import ring_state
 from .selection import Selection, ring_key_prefix
 from .servers import Server
@@ -25,7 +25,7 @@ from .servers import Server
 _SCAN_COUNT = 500
 _PIPELINE_SIZE = 500
 
-Page = list[tuple[bytes, RingName]]
+Page = list[tuple[bytes, RingNameParts]]
 """Names of rings, as Redis keys and parsed."""
 
 
@@ -34,7 +34,7 @@ class Ring(NamedTuple):
 
     server: Server
     key_prefix: bytes
-    name: RingName
+    name: RingNameParts
     window: WindowStats
     now_ms: int
     """The server's time when it was read: ms since the epoch."""
@@ -96,7 +96,7 @@ def scan_rings(
 
 
 def read_rings(
-    server: Server, page: Sequence[tuple[bytes, RingName]], counts: ScanCounts
+    server: Server, page: Sequence[tuple[bytes, RingNameParts]], counts: ScanCounts
 ) -> Iterator[Ring]:
     """Yield the rings of these names that still exist."""
     for at in range(0, len(page), _PIPELINE_SIZE):
@@ -131,7 +131,7 @@ def _execute(pipeline: Any) -> list[Any]:
     return replies
 
 
-def _window(name: RingName, fields: Any, now_ms: int) -> WindowStats | None:
+def _window(name: RingNameParts, fields: Any, now_ms: int) -> WindowStats | None:
     """Return the window that a ring's hash holds, or None where the hash is not a ring's."""
     if isinstance(fields, redis.RedisError):
         return None

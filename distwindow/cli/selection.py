@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..protocol.keys import escape, key_prefix
+from ..protocol.keys import escape, ring_name_prefix
 from .key_text import spellings
 from .options import parse_key
 
@@ -89,7 +89,7 @@ def any_of(prefix: str, selections: Sequence[Selection]) -> Selection:
 
 def argument_key_prefix(prefix: str, argument: str) -> bytes:
     """Return what the names of a key's rings begin with, for a key from the command line."""
-    return key_prefix(prefix, parse_key(argument))
+    return ring_name_prefix(prefix, parse_key(argument))
 
 
 def ring_key_prefix(name: bytes) -> bytes:

@@ -26,7 +26,7 @@ from ..core.decision import Decision
 from ..core.key import AnyKey, Key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER, KeyState, StateName
@@ -45,7 +45,7 @@ class CommandSource(Protocol):
     def after_fork(self) -> None:
         """Start empty in a forked child."""
 
-    def collect(self, now: float, found: list[PendingCommand], *, last: bool) -> None:
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
         """Add what is to be sent now to `found`; with `last`, everything that is ever to be sent.
         If this raises, the caller calls each `on_reply` of `found` with "not sent".
         """
@@ -57,7 +57,7 @@ class CommandSource(Protocol):
 class LocalStrategy(Generic[S]):
     """A strategy that keeps key states."""
 
-    leases = False
+    uses_leases = False
 
     def __init__(
         self,
@@ -128,25 +128,25 @@ class LocalStrategy(Generic[S]):
         if not state.dirty:
             self._counts.mark_dirty(state)
         with self._lock:
-            if state.success + state.error == 0 or rt_ms < state.rt_min:
-                state.rt_min = rt_ms
+            if state.success + state.error == 0 or rt_ms < state.rt_min_ms:
+                state.rt_min_ms = rt_ms
             if failed:
                 state.error += 1
             else:
                 state.success += 1
-            state.rt_sum += rt_ms
+            state.rt_sum_ms += rt_ms
         if not state.dirty:
             self._counts.mark_dirty(state)
         return None
 
-    def flush_command(self, key: AnyKey) -> PendingCommand | None:
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`, for a caller who is about to read
         it from the store; None if nothing is.
         """
         state = self._get(key)
         return None if state is None else self._counts.flush_of(state)
 
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides a call over several keys."""
         return []
 
@@ -171,22 +171,22 @@ class LocalStrategy(Generic[S]):
     def wake(self, wake: Callable[[], object]) -> None:
         self._schedule.wake = wake
 
-    def clock_probe(self) -> list[PendingCommand]:
+    def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be."""
         return []
 
-    def pending_commands(
-        self, now: float, found: list[PendingCommand], *, last: bool = False
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
     ) -> None:
         """Add what is to be sent now to `found`; see `CommandSource.collect`."""
         for source in self._sources:
-            source.collect(now, found, last=last)
+            source.collect(now, outgoing, final=final)
 
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""
         self._schedule.recompute(now, [source.next_due_at for source in self._sources])
 
-    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
         return []
 
@@ -198,7 +198,7 @@ class LocalStrategy(Generic[S]):
         # A call that had taken the other lock before has counted after these two lines.
         with self._key_states.counter_lock:
             pass
-        self._key_states.empty()
+        self._key_states.clear()
 
     # -- the end of the process (worker/shutdown.py) --------------------------------------------
 
@@ -216,9 +216,9 @@ class LocalStrategy(Generic[S]):
         """Return how many leased permits are still to be given back."""
         return 0
 
-    def unsent_counts(self) -> int:
+    def unacknowledged_counts(self) -> int:
         """Return how many counts the store has not acknowledged."""
-        return self._counts.unsent()
+        return self._counts.unacknowledged()
 
     # -- key states -------------------------------------------------------------------------------
 
@@ -241,8 +241,10 @@ class LocalStrategy(Generic[S]):
             return None
         state = self._get(key)
         if state is None:
-            charges = self._command_cache.acquire(key).charges
-            state = self._key_states.add(key, lambda: self._new_state(key, charges, offset_ms))
+            charges = self._command_cache.acquire_command(key).charges
+            state = self._key_states.get_or_add(
+                key, lambda: self._new_state(key, charges, offset_ms)
+            )
         return state
 
     def _state_for_record(self, decision: Decision, offset_ms: float) -> S:
@@ -256,11 +258,11 @@ class LocalStrategy(Generic[S]):
         if state is not None and state.charges[-1].ring == charges[-1].ring:
             return state
         rings = tuple(charge.ring for charge in charges)
-        own = self._command_cache.acquire(key).charges
+        own = self._command_cache.acquire_command(key).charges
         is_own = self._cacheable(key) and rings == tuple(charge.ring for charge in own)
         name: StateName = key if is_own else rings
         plain = tuple(charge._replace(cost=1, bucket_start_ms=None) for charge in charges)
-        return self._key_states.add(name, lambda: self._new_state(name, plain, offset_ms))
+        return self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
 
 
 class _ClosedLock(Generic[S]):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import exp, sqrt
 
-_FADE_S = 0.25
+_DECAY_TIME_S = 0.25
 """Seconds after which an observation weighs 1/e."""
-_UNKNOWN_S = 0.01
+_INITIAL_OBSERVED_S = 0.01
 """Seconds without a call that are assumed before the first one, as two calls at once do not mean
 that many more follow.
 """
@@ -24,12 +24,12 @@ _MIN_LEASE = 2
 class Demand:
     """The demand for one key in one process."""
 
-    __slots__ = ("calls", "observed_at", "observed_s")
+    __slots__ = ("observed_at", "observed_s", "permits")
 
     def __init__(self, now: float) -> None:
-        self.calls = 0.0
+        self.permits = 0.0
         """Permits that were asked for, faded."""
-        self.observed_s = _UNKNOWN_S
+        self.observed_s = _INITIAL_OBSERVED_S
         """Seconds in which they were, faded."""
         self.observed_at = now
         """Monotonic seconds."""
@@ -38,22 +38,22 @@ class Demand:
         """Take in that `permits` were asked for since the last observation."""
         passed = now - self.observed_at
         if passed > 0:
-            fade = exp(-passed / _FADE_S)
-            self.calls *= fade
-            self.observed_s = self.observed_s * fade + _FADE_S * (1 - fade)
+            fade = exp(-passed / _DECAY_TIME_S)
+            self.permits *= fade
+            self.observed_s = self.observed_s * fade + _DECAY_TIME_S * (1 - fade)
             self.observed_at = now
-        self.calls += permits
+        self.permits += permits
 
     def rate(self, now: float) -> float:
         """Return the permits per second that are asked for at `now`."""
-        fade = exp(-max(0.0, now - self.observed_at) / _FADE_S)
-        return self.calls * fade / (self.observed_s * fade + _FADE_S * (1 - fade))
+        fade = exp(-max(0.0, now - self.observed_at) / _DECAY_TIME_S)
+        return self.permits * fade / (self.observed_s * fade + _DECAY_TIME_S * (1 - fade))
 
     def permits_needed(self, now: float, seconds: float) -> int:
         """Return the permits that will be needed within `seconds`, less the standard error of the
         rate; 0 if a lease of them would save no command.
         """
-        if self.calls <= 1:
+        if self.permits <= 1:
             return 0
-        needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.calls)))
+        needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.permits)))
         return needed if needed >= _MIN_LEASE else 0

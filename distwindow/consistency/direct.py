@@ -32,8 +32,8 @@ class Direct(ExactStrategy[KeyState]):
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide."""
         sent_at = self._monotonic()
-        decision: Decision = yield self._command_cache.acquire(key, cost)
-        return decision if decision.allowed else self.remember_refusal(key, decision, sent_at)
+        decision: Decision = yield self._command_cache.acquire_command(key, cost)
+        return decision if decision.allowed else self.cache_refusal(key, decision, sent_at)
 
     def _new_state(
         self, name: StateName, charges: tuple[Charge, ...], offset_ms: float

@@ -20,12 +20,12 @@ from ..core.interrupts import is_interruption
 from ..core.key import AnyKey, normalize_key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from .base import LocalStrategy
 from .eventual_key_state import EventualKeyState
 from .fleet_sync import FleetSync
 from .flush_schedule import FlushSchedule
-from .key_state import CachedRefusal, StateName, admission_of, refusal_of
+from .key_state import CachedRefusal, StateName, peeked_admission, refusal_decision
 from .key_state_cache import KeyStateCache
 from .pending_counts import PendingCounts
 
@@ -76,7 +76,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             state = self._first_call(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:
-            self._sync.recompute_left(state, now)
+            self._sync.recompute_permits_left(state, now)
         # Before it is counted, as a signal handler may raise in between; and again after, where a
         # flush has taken it from the queue in between.
         if not state.dirty:
@@ -110,17 +110,17 @@ class Eventual(LocalStrategy[EventualKeyState]):
         """Return the decision of a call of cost 1 without counting it."""
         state, now = self._get(key) or self._first_call(key, 1), self._monotonic()
         if now >= state.permits_until:
-            self._sync.recompute_left(state, now)
+            self._sync.recompute_permits_left(state, now)
         if state.permits_left < 1:
             return self._refuse(state, key, 1, now, counted=False)
         limit = state.binding_window.limit
-        return admission_of(state, key, limit, state.permits_left, now, "local")
+        return peeked_admission(state, key, limit, state.permits_left, now, "local")
 
-    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """Return `decision`: the windows here repeat it by themselves."""
         return decision
 
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return the flushes of `keys`, as the store decides a call over several keys."""
         states = {key: state for key in keys if (state := self._get(key)) is not None}
         flushes = [self._counts.flush_of(state) for state in states.values()]
@@ -139,7 +139,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         Raises what `try_acquire` raises.
         """
         self._key_states.check_open()
-        charges = self._command_cache.acquire(key, cost).charges
+        charges = self._command_cache.acquire_command(key, cost).charges
         if cost > self._max_cost:
             raise ValueError(
                 f"cost={cost} can never be admitted: the share of one process is {self._max_cost}"
@@ -149,7 +149,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         if state is not None:
             return state
         plain, offset_ms = with_cost(charges, 1), self._sync.known_offset_ms()
-        return self._key_states.add(name, lambda: self._new_state(name, plain, offset_ms))
+        return self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
 
     def _new_state(
         self, name: StateName, charges: tuple[Charge, ...], offset_ms: float
@@ -173,12 +173,12 @@ class Eventual(LocalStrategy[EventualKeyState]):
                 state.blocked += cost
             if not state.dirty:
                 self._counts.mark_dirty(state)
-        return refusal_of(state, refusal, key, cost, now, "local")
+        return refusal_decision(state, refusal, key, cost, now, "local")
 
     def _new_refusal(self, state: EventualKeyState, cost: int, now: float) -> CachedRefusal:
         # The windows below were last computed with the counts that were closed then. Those that
         # were flushed since are not in `passed` any more, so compute them anew.
-        self._sync.recompute_left(state, now)
+        self._sync.recompute_permits_left(state, now)
         now_ms = state.now_ms(now)
         longest_ms, binding = -1, state.binding_window
         for window in state.windows:
@@ -193,13 +193,13 @@ class Eventual(LocalStrategy[EventualKeyState]):
 
     # -- the worker -------------------------------------------------------------------------------
 
-    def clock_probe(self) -> list[PendingCommand]:
+    def clock_probe(self) -> list[OutgoingCommand]:
         return self._sync.clock_probe()
 
-    def pending_commands(
-        self, now: float, found: list[PendingCommand], *, last: bool = False
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
     ) -> None:
-        self._sync.polling = not last
+        self._sync.polls_enabled = not final
         # Without the store's time no count can be sent, unless there is no later flush.
-        if self._sync.offset_ms is not None or last:
-            super().pending_commands(now, found, last=last)
+        if self._sync.offset_ms is not None or final:
+            super().collect_commands(now, outgoing, final=final)

@@ -37,8 +37,8 @@ class EventualKeyState(KeyState):
         for window in self.windows:
             window.count_own(start, passed)
 
-    def correct_clock(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
+    def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
         shift_ms = round(offset_ms - self.offset_ms)
-        super().correct_clock(counter_lock, offset_ms, now)
+        super().replace_clock_offset(counter_lock, offset_ms, now)
         for window in self.windows:
-            window.shift(shift_ms)
+            window.shift_own(shift_ms)

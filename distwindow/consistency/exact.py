@@ -77,7 +77,7 @@ class ExactStrategy(LocalStrategy[S]):
                 # Read with the permits: those of the next lease are charged in another bucket.
                 charges = state.charges
             if left >= 0:
-                if left <= state.refill_below:
+                if left <= state.prefetch_at_or_below:
                     self._on_few_left(state, now)
                 if cost != 1:
                     charges = with_cost(charges, cost)
@@ -119,7 +119,7 @@ class ExactStrategy(LocalStrategy[S]):
         """
         return self._refusals.peek(key)
 
-    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """Keep a refusal of the store, to repeat it; see `Refusals.remember`."""
         return self._refusals.remember(key, decision, sent_at)
 

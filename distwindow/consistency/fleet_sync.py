@@ -16,9 +16,9 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from ..core.charge import charged_in
+from ..core.charge import with_bucket_starts
 from ..core.clock import Clock
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
 from .eventual_key_state import EventualKeyState
@@ -29,7 +29,7 @@ from .pending_counts import PendingCounts
 
 POLL_FOR_S = 60.0
 """Seconds after its last call for which a key is polled. Never for longer than its window."""
-STALENESS_DIVISOR = 8
+POLL_DELAY_DIVISOR = 8
 """A key is polled again after this part of the time since its last call: what is known of it is
 never older than that.
 """
@@ -53,7 +53,7 @@ class FleetSync:
         self._monotonic = clock.monotonic
         self._clock = clock
         self._heap_order = itertools.count()
-        self.polling = True
+        self.polls_enabled = True
         """False during the last flush, as nobody decides by what polls return."""
         self.offset_ms: float | None = None
         """From monotonic time to the store's, ms; None before its first reply. Kept in a forked
@@ -76,7 +76,7 @@ class FleetSync:
             return self.offset_ms
         return self._clock.now_ms() - self._monotonic() * 1000
 
-    def clock_probe(self) -> list[PendingCommand]:
+    def clock_probe(self) -> list[OutgoingCommand]:
         """Return a flush without counts while the store's time is not known: counts carry the start
         of their bucket, so its reply has to come before they can be sent.
         """
@@ -86,7 +86,7 @@ class FleetSync:
         if state is None:
             return []
         command = Flush(state.charges, pull=True)
-        return [PendingCommand(command, lambda reply, sent_at: self._on_clock_reply(reply))]
+        return [OutgoingCommand(command, lambda reply, sent_at: self._on_clock_reply(reply))]
 
     def _on_clock_reply(self, reply: FleetCounts | Exception) -> None:
         if not isinstance(reply, FleetCounts):
@@ -95,12 +95,12 @@ class FleetSync:
         self.offset_ms = reply.now_ms - now * 1000
         for state in self._states.all():
             with self._states.state_lock:
-                state.correct_clock(self._states.counter_lock, self.offset_ms, now)
-                self.recompute_left(state, now)
+                state.replace_clock_offset(self._states.counter_lock, self.offset_ms, now)
+                self.recompute_permits_left(state, now)
 
     # -- windows ----------------------------------------------------------------------------------
 
-    def recompute_left(self, state: EventualKeyState, now: float) -> None:
+    def recompute_permits_left(self, state: EventualKeyState, now: float) -> None:
         """Compute how many permits are left until the present bucket ends."""
         lock = self._states.counter_lock
         with self._states.state_lock:
@@ -108,9 +108,9 @@ class FleetSync:
                 state.close_bucket(lock)
             now_ms = state.now_ms(now)
             unsent = (
-                state.pending
+                state.closed_buckets
                 if state.in_flight is None
-                else (*state.in_flight.buckets, *state.pending)
+                else (*state.in_flight.buckets, *state.closed_buckets)
             )
             least, binding = None, state.binding_window
             for window in state.windows:
@@ -125,7 +125,7 @@ class FleetSync:
             if state.bucket_start > now_ms:
                 # The store's clock was set back, and calls are counted in a later bucket than its.
                 widths = (charge.limit.bucket_ms for charge in charges)
-                charges = charged_in(
+                charges = with_bucket_starts(
                     charges, [state.bucket_start - state.bucket_start % width for width in widths]
                 )
             elif charges[0].bucket_start_ms is not None:
@@ -138,7 +138,7 @@ class FleetSync:
 
     def before_flush(self, state: EventualKeyState) -> None:
         """Note that `state` was called, if it was."""
-        if state.has_counts():
+        if state.has_unacknowledged():
             now = self._monotonic()
             state.called_repeatedly = now - state.last_called_at < state.longest_ms / 1000
             state.last_called_at = now
@@ -152,7 +152,7 @@ class FleetSync:
     def on_flush_ended(self, state: EventualKeyState, now: float) -> None:
         """Decide anew, as the counts of the flush may be among the fleet's now."""
         state.refused_until = 0.0
-        self.recompute_left(state, now)
+        self.recompute_permits_left(state, now)
 
     # -- polls ------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class FleetSync:
         """True if `state` is called now and then: its next call then needs recent counts."""
         idle_s = self._monotonic() - state.last_called_at
         wanted = state.called_repeatedly and idle_s < min(POLL_FOR_S, state.longest_ms / 1000)
-        return wanted and self.polling and self._states.get(state.key) is state
+        return wanted and self.polls_enabled and self._states.get(state.key) is state
 
     def schedule_poll(self, state: EventualKeyState, now: float) -> bool:
         """Poll `state` later, the later the longer it is not called; False if it is not wanted."""
@@ -169,15 +169,15 @@ class FleetSync:
         if not state.poll_scheduled:
             state.poll_scheduled = True
             idle_s = now - state.last_called_at
-            at = now + max(self._schedule.interval_s, idle_s / STALENESS_DIVISOR)
+            at = now + max(self._schedule.interval_s, idle_s / POLL_DELAY_DIVISOR)
             heapq.heappush(self._heap, (at, next(self._heap_order), state))
-            self._schedule.due_at(at)
+            self._schedule.flush_by(at)
         return True
 
-    def collect(self, now: float, found: list[PendingCommand], *, last: bool) -> None:
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
         """Add the polls that are due to `found`."""
         with self._states.state_lock:
-            while self._heap and self._heap[0][0] <= now and len(found) < _MAX_POLLS:
+            while self._heap and self._heap[0][0] <= now and len(outgoing) < _MAX_POLLS:
                 state = heapq.heappop(self._heap)[2]
                 state.poll_scheduled = False
                 # The flush of a key with counts is a poll, too.
@@ -186,7 +186,7 @@ class FleetSync:
                     and state.in_flight is None
                     and (pending := self._counts.flush_of(state))
                 ):
-                    found.append(pending)
+                    outgoing.append(pending)
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""

@@ -18,23 +18,23 @@ from ..core.stats import Bucket
 class FleetWindow:
     """One limit of one key. Its owner holds a lock. Bucket starts are ms of the store's clock."""
 
-    __slots__ = ("_fleet", "_own", "_sums", "cap", "limit")
+    __slots__ = ("_fleet", "_known_counts", "_own", "limit", "process_limit")
 
     def __init__(self, limit: Limit, share: float) -> None:
         self.limit = limit
-        self.cap = max(1, int(limit.amount * share))
+        self.process_limit = max(1, int(limit.amount * share))
         """The most permits that this process admits in a window."""
         self._fleet: dict[int, int] = {}
         self._own: dict[int, int] = {}
-        self._sums: dict[int, int] = {}
+        self._known_counts: dict[int, int] = {}
 
     def count_own(self, start: int, permits: int) -> None:
         """Add permits that this process has admitted in the bucket of `start`."""
-        if self.cap < self.limit.amount:
+        if self.process_limit < self.limit.amount:
             start -= start % self.limit.bucket_ms
             self._own[start] = self._own.get(start, 0) + permits
 
-    def shift(self, ms: int) -> None:
+    def shift_own(self, ms: int) -> None:
         """Move what `count_own` has counted by `ms`, as the clock offset was wrong by that. Each
         goes into the later of the two buckets that it may belong to, and so counts long enough.
         """
@@ -60,26 +60,28 @@ class FleetWindow:
             start = counted.start - counted.start % bucket_ms
             if counted.passed and start >= oldest:
                 sums[start] = sums.get(start, 0) + counted.passed
-        self._sums = sums
-        return min(self.limit.amount - sum(sums.values()), self.cap - sum(self._own.values()))
+        self._known_counts = sums
+        return min(
+            self.limit.amount - sum(sums.values()), self.process_limit - sum(self._own.values())
+        )
 
     def retry_ms(self, now_ms: int, cost: int, spent: int) -> int:
         """Return the ms until `cost` would be admitted if nobody else called. `spent` permits have
         been admitted here since `permits_left` was called, in the present bucket.
         """
         return max(
-            self._room_in_ms(now_ms, self._sums, cost + spent - self.limit.amount),
-            self._room_in_ms(now_ms, self._own, cost + spent - self.cap),
+            self._ms_until_room(now_ms, self._known_counts, cost + spent - self.limit.amount),
+            self._ms_until_room(now_ms, self._own, cost + spent - self.process_limit),
         )
 
     def reset_ms(self, now_ms: int, spent: int) -> int:
         """Return the ms until the window is empty if nobody calls; `spent` as in `retry_ms`."""
-        newest = max((start for start, n in self._sums.items() if n), default=None)
+        newest = max((start for start, n in self._known_counts.items() if n), default=None)
         if spent:
             newest = now_ms - now_ms % self.limit.bucket_ms
-        return 0 if newest is None else max(0, self._leaves_at_ms(newest) - now_ms)
+        return 0 if newest is None else max(0, self._expires_at_ms(newest) - now_ms)
 
-    def _room_in_ms(self, now_ms: int, counts: dict[int, int], excess: int) -> int:
+    def _ms_until_room(self, now_ms: int, counts: dict[int, int], excess: int) -> int:
         """Return the ms until so many of `counts` have left the window that `excess` plus the rest
         is at most 0.
         """
@@ -89,9 +91,9 @@ class FleetWindow:
         for start in sorted(counts):
             need -= counts[start]
             if need <= 0:
-                return max(1, self._leaves_at_ms(start) - now_ms)
-        return max(1, self._leaves_at_ms(now_ms - now_ms % self.limit.bucket_ms) - now_ms)
+                return max(1, self._expires_at_ms(start) - now_ms)
+        return max(1, self._expires_at_ms(now_ms - now_ms % self.limit.bucket_ms) - now_ms)
 
-    def _leaves_at_ms(self, start: int) -> int:
+    def _expires_at_ms(self, start: int) -> int:
         """Return when the bucket of `start` leaves the window."""
         return start + self.limit.span * self.limit.bucket_ms

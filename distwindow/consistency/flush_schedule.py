@@ -22,7 +22,7 @@ class FlushSchedule:
         self.wake: Callable[[], object] = lambda: None
         """Wakes the worker, as `next_due_at` is earlier than it was."""
 
-    def due_at(self, at: float) -> None:
+    def flush_by(self, at: float) -> None:
         """Have the worker flush at `at` (monotonic seconds) or earlier."""
         # A time that has passed by more than a second is replaced, too: whoever was to flush then
         # (an event loop, for example) is gone.

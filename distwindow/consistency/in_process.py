@@ -9,7 +9,7 @@ from ..core.key import AnyKey
 from ..core.stats import Bucket
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import CURRENT_BUCKET, Acquire, Flush
 from .key_state import NEVER
 
@@ -18,12 +18,12 @@ class InProcess:
     """Has every call decided by `attempt`, which executes a command in the store at once."""
 
     next_due_at = NEVER
-    leases = False
+    uses_leases = False
     dropped = 0
 
     def __init__(self, commands: CommandCache, attempt: Callable[[Acquire], Decision]) -> None:
         self.wake: Callable[[], object] = lambda: None
-        self._command = command = commands.acquire
+        self._acquire_command = command = commands.acquire_command
 
         def decide_locally(key: AnyKey, cost: int) -> Decision | None:
             return attempt(command(key, cost))
@@ -32,7 +32,7 @@ class InProcess:
         self.decide_locally = decide_locally
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        decision: Decision = yield self._command(key, cost)
+        decision: Decision = yield self._acquire_command(key, cost)
         return decision
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
@@ -52,29 +52,29 @@ class InProcess:
     def peek(self, key: AnyKey) -> Decision | None:
         return None
 
-    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         return decision
 
     def invalidate(self, key: AnyKey) -> None: ...
 
     def reset(self, key: AnyKey) -> None: ...
 
-    def flush_command(self, key: AnyKey) -> PendingCommand | None:
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         return None
 
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         return []
 
-    def clock_probe(self) -> list[PendingCommand]:
+    def clock_probe(self) -> list[OutgoingCommand]:
         return []
 
-    def pending_commands(
-        self, now: float, found: list[PendingCommand], *, last: bool = False
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
     ) -> None: ...
 
     def reschedule(self, now: float) -> None: ...
 
-    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         return []
 
     def close(self) -> None: ...
@@ -86,7 +86,7 @@ class InProcess:
     def unreturned_permits(self) -> int:
         return 0
 
-    def unsent_counts(self) -> int:
+    def unacknowledged_counts(self) -> int:
         return 0
 
     def after_fork(self) -> None: ...

@@ -64,6 +64,7 @@ class KeyState:
         "bucket_ends_at",
         "bucket_start",
         "charges",
+        "closed_buckets",
         "count_bucket_ms",
         "dirty",
         "error",
@@ -74,16 +75,15 @@ class KeyState:
         "longest_ms",
         "offset_ms",
         "passed",
-        "pending",
         "permits_left",
         "permits_until",
-        "refill_below",
+        "prefetch_at_or_below",
         "refusal",
         "refused_cost",
         "refused_until",
         "reset_at",
-        "rt_min",
-        "rt_sum",
+        "rt_min_ms",
+        "rt_sum_ms",
         "success",
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ class KeyState:
         self.offset_ms = offset_ms
         self.permits_left = 0
         self.permits_until = 0.0
-        self.refill_below = -1
+        self.prefetch_at_or_below = -1
         """When so many permits are left, more are fetched."""
         self.limit = limits[0]
         """The limit that binds, by the last reply."""
@@ -117,17 +117,17 @@ class KeyState:
         self.refusal: CachedRefusal | None = None
         self.bucket_start = 0
         self.bucket_ends_at = 0.0
-        self.passed = self.blocked = self.success = self.error = self.rt_sum = self.rt_min = 0
-        self.pending: tuple[Bucket, ...] = ()
+        self.passed = self.blocked = self.success = self.error = self.rt_sum_ms = self.rt_min_ms = 0
+        self.closed_buckets: tuple[Bucket, ...] = ()
         self.in_flight: InFlightBatch | None = None
         self.dirty = False
         """It is in the queue of key states to flush."""
 
-    def has_counts(self) -> bool:
+    def has_unacknowledged(self) -> bool:
         """True if anything has been counted that the store has not acknowledged."""
         return bool(
             self.passed or self.blocked or self.success or self.error
-            or self.pending or self.in_flight is not None
+            or self.closed_buckets or self.in_flight is not None
         )  # fmt: skip
 
     def now_ms(self, now: float) -> int:
@@ -169,7 +169,7 @@ class KeyState:
         handler raises right after the first call.
         """
 
-    def correct_clock(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
+    def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
         """Replace the offset by `offset_ms`: shift the starts of what is pending, and make the
         bucket of `now` the present one. The caller holds `state_lock`.
         """
@@ -177,17 +177,19 @@ class KeyState:
         shift = round(offset_ms - self.offset_ms)
         # Round up: what is ahead of the store's newest bucket is counted in that one, but what is
         # behind it may be counted in a bucket that leaves the window too early.
-        starts = [counted.start + shift + self.count_bucket_ms - 1 for counted in self.pending]
+        starts = [
+            counted.start + shift + self.count_bucket_ms - 1 for counted in self.closed_buckets
+        ]
         pending = tuple(
             replace(counted, start=start - start % self.count_bucket_ms)
-            for counted, start in zip(self.pending, starts, strict=True)
+            for counted, start in zip(self.closed_buckets, starts, strict=True)
         )
         now_ms = int(now * 1000 + offset_ms)
         start = now_ms - now_ms % self.count_bucket_ms
         ends_at = max(now + 0.0005, (start + self.count_bucket_ms - offset_ms) / 1000)
         # All four together, as other threads go on counting and need a consistent bucket.
         with counter_lock:
-            self.offset_ms, self.pending = offset_ms, pending
+            self.offset_ms, self.closed_buckets = offset_ms, pending
             self.bucket_start, self.bucket_ends_at = start, ends_at
 
     def _move_to_pending(self, counter_lock: Lock, start: int, ends_at: float) -> None:
@@ -198,8 +200,8 @@ class KeyState:
         with counter_lock:
             before = self.bucket_start
             passed, blocked, success = self.passed, self.blocked, self.success
-            error, rt_sum, rt_min = self.error, self.rt_sum, self.rt_min
-        pending = self.pending
+            error, rt_sum, rt_min = self.error, self.rt_sum_ms, self.rt_min_ms
+        pending = self.closed_buckets
         if passed or blocked or success or error:
             if passed:
                 self.on_bucket_closed(before, passed)
@@ -214,12 +216,12 @@ class KeyState:
             self.blocked -= blocked
             self.success -= success
             self.error -= error
-            self.rt_sum -= rt_sum
+            self.rt_sum_ms -= rt_sum
             self.bucket_start, self.bucket_ends_at = start, ends_at
-            self.pending = pending
+            self.closed_buckets = pending
 
 
-def admission_of(
+def peeked_admission(
     state: KeyState, key: AnyKey, limit: Limit, remaining: int, now: float, source: Source
 ) -> Decision:
     """Return an admission of cost 1 that is not charged, as `peek` does."""
@@ -229,7 +231,7 @@ def admission_of(
     )  # fmt: skip
 
 
-def refusal_of(
+def refusal_decision(
     state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
 ) -> Decision:
     """Return `refusal` as the decision of a call at `now`."""

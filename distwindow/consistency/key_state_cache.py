@@ -31,7 +31,7 @@ class KeyStateCache(Generic[S]):
         self.closed = False
         """Nothing is counted any more."""
         self.on_evicted = on_evicted
-        self._evicted_unsent: dict[StateName, S] = {}
+        self._evicted_unacknowledged: dict[StateName, S] = {}
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -43,7 +43,7 @@ class KeyStateCache(Generic[S]):
         self.state_lock = threading.RLock()
         """Held while key states are added, evicted and flushed."""
         self._states: OrderedDict[StateName, S] = OrderedDict()
-        self._evicted_unsent.clear()
+        self._evicted_unacknowledged.clear()
         self._states_at_close: list[S] = []
         # Bound once, as the hot path calls both.
         self.get: Callable[[StateName], S | None] = self._states.get
@@ -57,13 +57,13 @@ class KeyStateCache(Generic[S]):
     def all(self) -> list[S]:
         """Return all key states, evicted ones with counts included."""
         with self.state_lock:
-            return [*self._states.values(), *self._evicted_unsent.values()]
+            return [*self._states.values(), *self._evicted_unacknowledged.values()]
 
-    def all_and_closed(self) -> list[S]:
+    def all_including_closed(self) -> list[S]:
         """Return all key states, and those that there were when this was closed."""
         return [*self.all(), *self._states_at_close]
 
-    def add(self, name: StateName, new: Callable[[], S]) -> S:
+    def get_or_add(self, name: StateName, new: Callable[[], S]) -> S:
         """Return the key state of `name`. If there is none, it is made by `new`, and the least
         recently used one is evicted where there are too many.
         """
@@ -71,36 +71,36 @@ class KeyStateCache(Generic[S]):
             state = self._states.get(name)
             if state is not None:
                 return state
-            state = self._evicted_unsent.get(name) or new()
+            state = self._evicted_unacknowledged.get(name) or new()
             while len(self._states) >= self.max_keys:
                 # A loop rather than `next(iter(...))`, which is two calls: another thread may use
                 # a key between them, and the iterator raises then.
                 for oldest_name in self._states:  # noqa: B007
                     break
                 # In both dicts for a moment: a signal handler that raises in between loses nothing.
-                oldest = self._evicted_unsent[oldest_name] = self._states[oldest_name]
+                oldest = self._evicted_unacknowledged[oldest_name] = self._states[oldest_name]
                 del self._states[oldest_name]
                 if self.on_evicted is not None:
                     self.on_evicted(oldest)
-                if not oldest.has_counts():
-                    self._evicted_unsent.pop(oldest_name, None)
+                if not oldest.has_unacknowledged():
+                    self._evicted_unacknowledged.pop(oldest_name, None)
             self._states[name] = state
-            self._evicted_unsent.pop(name, None)
+            self._evicted_unacknowledged.pop(name, None)
             return state
 
-    def on_all_sent(self, state: S) -> None:
+    def on_all_acknowledged(self, state: S) -> None:
         """Drop `state` if it was evicted, now that all of its counts are acknowledged."""
-        if self._evicted_unsent and self._evicted_unsent.get(state.key) is state:
-            self._evicted_unsent.pop(state.key, None)
+        if self._evicted_unacknowledged and self._evicted_unacknowledged.get(state.key) is state:
+            self._evicted_unacknowledged.pop(state.key, None)
 
-    def count_evicted_unsent(self) -> int:
+    def count_evicted_unacknowledged(self) -> int:
         """Return how many evicted key states are kept for their counts."""
-        return len(self._evicted_unsent)
+        return len(self._evicted_unacknowledged)
 
     def drop(self, name: StateName) -> S | None:
         """Remove the key state of `name` and return it; None if there is none."""
         with self.state_lock:
-            return self._states.pop(name, None) or self._evicted_unsent.pop(name, None)
+            return self._states.pop(name, None) or self._evicted_unacknowledged.pop(name, None)
 
     def check_open(self) -> None:
         """Raise `ConfigurationError` if this is closed."""
@@ -129,11 +129,11 @@ class KeyStateCache(Generic[S]):
         """End `pause`."""
         self.get = self._states.get
 
-    def empty(self) -> None:
+    def clear(self) -> None:
         """Remove all key states. `all_and_closed` still returns them. May be called again where a
         signal handler has raised in it.
         """
         self._states_at_close += self.all()
         with self.state_lock:
             self._states.clear()
-            self._evicted_unsent.clear()
+            self._evicted_unacknowledged.clear()

@@ -7,7 +7,7 @@ from collections import deque
 from ..core.errors import StoreError
 from ..operations.command_cache import CommandCache
 from ..operations.completion import Completion
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Lease
 from ..protocol.decisions import decision_of
 from ..protocol.replies import LeaseReply
@@ -46,26 +46,26 @@ class LeasePrefetches:
 
     def request(self, state: LeasedKeyState, now: float) -> None:
         """Have the worker fetch the next lease of `state`, as few permits are left."""
-        state.refill_below = -1
+        state.prefetch_at_or_below = -1
         self._queue.append(state)
-        self._schedule.due_at(now)
+        self._schedule.flush_by(now)
 
-    def collect(self, now: float, found: list[PendingCommand], *, last: bool) -> None:
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
         """Add the fetches that were requested to `found`; with `last`, forget them. The caller
         holds `state_lock`.
         """
         for _ in range(len(self._queue)):
             state = self._queue.popleft()
-            if not last:
+            if not final:
                 self._leases.observe_demand(state, now)
-                self.add(state, now, state.permits_until - now, found)
+                self.add_if_needed(state, now, state.permits_until - now, outgoing)
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""
         return now if self._queue else NEVER
 
-    def add(
-        self, state: LeasedKeyState, now: float, seconds: float, found: list[PendingCommand]
+    def add_if_needed(
+        self, state: LeasedKeyState, now: float, seconds: float, outgoing: list[OutgoingCommand]
     ) -> None:
         """Add the command that fetches what is needed within `seconds` to `found`, if more is
         needed than `state` has left.
@@ -74,11 +74,11 @@ class LeasePrefetches:
         if (
             extra < 1
             or state.lease_fetch is not None
-            or now < max(state.refused_until, state.no_lease_before)
+            or now < max(state.refused_until, state.no_lease_until)
         ):
             return
         completion, command = Completion(), Lease(state.charges, extra=extra - 1, prefetch=True)
-        pending = PendingCommand(
+        pending = OutgoingCommand(
             command, lambda reply, sent_at: self._on_reply(state, completion, reply, sent_at)
         )
         self._leases.fetches.add(completion)
@@ -88,7 +88,7 @@ class LeasePrefetches:
         state.lease_fetch = completion
         # No signal handler runs between these two lines; from here on, the caller of `collect`
         # calls `on_reply` in any case, which completes the fetch.
-        found.append(pending)
+        outgoing.append(pending)
 
     def _on_reply(
         self,
@@ -104,11 +104,11 @@ class LeasePrefetches:
         try:
             if isinstance(reply, LeaseReply):
                 if reply.acquire_reply.admitted:
-                    self._leases.add(state, reply, reply.extra + 1, sent_at)
+                    self._leases.add_granted(state, reply, reply.extra + 1, sent_at)
                 else:
                     key = state.charges[0].key
                     refused = decision_of(
-                        self._command_cache.acquire(key), reply.acquire_reply, "store"
+                        self._command_cache.acquire_command(key), reply.acquire_reply, "store"
                     )
                     self._refusals.remember(key, refused, sent_at)
             elif isinstance(reply, StoreError) and reply.charged is None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from ..core.charge import Charge, with_cost
 from ..core.errors import StoreError
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Refund
 from ..protocol.replies import CountReply
 from .flush_schedule import FlushSchedule
@@ -62,7 +62,7 @@ class LeaseRefunds:
         """Start empty: the parent gives back what it has leased."""
         self._queue: deque[LeaseRefund] = deque()
 
-    def take_unspent(self, state: LeasedKeyState) -> int:
+    def queue_unspent(self, state: LeasedKeyState) -> int:
         """Move the permits that `state` has left into the queue, so that no call spends them.
         Return how many.
         """
@@ -73,25 +73,25 @@ class LeaseRefunds:
         with self._states.counter_lock:
             refund.charges, refund.charged_ms = state.charges, state.charged_ms
             refund.permits = state.permits_left
-            state.left_at_sample -= state.permits_left
+            state.left_at_observation -= state.permits_left
             state.permits_left = 0
-            state.refill_below = -1
+            state.prefetch_at_or_below = -1
         return refund.permits
 
-    def take_unspent_soon(self, state: LeasedKeyState) -> None:
+    def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
         """Do `take_unspent`, and have the worker send the refund."""
-        if self.take_unspent(state):
-            self._schedule.due_at(self._monotonic())
+        if self.queue_unspent(state):
+            self._schedule.flush_by(self._monotonic())
 
-    def add(
+    def queue_refund(
         self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
     ) -> None:
         """Give back permits of a lease that are not in `state`."""
         if permits:
             self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
-            self._schedule.due_at(self._monotonic())
+            self._schedule.flush_by(self._monotonic())
 
-    def collect(self, found: list[PendingCommand]) -> None:
+    def collect(self, outgoing: list[OutgoingCommand]) -> None:
         """Add the refunds in the queue to `found`."""
         with self._states.state_lock:
             refunds, self._queue = self._queue, deque()
@@ -100,7 +100,7 @@ class LeaseRefunds:
             except BaseException:  # raised by a signal handler
                 self._queue.extend(refunds)
                 raise
-            found.extend(commands)  # from here on, the caller calls their `on_reply`
+            outgoing.extend(commands)  # from here on, the caller calls their `on_reply`
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""
@@ -111,7 +111,7 @@ class LeaseRefunds:
         held = sum([state.permits_left for state in self._states.all()])
         return held + sum([refund.permits for refund in list(self._queue)])
 
-    def _command_of(self, refund: LeaseRefund) -> PendingCommand:
+    def _command_of(self, refund: LeaseRefund) -> OutgoingCommand:
         replied = False
 
         def on_reply(reply: CountReply | Exception, sent_at: float) -> None:
@@ -125,4 +125,4 @@ class LeaseRefunds:
                     self._queue.append(refund)
 
         charges = with_cost(refund.charges, refund.permits)
-        return PendingCommand(Refund(charges, charged_ms=refund.charged_ms), on_reply)
+        return OutgoingCommand(Refund(charges, charged_ms=refund.charged_ms), on_reply)

@@ -7,13 +7,13 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from .flush_schedule import FlushSchedule
 from .key_state_cache import KeyStateCache
 from .lease_prefetches import LeasePrefetches
 from .lease_refunds import LeaseRefunds
 from .leased_key_state import LeasedKeyState
-from .leases import AFTER_END_S, Leases
+from .leases import REVIEW_DELAY_S, Leases
 
 
 class LeaseReviews:
@@ -44,54 +44,56 @@ class LeaseReviews:
         self._prefetches.after_fork()
         self._refunds.after_fork()
 
-    def collect(self, now: float, found: list[PendingCommand], *, last: bool) -> None:
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
         """Add the fetches and refunds that are due to `found`; with `last`, refunds of all leases
         and no fetches.
         """
         with self._states.state_lock:  # closing a limiter may do this beside the worker
-            self._prefetches.collect(now, found, last=last)
-            while self._leases.to_review:
-                self._schedule_review(self._leases.to_review.popleft(), now)
-            while self._heap and (last or self._heap[0][0] <= now):
-                self._review(heapq.heappop(self._heap)[2], now, found, last)
-            if last:
+            self._prefetches.collect(now, outgoing, final=final)
+            while self._leases.unscheduled_reviews:
+                self._schedule_review(self._leases.unscheduled_reviews.popleft(), now)
+            while self._heap and (final or self._heap[0][0] <= now):
+                self._review(heapq.heappop(self._heap)[2], now, outgoing, final)
+            if final:
                 # All key states: a signal handler may have raised after one had left the heap.
-                for state in self._states.all_and_closed():
-                    self._refunds.take_unspent(state)
-            self._refunds.collect(found)
+                for state in self._states.all_including_closed():
+                    self._refunds.queue_unspent(state)
+            self._refunds.collect(outgoing)
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""
         at = min(self._refunds.next_due_at(now), self._prefetches.next_due_at(now))
         if self._heap:
             at = min(at, self._heap[0][0])
-        if self._leases.to_review:
+        if self._leases.unscheduled_reviews:
             at = min(at, now)
         return at
 
     def _schedule_review(self, state: LeasedKeyState, now: float) -> None:
-        at = state.permits_until + AFTER_END_S
+        at = state.permits_until + REVIEW_DELAY_S
         if at <= now:  # the lease has ended, and its bucket has not
-            at = now + max(AFTER_END_S, state.until_bucket_ends(now))
+            at = now + max(REVIEW_DELAY_S, state.seconds_to_bucket_end(now))
         at = min(at, now + self._schedule.interval_s)
         heapq.heappush(self._heap, (at, next(self._heap_order), state))
 
     def _review(
-        self, state: LeasedKeyState, now: float, found: list[PendingCommand], last: bool
+        self, state: LeasedKeyState, now: float, outgoing: list[OutgoingCommand], final: bool
     ) -> None:
         """Give back what is not needed, and fetch the next lease where this one has ended."""
-        before = state.left_at_sample
+        before = state.left_at_observation
         self._leases.observe_demand(state, now)
-        idle = state.left_at_sample == before and state.left_at_review == before
-        state.left_at_review = state.left_at_sample
+        idle = state.left_at_observation == before and state.left_at_review == before
+        state.left_at_review = state.left_at_observation
         lease_ended = now >= state.permits_until
-        bucket_ended = lease_ended and now * 1000 + state.offset_ms >= state.lease_ends_ms - 1
-        if last or idle or bucket_ended:
-            self._refunds.take_unspent(state)
+        bucket_ended = (
+            lease_ended and now * 1000 + state.offset_ms >= state.lease_bucket_ends_ms - 1
+        )
+        if final or idle or bucket_ended:
+            self._refunds.queue_unspent(state)
         nothing_to_do = idle and not state.permits_left
-        if last or bucket_ended or nothing_to_do or not self._states.is_current(state):
-            state.in_review = False
+        if final or bucket_ended or nothing_to_do or not self._states.is_current(state):
+            state.review_scheduled = False
         else:
             self._schedule_review(state, now)
-        if lease_ended and not last and not idle:
-            self._prefetches.add(state, now, state.until_bucket_ends(now), found)
+        if lease_ended and not final and not idle:
+            self._prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)

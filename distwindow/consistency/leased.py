@@ -50,13 +50,13 @@ from ..operations.command_cache import CommandCache
 from ..operations.completion import Completion
 from ..operations.flush import send_all
 from ..operations.steps import Fetch, Operation, Sleep, WaitFor
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Acquire, Lease
 from ..protocol.decisions import decision_of
 from ..protocol.replies import LeaseReply
 from .exact import ExactStrategy
 from .flush_schedule import FlushSchedule
-from .key_state import StateName, admission_of
+from .key_state import StateName, peeked_admission
 from .key_state_cache import KeyStateCache
 from .lease_prefetches import MAX_LEASE_S, LeasePrefetches
 from .lease_refunds import LeaseRefunds
@@ -66,14 +66,14 @@ from .leases import Leases
 from .pending_counts import PendingCounts
 from .refusals import Refusals
 
-_BUCKET_END_S = 0.005
+_NO_LEASE_NEAR_END_S = 0.005
 """Seconds before the end of a bucket in which nothing is leased and a call may sleep instead."""
 
 
 class Leased(ExactStrategy[LeasedKeyState]):
     """Spends leased permits, and leases more where there is demand."""
 
-    leases = True
+    uses_leases = True
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         schedule = FlushSchedule(flush_interval)
         refusals = Refusals(states, self._state_of, monotonic)
         refunds = self._refunds = LeaseRefunds(states, schedule, monotonic)
-        states.on_evicted = refunds.take_unspent_soon
+        states.on_evicted = refunds.queue_unspent_and_wake
         leases = self._leases = Leases(states, schedule, refunds, monotonic)
         prefetches = LeasePrefetches(commands, states, schedule, leases, refusals)
         self._prefetches = prefetches
@@ -105,14 +105,16 @@ class Leased(ExactStrategy[LeasedKeyState]):
     def peek(self, key: AnyKey) -> Decision | None:
         state, now = self._get(key), self._monotonic()
         if state is not None and now < state.permits_until and (left := state.permits_left) > 0:
-            return admission_of(state, key, state.limit, state.left_in_store + left, now, "lease")
+            return peeked_admission(
+                state, key, state.limit, state.left_in_store + left, now, "lease"
+            )
         return super().peek(key)
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide, and lease more where there is demand."""
-        command = self._command_cache.acquire(key, cost)
+        command = self._command_cache.acquire_command(key, cost)
         key = command.charges[0].key
-        state = self._state_to_lease(key) if self._cacheable(key) else None
+        state = self._state_or_new(key) if self._cacheable(key) else None
         if state is None:
             decision: Decision = yield command
             return decision
@@ -130,10 +132,10 @@ class Leased(ExactStrategy[LeasedKeyState]):
                 return local
         now = self._monotonic()
         self._leases.observe_demand(state, now, cost)
-        bucket_left_s = (state.lease_ends_ms - now * 1000 - state.offset_ms) / 1000
+        bucket_left_s = (state.lease_bucket_ends_ms - now * 1000 - state.offset_ms) / 1000
         if (
             state.permits_until <= now
-            and 0 < bucket_left_s < _BUCKET_END_S
+            and 0 < bucket_left_s < _NO_LEASE_NEAR_END_S
             and state.demand.permits_needed(now, MAX_LEASE_S)
         ):
             # The lease has ended and its bucket has not quite. Sleep until it ends: a lease granted
@@ -145,20 +147,24 @@ class Leased(ExactStrategy[LeasedKeyState]):
             now = self._monotonic()
         if 0 < state.permits_left < cost:
             decision = yield from self._acquire_without_lease(state, command)
-            return decision if decision.allowed else self.remember_refusal(key, decision, now)
+            return decision if decision.allowed else self.cache_refusal(key, decision, now)
         extra = 0
-        if state.lease_fetch is None and now >= state.no_lease_before:
+        if state.lease_fetch is None and now >= state.no_lease_until:
             # What is left of a lease that has ended before its bucket can be spent again with any
             # reply from the same bucket.
-            kept = state.permits_left if now * 1000 + state.offset_ms < state.lease_ends_ms else 0
-            seconds = min(MAX_LEASE_S, state.until_bucket_ends(now))
+            kept = (
+                state.permits_left
+                if now * 1000 + state.offset_ms < state.lease_bucket_ends_ms
+                else 0
+            )
+            seconds = min(MAX_LEASE_S, state.seconds_to_bucket_end(now))
             extra = state.demand.permits_needed(now, seconds) - kept
         if extra < 1:
             decision = yield command
             with self._key_states.state_lock:
                 state.update_clock_offset(decision.now_ms, now, self._monotonic())
                 state.extend_lease(decision.now_ms, now)
-            return decision if decision.allowed else self.remember_refusal(key, decision, now)
+            return decision if decision.allowed else self.cache_refusal(key, decision, now)
         return (yield from self._acquire_with_lease(state, command, extra, now))
 
     def _acquire_with_lease(
@@ -183,8 +189,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
             )
             decision = decision_of(command, reply, "store")
             if not decision.allowed:
-                return self.remember_refusal(command.charges[0].key, decision, now)
-            self._leases.add(state, lease_reply, lease_reply.extra, now)
+                return self.cache_refusal(command.charges[0].key, decision, now)
+            self._leases.add_granted(state, lease_reply, lease_reply.extra, now)
             return decision
         except Exception as exc:  # raised by a signal handler, too
             if isinstance(exc, StoreError):
@@ -206,7 +212,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
     ) -> None:
         """Keep the leased permits of a call whose caller has given up."""
         if lease_reply.acquire_reply.admitted:
-            self._leases.add(state, lease_reply, lease_reply.extra, sent_at)
+            self._leases.add_granted(state, lease_reply, lease_reply.extra, sent_at)
 
     def _acquire_without_lease(
         self, state: LeasedKeyState, command: Acquire
@@ -218,19 +224,19 @@ class Leased(ExactStrategy[LeasedKeyState]):
         decision: Decision = yield command
         return decision
 
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return the refunds of the leases of `keys`, as a call over several keys is decided by the
         store.
         """
         for key in keys:
             state = self._get(key)
             if state is not None and state.permits_left:
-                self._refunds.take_unspent(state)
-        refunds: list[PendingCommand] = []
+                self._refunds.queue_unspent(state)
+        refunds: list[OutgoingCommand] = []
         self._refunds.collect(refunds)
         return refunds
 
-    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         if keys is None:
             fetches = list(self._leases.fetches)
         else:
@@ -247,18 +253,20 @@ class Leased(ExactStrategy[LeasedKeyState]):
     def _after_reset(self, state: LeasedKeyState) -> None:
         # Its buckets are emptied, and so there is nothing to give back.
         with self._key_states.counter_lock:
-            state.permits_left = state.left_at_sample = 0
-            state.refill_below = -1
+            state.permits_left = state.left_at_observation = 0
+            state.prefetch_at_or_below = -1
 
     # -- key states -------------------------------------------------------------------------------
 
-    def _state_to_lease(self, key: AnyKey) -> LeasedKeyState:
+    def _state_or_new(self, key: AnyKey) -> LeasedKeyState:
         state = self._get(key)
         if state is None:
-            charges, now = self._command_cache.acquire(key).charges, self._monotonic()
+            charges, now = self._command_cache.acquire_command(key).charges, self._monotonic()
             # This machine's wall clock, until the first reply of the store corrects the offset.
             offset_ms = self._clock.now_ms() - now * 1000
-            state = self._key_states.add(key, lambda: self._new_state(key, charges, offset_ms))
+            state = self._key_states.get_or_add(
+                key, lambda: self._new_state(key, charges, offset_ms)
+            )
         return state
 
     def _new_state(

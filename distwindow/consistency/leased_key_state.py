@@ -39,12 +39,12 @@ class LeasedKeyState(KeyState):
         "charged_ms",
         "demand",
         "extended_at",
-        "in_review",
-        "lease_ends_ms",
+        "lease_bucket_ends_ms",
         "lease_fetch",
+        "left_at_observation",
         "left_at_review",
-        "left_at_sample",
-        "no_lease_before",
+        "no_lease_until",
+        "review_scheduled",
     )  # fmt: skip
 
     def __init__(
@@ -52,22 +52,22 @@ class LeasedKeyState(KeyState):
     ) -> None:
         super().__init__(name, charges, limits_in(charges), offset_ms)
         self.demand = Demand(now)
-        self.lease_ends_ms = 0
+        self.lease_bucket_ends_ms = 0
         """When the bucket of the lease ends, on the store's clock: this identifies the bucket."""
         self.charged_ms = 0
         """A moment in that bucket, on the store's clock."""
         self.extended_at = 0.0
         """When the request was sent whose reply `permits_until` comes from, monotonic seconds."""
-        self.no_lease_before = 0.0
+        self.no_lease_until = 0.0
         """Nothing is leased before then (monotonic seconds): the outcome of a lease is unknown, and
         it may have been charged in vain."""
-        self.left_at_sample = 0
+        self.left_at_observation = 0
         """Permits that were left when the demand was last observed."""
         self.left_at_review = -1
         """Permits that were left at the last review."""
         self.lease_fetch: Completion | None = None
         """Completed when the lease arrives that is being fetched; None if none is."""
-        self.in_review = False
+        self.review_scheduled = False
         """It is in the queue or the heap of `LeaseReviews`."""
         self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
 
@@ -75,11 +75,11 @@ class LeasedKeyState(KeyState):
         """Take in that the store's clock showed `now_ms` after `sent_at`. The reply to the latest
         request counts, as the clocks have had the least time to drift apart since.
         """
-        left_ms = self.lease_ends_ms - now_ms
+        left_ms = self.lease_bucket_ends_ms - now_ms
         if sent_at >= self.extended_at and 0 < left_ms <= self.bucket_ms:
             self.extended_at = sent_at
             self.permits_until = lease_end(sent_at, left_ms)
 
-    def until_bucket_ends(self, now: float) -> float:
+    def seconds_to_bucket_end(self, now: float) -> float:
         """Return the seconds until the present bucket ends."""
         return (self.bucket_ms - (now * 1000 + self.offset_ms) % self.bucket_ms) / 1000

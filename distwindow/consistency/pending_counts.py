@@ -33,9 +33,9 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import StoreError
-from ..core.interrupts import PATCHES, is_interruption
+from ..core.interrupts import PATCH_STATE, is_interruption
 from ..core.stats import Bucket
-from ..operations.strategy import PendingCommand
+from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
 from .flush_schedule import FlushSchedule
@@ -45,14 +45,14 @@ from .key_state_cache import KeyStateCache
 S = TypeVar("S", bound=KeyState)
 S_contra = TypeVar("S_contra", bound=KeyState, contravariant=True)
 
-_MIN_KEPT_S = 5.0
+_MIN_RETENTION_S = 5.0
 """Seconds for which counts are kept although the store does not take them. After that they are
 dropped when more than `max_local_keys` evicted keys are kept for their counts, as nothing else
 bounds the number of these.
 """
 
 
-class FleetObserver(Protocol[S_contra]):
+class FlushHooks(Protocol[S_contra]):
     """Follows what all processes count. Where there is one, every flush returns these counts."""
 
     def before_flush(self, state: S_contra) -> None:
@@ -83,7 +83,7 @@ class PendingCounts(Generic[S]):
         self._states = states
         self._schedule = schedule
         self._monotonic = monotonic
-        self.observer: FleetObserver[S] | None = None
+        self.observer: FlushHooks[S] | None = None
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -102,12 +102,12 @@ class PendingCounts(Generic[S]):
         """Put `state` into the queue, and have the worker flush it after the flush interval. Raises
         `ConfigurationError` if the standard library was patched since, as no flush would come.
         """
-        PATCHES.check()
+        PATCH_STATE.check()
         at = self._monotonic() + self._schedule.interval_s
-        self._schedule.due_at(at)  # first: where a signal handler raises below, the worker comes
+        self._schedule.flush_by(at)  # first: where a signal handler raises below, the worker comes
         state.dirty = True
         self._dirty.append(state)
-        self._schedule.due_at(at)  # again: the worker may have set the time back in between
+        self._schedule.flush_by(at)  # again: the worker may have set the time back in between
 
     def any_dirty(self) -> S | None:
         """Return a key state that is in the queue; None if it is empty."""
@@ -118,7 +118,7 @@ class PendingCounts(Generic[S]):
                 raise
             return None
 
-    def collect(self, now: float, found: list[PendingCommand], *, last: bool) -> None:
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
         """Add the flushes of all key states in the queue to `found`; with `last`, of all that have
         counts. If this raises, the caller calls each `on_reply` of `found` with "not sent".
         """
@@ -128,16 +128,16 @@ class PendingCounts(Generic[S]):
                 for _ in range(len(self._dirty)):
                     state = self._dirty[0]
                     state.dirty = False  # before its counts are taken: later ones set it again
-                    self._collect_one(state, done, found)
+                    self._collect_one(state, done, outgoing)
                     # Removed only now, so that it stays if a signal handler raises above.
                     if self._dirty and self._dirty[0] is state:
                         self._dirty.popleft()
-                if last:
+                if final:
                     # Some have counts and are not in the queue: a signal handler has raised just
                     # before they were put there, or after the reply to their flush.
-                    for state in self._states.all_and_closed():
-                        if state.has_counts():
-                            self._collect_one(state, done, found)
+                    for state in self._states.all_including_closed():
+                        if state.has_unacknowledged():
+                            self._collect_one(state, done, outgoing)
             except BaseException:
                 self._dirty.extend(done.values())  # nothing in `found` will be sent
                 raise
@@ -146,7 +146,7 @@ class PendingCounts(Generic[S]):
         """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._dirty else NEVER
 
-    def flush_of(self, state: S) -> PendingCommand | None:
+    def flush_of(self, state: S) -> OutgoingCommand | None:
         """Return the command that sends the counts of `state`: the batch in flight again, or else a
         new one. None if there is nothing to send.
         """
@@ -156,13 +156,13 @@ class PendingCounts(Generic[S]):
             batch = state.in_flight
             if batch is None:
                 state.close_bucket(self._states.counter_lock)
-                buckets = state.pending
+                buckets = state.closed_buckets
                 if not buckets and not self._wants_poll(state):
-                    self._states.on_all_sent(state)
+                    self._states.on_all_acknowledged(state)
                     return None
                 batch = InFlightBatch(next(self._seq), buckets, self._monotonic())
                 # One step without a call, so that no signal handler runs in between.
-                state.in_flight, state.pending = batch, ()
+                state.in_flight, state.closed_buckets = batch, ()
         sender = self._sender
         if isinstance(state.key, tuple):
             # Other key states count in the same rings. Each needs a sender id of its own, because
@@ -176,31 +176,31 @@ class PendingCounts(Generic[S]):
             seq=batch.seq,
             pull=self.observer is not None,
         )
-        return PendingCommand(
+        return OutgoingCommand(
             command, lambda reply, sent_at: self._on_flush_reply(state, batch, reply, sent_at)
         )
 
     def discard(self, state: S) -> None:
         """Drop what `state` has counted: its windows are being emptied. Under `state_lock`."""
         state.close_bucket(self._states.counter_lock)
-        state.pending, state.in_flight = (), None
+        state.closed_buckets, state.in_flight = (), None
 
-    def unsent(self) -> int:
+    def unacknowledged(self) -> int:
         """Return how many counts the store has not been sent, or has not acknowledged."""
         total = 0
-        for state in {id(state): state for state in self._states.all_and_closed()}.values():
+        for state in {id(state): state for state in self._states.all_including_closed()}.values():
             total += state.passed + state.blocked + state.success + state.error
             sent = () if state.in_flight is None else state.in_flight.buckets
-            total += _number_of(state.pending) + _number_of(sent)
+            total += _number_of(state.closed_buckets) + _number_of(sent)
         return total
 
-    def _collect_one(self, state: S, done: dict[int, S], found: list[PendingCommand]) -> None:
+    def _collect_one(self, state: S, done: dict[int, S], outgoing: list[OutgoingCommand]) -> None:
         """Add the flush of `state` to `found`, once."""
         if id(state) not in done:
             done[id(state)] = state
             pending = self.flush_of(state)
             if pending is not None:
-                found.append(pending)
+                outgoing.append(pending)
 
     def _on_flush_reply(
         self, state: S, batch: InFlightBatch, reply: FleetCounts | Exception, sent_at: float
@@ -224,11 +224,11 @@ class PendingCounts(Generic[S]):
             state.in_flight = None
             if self.observer is not None:
                 self.observer.on_flush_ended(state, now)
-            if state.has_counts():
+            if state.has_unacknowledged():
                 if not state.dirty:
                     self.mark_dirty(state)
             elif self.observer is None or not self.observer.schedule_poll(state, now):
-                self._states.on_all_sent(state)
+                self._states.on_all_acknowledged(state)
 
     def _wants_poll(self, state: S) -> bool:
         return self.observer is not None and self.observer.wants_poll(state)
@@ -236,8 +236,8 @@ class PendingCounts(Generic[S]):
     def _worth_resending(self, state: S, batch: InFlightBatch, now: float) -> bool:
         """True if any count of `batch` is still in a window, and there is room to keep it."""
         too_many = (
-            self._states.count_evicted_unsent() > self._states.max_keys
-            and now - batch.created_at > _MIN_KEPT_S
+            self._states.count_evicted_unacknowledged() > self._states.max_keys
+            and now - batch.created_at > _MIN_RETENTION_S
         )
         if too_many or not batch.buckets:
             return False

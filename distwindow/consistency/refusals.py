@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from ..core.decision import Decision
 from ..core.key import AnyKey
-from .key_state import CachedRefusal, KeyState, refusal_of
+from .key_state import CachedRefusal, KeyState, refusal_decision
 from .key_state_cache import KeyStateCache
 
 S = TypeVar("S", bound=KeyState)
@@ -73,7 +73,7 @@ class Refusals(Generic[S]):
             or state.refusal is None
         ):
             return None
-        return refusal_of(state, state.refusal, key, 1, now, "deny_cache")
+        return refusal_decision(state, state.refusal, key, 1, now, "deny_cache")
 
     def forget(self, key: AnyKey) -> None:
         """Drop the refusal of `key`, as its windows have changed."""

@@ -23,7 +23,7 @@ class Charge(NamedTuple):
     """
 
 
-def charged_in(charges: tuple[Charge, ...], starts: Sequence[int]) -> tuple[Charge, ...]:
+def with_bucket_starts(charges: tuple[Charge, ...], starts: Sequence[int]) -> tuple[Charge, ...]:
     """Return the same charges, counted in the buckets that begin at `starts` (ms)."""
     return tuple(
         charge._replace(bucket_start_ms=start)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AT_IMPORT = queue.SimpleQueue
+_QUEUE_AT_IMPORT = queue.SimpleQueue
 
 
 def check_patched_before_import() -> None:
@@ -47,7 +47,7 @@ def check_patched_before_import() -> None:
     if (
         patcher is not None
         and patcher.is_monkey_patched("thread")
-        and _AT_IMPORT is not queue.SimpleQueue
+        and _QUEUE_AT_IMPORT is not queue.SimpleQueue
     ):
         raise ConfigurationError(
             "eventlet.monkey_patch() was called after distwindow was imported, so a call would "
@@ -80,22 +80,22 @@ class PatchState:
     """
 
     def __init__(self) -> None:
-        self._made_with: object = queue.SimpleQueue
+        self._queue_in_use: object = queue.SimpleQueue
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """From now on everything is made with the standard library as it is now."""
-        self._made_with = queue.SimpleQueue
+        self._queue_in_use = queue.SimpleQueue
 
     @property
-    def is_stale(self) -> bool:
+    def is_outdated(self) -> bool:
         """True if the standard library was patched since."""
-        return self._made_with is not queue.SimpleQueue
+        return self._queue_in_use is not queue.SimpleQueue
 
     def check(self) -> None:
         """Raise `ConfigurationError` where the library was patched since. Called where a
         connection or the worker's thread is to be made: seldom, but by each greenlet.
         """
-        if self.is_stale:
+        if self.is_outdated:
             patch = "gevent.monkey.patch_all()"
             if "gevent.monkey" not in sys.modules:
                 patch = "eventlet.monkey_patch()"
@@ -105,7 +105,7 @@ class PatchState:
             )
 
 
-PATCHES = PatchState()
+PATCH_STATE = PatchState()
 
 
 _LIBRARIES = (
@@ -213,7 +213,7 @@ def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
     return True
 
 
-def complete_in_thread(function: Callable[[], T]) -> T:
+def run_to_completion(function: Callable[[], T]) -> T:
     """Call `function` in a thread of its own, wait, and return its result or raise its error.
 
     For work that must not be left half done: an exception of a signal handler ends the wait, and

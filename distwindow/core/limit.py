@@ -35,7 +35,7 @@ _UNITS_MS = {
     "d": 86_400_000, "day": 86_400_000,
     "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
-_DAYS_OF = {"month": 30, "year": 365}
+_VARIABLE_UNIT_DAYS = {"month": 30, "year": 365}
 """Days to write in place of what is no unit, because its length differs."""
 _SEPARATORS = r"[;,|]"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -136,7 +136,7 @@ LimitSpec: TypeAlias = "Limit | str | Iterable[Limit | str]"
 """One limit or several: `Limit` objects, strings, or several limits in one string."""
 
 
-def limits_of(spec: LimitSpec) -> tuple[Limit, ...]:
+def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
     """Return the limits of `spec`, the shortest interval first.
 
     Raises `ConfigurationError` for an empty spec, for what is not a limit, and for two limits over
@@ -218,7 +218,7 @@ def _parse(text: str) -> tuple[int, int, Bound | None, int | None]:
         raise ConfigurationError(f"not understood; {_EXAMPLES}{hint}")
     unit = found["unit"].lower()
     unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
-    days = float(found["count"] or 1) * _DAYS_OF.get(unit.removesuffix("s"), 0)
+    days = float(found["count"] or 1) * _VARIABLE_UNIT_DAYS.get(unit.removesuffix("s"), 0)
     if 0 < days * _UNITS_MS["day"] <= MAX_INTERVAL_MS:
         raise ConfigurationError(
             f"a {unit.removesuffix('s')} has no fixed length; write days, such as "

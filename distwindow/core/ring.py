@@ -23,12 +23,12 @@ class Ring:
     """The window of one resource. Not locked: its owner is. Times are ms since the epoch."""
 
     __slots__ = (
+        "_closed_passed",
         "_counters",
-        "_passed",
         "bucket_ms",
         "closed_total",
         "limit",
-        "newest",
+        "newest_number",
         "span",
         "start",
         "used",
@@ -40,29 +40,29 @@ class Ring:
         self._open(now, limit)
 
     def _open(self, now: int, limit: str) -> None:
-        self.newest = now // self.bucket_ms
-        self.start = self.newest * self.bucket_ms
+        self.newest_number = now // self.bucket_ms
+        self.start = self.newest_number * self.bucket_ms
         self.used = 0
         self.closed_total = 0
         self.limit = limit
         # By bucket number: permits of the closed buckets, and of all buckets
         # [blocked, success, error, rt_sum_ms, rt_min_ms].
-        self._passed: dict[int, int] = {}
+        self._closed_passed: dict[int, int] = {}
         self._counters: dict[int, list[int]] = {}
 
     def copy(self) -> Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
         twin = Ring.__new__(Ring)
         twin.bucket_ms, twin.span = self.bucket_ms, self.span
-        twin.newest, twin.start = self.newest, self.start
+        twin.newest_number, twin.start = self.newest_number, self.start
         twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
-        twin._passed = dict(self._passed)
+        twin._closed_passed = dict(self._closed_passed)
         twin._counters = {number: list(counters) for number, counters in self._counters.items()}
         return twin
 
     def is_stale(self, now: int) -> bool:
         """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
-        behind = now // self.bucket_ms - self.newest >= self.span
+        behind = now // self.bucket_ms - self.newest_number >= self.span
         return behind or self.start - now > self.bucket_ms * self.span
 
     def rotate(self, now: int, limit: str) -> None:
@@ -75,10 +75,10 @@ class Ring:
         if self.is_stale(now):
             self._open(now, limit)
             return
-        steps = now // self.bucket_ms - self.newest
+        steps = now // self.bucket_ms - self.newest_number
         if steps > 0:
-            passed, counters = self._passed, self._counters
-            oldest = self.newest + 1 - self.span + steps
+            passed, counters = self._closed_passed, self._counters
+            oldest = self.newest_number + 1 - self.span + steps
             expired, any_expired = 0, False
             for number in range(oldest - steps, oldest):
                 if number in passed or number in counters:
@@ -90,32 +90,32 @@ class Ring:
             closing, closed = self.used - self.closed_total, self.used - expired
             # No call follows, so no signal handler can raise in between.
             if closing:
-                passed[self.newest] = closing
-            self._passed, self._counters = passed, counters
-            self.newest += steps
-            self.start = self.newest * self.bucket_ms
+                passed[self.newest_number] = closing
+            self._closed_passed, self._counters = passed, counters
+            self.newest_number += steps
+            self.start = self.newest_number * self.bucket_ms
             self.used = self.closed_total = closed
             self.limit = limit
 
-    def block(self, permits: int) -> None:
+    def count_blocked(self, permits: int) -> None:
         """Count refused permits in the newest bucket."""
-        self._counters.setdefault(self.newest, [0, 0, 0, 0, 0])[0] += permits
+        self._counters.setdefault(self.newest_number, [0, 0, 0, 0, 0])[0] += permits
 
     def add(self, buckets: Iterable[Bucket]) -> bool:
         """Add counts to the buckets they were counted in; a bucket ahead of the newest counts in
         the newest. Return False if all of them have expired. The ring has to be rotated before.
         """
-        newest_expired = self.newest - self.span
+        newest_expired = self.newest_number - self.span
         live = [b for b in buckets if b.start // self.bucket_ms > newest_expired]
         for bucket in live:
-            number = min(self.newest, bucket.start // self.bucket_ms)
+            number = min(self.newest_number, bucket.start // self.bucket_ms)
             passed = min(bucket.passed, MAX_TOTAL - self.used)
             if passed:
-                passed_before = self._passed.get(number, 0)
+                passed_before = self._closed_passed.get(number, 0)
                 self.used += passed
-                if number < self.newest:
+                if number < self.newest_number:
                     self.closed_total += passed
-                    self._passed[number] = passed_before + passed
+                    self._closed_passed[number] = passed_before + passed
             self._add_counters(number, bucket)
         return bool(live)
 
@@ -133,21 +133,23 @@ class Ring:
             counters[2] += added.error
             counters[3] += added.rt_sum_ms
 
-    def passed(self) -> dict[int, int]:
+    def passed_by_start(self) -> dict[int, int]:
         """Return the passes by bucket start (ms); the newest bucket is always among them."""
-        passed = {number * self.bucket_ms: count for number, count in self._passed.items() if count}
+        passed = {
+            number * self.bucket_ms: count for number, count in self._closed_passed.items() if count
+        }
         passed[self.start] = self.used - self.closed_total
         return passed
 
     def refund(self, permits: int, start: int) -> int:
         """Take up to `permits` out of the bucket that begins at `start`; return how many."""
         number = start // self.bucket_ms
-        if number == self.newest:
+        if number == self.newest_number:
             taken = min(permits, self.used - self.closed_total)
-        elif self.newest - self.span < number < self.newest:
-            taken = min(permits, self._passed.get(number, 0))
+        elif self.newest_number - self.span < number < self.newest_number:
+            taken = min(permits, self._closed_passed.get(number, 0))
             if taken:
-                self._passed[number] -= taken
+                self._closed_passed[number] -= taken
                 self.closed_total -= taken
         else:
             return 0
@@ -156,25 +158,25 @@ class Ring:
 
     def room_at_ms(self, need: int) -> int:
         """Return when the oldest buckets that together hold `need` permits have expired."""
-        for number in range(self.newest + 1 - self.span, self.newest):
-            need -= self._passed.get(number, 0)
+        for number in range(self.newest_number + 1 - self.span, self.newest_number):
+            need -= self._closed_passed.get(number, 0)
             if need <= 0:
                 return (number + self.span) * self.bucket_ms
-        return (self.newest + self.span) * self.bucket_ms
+        return (self.newest_number + self.span) * self.bucket_ms
 
     def empty_at_ms(self) -> int:
         """Return when the newest bucket that holds a permit expires; 0 if none does."""
         if self.used > self.closed_total:
-            return (self.newest + self.span) * self.bucket_ms
+            return (self.newest_number + self.span) * self.bucket_ms
         if self.used == 0:
             return 0
-        newest = max(number for number, passed in self._passed.items() if passed)
+        newest = max(number for number, passed in self._closed_passed.items() if passed)
         return (newest + self.span) * self.bucket_ms
 
     def state(self) -> RingState:
         """Return everything that the ring holds."""
-        passed = dict(self._passed)
-        passed[self.newest] = self.used - self.closed_total
+        passed = dict(self._closed_passed)
+        passed[self.newest_number] = self.used - self.closed_total
         buckets = []
         for number in sorted(passed.keys() | self._counters.keys()):
             block, success, error, rt_sum, rt_min = self._counters.get(number, (0, 0, 0, 0, 0))
@@ -205,15 +207,15 @@ class SenderRecords:
 
     def has(self, sender: str, seq: int, ring: Ring) -> bool:
         """True if `ring` has taken this flush of `sender`, or a later one."""
-        last_seq, number = self._records.get(sender, (-1, ring.newest - ring.span))
-        return seq <= last_seq and number > ring.newest - ring.span
+        last_seq, number = self._records.get(sender, (-1, ring.newest_number - ring.span))
+        return seq <= last_seq and number > ring.newest_number - ring.span
 
     def remember(self, sender: str, seq: int, ring: Ring, now: int) -> None:
         """Write the record of this flush; a new sender's first record deletes the expired ones."""
         if sender not in self._records:
-            expired = ring.newest - ring.span
+            expired = ring.newest_number - ring.span
             self._records = {
                 name: record for name, record in self._records.items() if record[1] > expired
             }
-        self._records[sender] = (seq, ring.newest)
+        self._records[sender] = (seq, ring.newest_number)
         self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.bucket_ms

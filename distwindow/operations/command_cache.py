@@ -14,16 +14,16 @@ from ..core.charge import Charge
 from ..core.errors import short_repr
 from ..core.interrupts import is_interruption
 from ..core.key import AnyKey, Key, normalize_key
-from ..core.limit import LimitSpec, limits_of
+from ..core.limit import LimitSpec, parse_limits
 from ..protocol.commands import Acquire, charges_of
-from ..protocol.keys import check_prefix, key_prefix
+from ..protocol.keys import check_prefix, ring_name_prefix
 
 _MAX_COMMANDS = 16_384
-_MAX_KEY_LENGTH = 256
-_WITH_COST = object()
+_MAX_CACHED_KEY_LENGTH = 256
+_COST_MARKER = object()
 """Part of the cache key of commands whose cost is not 1, as no caller's key can be equal to it."""
 _CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
-_MAX_SHARED_COST = 10**9
+_MAX_CACHED_COST = 10**9
 """The scripts count exactly up to 10**13, so ten thousand calls of this cost may share one script
 call. Commands of higher cost are not cached, and so not shared.
 """
@@ -34,12 +34,12 @@ class CommandCache:
 
     def __init__(self, prefix: str, limits: LimitSpec) -> None:
         self.prefix = check_prefix(prefix)
-        self.limits = limits_of(limits)
+        self.limits = parse_limits(limits)
         self._highest_cost = min(limit.amount for limit in self.limits)
         self._commands: dict[_CacheKey, Acquire] = {}
-        self._older: dict[_CacheKey, Acquire] = {}
+        self._previous_generation: dict[_CacheKey, Acquire] = {}
 
-    def acquire(self, key: AnyKey, cost: int = 1) -> Acquire:
+    def acquire_command(self, key: AnyKey, cost: int = 1) -> Acquire:
         """Return the command for one call of `cost` on `key`.
 
         Raises `ValueError` for an empty key and for a cost that no window could ever admit,
@@ -47,14 +47,16 @@ class CommandCache:
         """
         if cost.__class__ is int:
             try:
-                command = self._commands.get(key if cost == 1 else (_WITH_COST, key, cost))
-                if command is None and self._older:
-                    command = self._take_older(_cache_key(key, cost))
-            except TypeError as exc:  # an unhashable key: `key_prefix` raises a better error below
+                command = self._commands.get(key if cost == 1 else (_COST_MARKER, key, cost))
+                if command is None and self._previous_generation:
+                    command = self._promote(_cache_key(key, cost))
+            except (
+                TypeError
+            ) as exc:  # an unhashable key: `ring_name_prefix` raises a better error below
                 if is_interruption(exc):
                     raise
                 command = None
-            # A memoryview is equal to the bytes in it, and no key: `key_prefix` raises for it.
+            # A memoryview is equal to the bytes in it, and not a key: `ring_name_prefix` raises.
             is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
             if command is not None and is_key:
                 return command
@@ -62,25 +64,25 @@ class CommandCache:
         normalized = normalize_key(key)
         if normalized is not key:
             # Both forms of the key get the same command, so that their calls can be shared.
-            command = self.acquire(normalized, cost)
+            command = self.acquire_command(normalized, cost)
             if command is self._commands.get(_cache_key(normalized, cost)):
                 self._cache(_cache_key(key, cost), command)
             return command
-        charges = charges_of(key, key_prefix(self.prefix, key), self.limits, cost)
+        charges = charges_of(key, ring_name_prefix(self.prefix, key), self.limits, cost)
         parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
         command = Acquire(charges)
-        if cost > _MAX_SHARED_COST or max(map(len, parts)) > _MAX_KEY_LENGTH:
+        if cost > _MAX_CACHED_COST or max(map(len, parts)) > _MAX_CACHED_KEY_LENGTH:
             return command
         self._cache(_cache_key(key, cost), command)
-        if self._older:
+        if self._previous_generation:
             return command
         # The first call of a key also stores the limits in its ring, so that `stats` shows a new
         # limit at once. That makes the script take its longer way, so it stops once there are more
         # keys than are cached: any call could then seem to be the first of its key.
-        return Acquire(charges, store_limit=True)
+        return Acquire(charges, write_limit=True)
 
-    def _take_older(self, name: _CacheKey) -> Acquire | None:
-        command = self._older.get(name)
+    def _promote(self, name: _CacheKey) -> Acquire | None:
+        command = self._previous_generation.get(name)
         if command is not None:
             self._cache(name, command)
         return command
@@ -91,10 +93,10 @@ class CommandCache:
         anew at once.
         """
         if len(self._commands) >= _MAX_COMMANDS:
-            self._older, self._commands = self._commands, {}
+            self._previous_generation, self._commands = self._commands, {}
         self._commands[name] = command
 
-    def acquire_all(self, items: Iterable[Sequence[Any]]) -> Acquire:
+    def acquire_all_command(self, items: Iterable[Sequence[Any]]) -> Acquire:
         """Return the command for one call over several keys: `(key, limits, cost)` or
         `(key, limits)` each.
 
@@ -104,10 +106,10 @@ class CommandCache:
         for item in items:
             if isinstance(item, (str, bytes, Key)) or not 2 <= len(item) <= 3:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
-            key, limits = normalize_key(item[0]), limits_of(item[1])
+            key, limits = normalize_key(item[0]), parse_limits(item[1])
             cost = item[2] if len(item) == 3 else 1
             check_cost(cost, min(limit.amount for limit in limits))
-            charges += charges_of(key, key_prefix(self.prefix, key), limits, cost)
+            charges += charges_of(key, ring_name_prefix(self.prefix, key), limits, cost)
         if not charges:
             raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
         seen: set[bytes] = set()
@@ -122,7 +124,7 @@ class CommandCache:
 
 
 def _cache_key(key: AnyKey, cost: int) -> _CacheKey:
-    return key if cost == 1 else (_WITH_COST, key, cost)
+    return key if cost == 1 else (_COST_MARKER, key, cost)
 
 
 def check_cost(cost: object, highest: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from .steps import Operation, Pipeline
-from .strategy import PendingCommand, Strategy
+from .strategy import OutgoingCommand, Strategy
 
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)
 _OUTCOME_UNKNOWN = StoreTimeout(
@@ -17,17 +17,19 @@ _OUTCOME_UNKNOWN = StoreTimeout(
 
 
 def flush_due(
-    strategy: Strategy, monotonic: Callable[[], float], *, last: bool = False
+    strategy: Strategy, monotonic: Callable[[], float], *, final: bool = False
 ) -> Operation[DistwindowError | None]:
     """Send what is due; with `last`, everything. Return the first error, None if there is none."""
     failure = yield from send_all(strategy.clock_probe(), monotonic)
-    found: list[PendingCommand] = []
+    outgoing: list[OutgoingCommand] = []
     try:
-        strategy.pending_commands(monotonic(), found, last=last)
-        later = yield from send_all(found, monotonic)
+        strategy.collect_commands(monotonic(), outgoing, final=final)
+        later = yield from send_all(outgoing, monotonic)
     except BaseException:  # raised by a signal handler, anywhere
-        for pending in found:  # where `send_all` has called it already, a second call does nothing
-            pending.on_reply(_NOT_SENT, 0.0)
+        for (
+            command
+        ) in outgoing:  # where `send_all` has called it already, a second call does nothing
+            command.on_reply(_NOT_SENT, 0.0)
         raise
     finally:
         strategy.reschedule(monotonic())
@@ -35,23 +37,23 @@ def flush_due(
 
 
 def send_all(
-    pending: Sequence[PendingCommand], monotonic: Callable[[], float]
+    command: Sequence[OutgoingCommand], monotonic: Callable[[], float]
 ) -> Operation[DistwindowError | None]:
     """Send these commands in one exchange, and call each `on_reply`, whatever happens. Return the
     first error, None if there is none.
     """
-    if not pending:
+    if not command:
         return None
     sent_at = monotonic()
-    replies: Sequence[object] = [_NOT_SENT] * len(pending)
+    replies: Sequence[object] = [_NOT_SENT] * len(command)
     try:
-        pipeline = Pipeline(tuple([each.command for each in pending]))
-        replies = [_OUTCOME_UNKNOWN] * len(pending)
+        pipeline = Pipeline(tuple([each.command for each in command]))
+        replies = [_OUTCOME_UNKNOWN] * len(command)
         replies = yield pipeline
-        for each, reply in zip(pending, replies, strict=True):
+        for each, reply in zip(command, replies, strict=True):
             each.on_reply(reply, sent_at)
     except BaseException:  # a cancellation, or raised by a signal handler
-        for each, reply in zip(pending, replies, strict=True):
+        for each, reply in zip(command, replies, strict=True):
             each.on_reply(reply, sent_at)  # a second call does nothing
         raise
     failures = (reply for reply in replies if isinstance(reply, DistwindowError))

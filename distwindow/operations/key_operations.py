@@ -13,7 +13,7 @@ from ..core.stats import Stats, stats_of, window_at
 from ..protocol.commands import Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from .flush import send_all
-from .steps import Operation, reply_to
+from .steps import Operation, send
 from .strategy import Strategy
 
 
@@ -22,7 +22,7 @@ def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Ope
     decision = strategy.peek(charges[0].key)
     if decision is None:
         command = Peek(charges)
-        reply = yield from reply_to(command)
+        reply = yield from send(command)
         decision = decision_of(command, reply, source)
     return decision
 
@@ -31,7 +31,7 @@ def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Oper
     """Return the statistics of a key. What this process has counted is sent before."""
     key = charges[0].key
     yield from _flush_key(strategy, key, clock)
-    states, now_ms = yield from reply_to(Read(charges))
+    states, now_ms = yield from send(Read(charges))
     windows = tuple(
         window_at(state, charge.limit, now_ms)
         for state, charge in zip(states, charges, strict=True)
@@ -43,9 +43,9 @@ def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[in
     """Give back what `decision` was charged, to the bucket it was charged in. Return how many
     permits were still there. Raises `ValueError` for a decision that was charged nothing.
     """
-    charges = _charges_of(decision)
+    charges = _checked_charges(decision)
     yield from _flush_key(strategy, decision.key, clock)
-    count, _ = yield from reply_to(Refund(charges, charged_ms=decision.now_ms))
+    count, _ = yield from send(Refund(charges, charged_ms=decision.now_ms))
     strategy.invalidate(decision.key)
     # Again, so that what this process knows of the key includes the refund.
     yield from _flush_key(strategy, decision.key, clock)
@@ -54,13 +54,13 @@ def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[in
 
 def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
     """Empty the windows of a key."""
-    yield from reply_to(Reset(charges))
+    yield from send(Reset(charges))
     strategy.reset(charges[0].key)
 
 
 def record(strategy: Strategy, decision: Decision, *, failed: bool, rt_ms: int) -> Operation[None]:
     """Record one finished call, in the bucket in which it ended."""
-    _charges_of(decision)
+    _checked_charges(decision)
     command = strategy.record(decision, failed, rt_ms)
     if command is not None:
         yield command
@@ -73,19 +73,19 @@ def before_multi_key(
     them, and give back what it has leased.
     """
     keys = [charge.key for charge in charges]
-    yield from strategy.lease_fetches(keys)
+    yield from strategy.waits_for_lease_fetches(keys)
     yield from send_all(strategy.before_multi_key(keys), clock.monotonic)
 
 
 def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]:
     """Send what this process has counted of `key`."""
     yield from send_all(strategy.clock_probe(), clock.monotonic)
-    pending = strategy.flush_command(key)
-    if pending is not None:
-        yield from send_all([pending], clock.monotonic)
+    command = strategy.flush_command(key)
+    if command is not None:
+        yield from send_all([command], clock.monotonic)
 
 
-def _charges_of(decision: Decision) -> tuple[Charge, ...]:
+def _checked_charges(decision: Decision) -> tuple[Charge, ...]:
     if not isinstance(decision, Decision):
         awaited = "; await the call first" if inspect.iscoroutine(decision) else ""
         raise TypeError(

@@ -58,7 +58,7 @@ Step: TypeAlias = "StoreStep | Sleep | WaitFor"
 Operation: TypeAlias = Generator[Step, Any, T]
 
 
-def reply_to(command: Command[Reply]) -> Operation[Reply]:
+def send(command: Command[Reply]) -> Operation[Reply]:
     """Send `command`, which is not an `Acquire`, and return its reply."""
     reply: Reply = yield command
     return reply

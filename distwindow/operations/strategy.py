@@ -11,7 +11,7 @@ from ..protocol.commands import Command, Flush
 from .steps import Operation, WaitFor
 
 
-class PendingCommand(NamedTuple):
+class OutgoingCommand(NamedTuple):
     """A command that is to be sent, and the function that takes its outcome."""
 
     command: Command[Any]
@@ -33,7 +33,7 @@ class Strategy(Protocol):
 
     wake: Callable[[], object]
     """Called when `next_due_at` is earlier than it was. Set by the worker."""
-    leases: bool
+    uses_leases: bool
     """True if it leases permits, which have to be given back."""
 
     # -- decisions --
@@ -48,7 +48,7 @@ class Strategy(Protocol):
     def peek(self, key: AnyKey) -> Decision | None:
         """Return the decision of a call of cost 1 without counting it; None as above."""
 
-    def remember_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
         Return `decision`.
         """
@@ -64,17 +64,17 @@ class Strategy(Protocol):
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call; return a command if the store has to count it now."""
 
-    def flush_command(self, key: AnyKey) -> PendingCommand | None:
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`; None if there is nothing."""
 
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[PendingCommand]:
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides one call over `keys`."""
 
-    def clock_probe(self) -> list[PendingCommand]:
+    def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be: its reply has the store's time."""
 
-    def pending_commands(
-        self, now: float, found: list[PendingCommand], *, last: bool = False
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
     ) -> None:
         """Add what is to be sent now to `found`; with `last`, everything that is ever to be sent.
         If this raises, the caller calls each `on_reply` of `found` with "not sent".
@@ -85,7 +85,7 @@ class Strategy(Protocol):
 
     # -- ends --
 
-    def lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Strategy(Protocol):
     def unreturned_permits(self) -> int:
         """Return how many leased permits are still to be given back."""
 
-    def unsent_counts(self) -> int:
+    def unacknowledged_counts(self) -> int:
         """Return how many counts the store has not acknowledged."""
 
     def after_fork(self) -> None:

@@ -44,14 +44,16 @@ class QueueSlot:
         self._queues = queues
         self._clock = queues.clock
         self._charge = command.charges[0]
-        self._ends_at = None if timeout is None else self._clock.monotonic() + timeout
+        self._deadline = None if timeout is None else self._clock.monotonic() + timeout
         self._queue: _Queue | None = None
         self._wake_up = WakeUp()
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds until the waiter gives up; None: never."""
-        return None if self._ends_at is None else max(0.0, self._ends_at - self._clock.monotonic())
+        return (
+            None if self._deadline is None else max(0.0, self._deadline - self._clock.monotonic())
+        )
 
     def wait(self) -> None:
         """Join the queue, and wait until those before have been served or the timeout is over.
@@ -60,7 +62,7 @@ class QueueSlot:
         when the head of the queue has its permits: the waiter's own are not there before.
         """
         self._join()
-        while not self._is_head() and (left := self._check_remaining_s()) != 0.0:
+        while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
             self._wake_up.sleep(left)
 
     def leave(self) -> None:
@@ -87,23 +89,23 @@ class QueueSlot:
         assert self._queue is not None
         return self._queue.waiting[0] is self
 
-    def _check_remaining_s(self) -> float | None:
+    def _remaining_s_or_raise(self) -> float | None:
         """Return the seconds for which the waiter may wait; None: no end. At 0.0 it may send out of
         turn: nobody before it was refused, so it is the store that is slow, and its own call may
         be admitted. Raises `RateLimitExceeded` as `wait` does.
         """
-        if self._ends_at is None:
+        if self._deadline is None:
             return None
         assert self._queue is not None
         now = self._clock.monotonic()
         if self._queue.refusal is not None:
             until, decision = self._queue.refusal
-            if until > self._ends_at or now >= self._ends_at:
+            if until > self._deadline or now >= self._deadline:
                 left, charge = max(0.0, until - now), self._charge
                 raise RateLimitExceeded(
                     decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
                 )
-        return max(0.0, self._ends_at - now)
+        return max(0.0, self._deadline - now)
 
 
 class AsyncQueueSlot(QueueSlot):
@@ -117,7 +119,7 @@ class AsyncQueueSlot(QueueSlot):
     async def wait_async(self) -> None:
         """Do as `QueueSlot.wait`."""
         self._join()
-        while not self._is_head() and (left := self._check_remaining_s()) != 0.0:
+        while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._event.wait(), left)
             self._event.clear()

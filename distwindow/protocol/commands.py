@@ -142,14 +142,14 @@ class Acquire(Command[AcquireReply]):
     script: ClassVar[str] = "acquire"
 
     calls: int = 1
-    store_limit: bool = False
+    write_limit: bool = False
     """Store the limits in their rings, for `stats`: on the first call of a key in this process."""
 
     _combined: dict[int, Acquire] = field(default_factory=dict, repr=False, kw_only=True)
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = _ring_arguments(self.charges, self.calls)
-        if self.store_limit:
+        if self.write_limit:
             return [*arguments, self.calls, _time_argument(self.now_ms), 1]
         if self.now_ms is not None:
             return [*arguments, self.calls, self.now_ms]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.charge import charged_in
+from ..core.charge import with_bucket_starts
 from ..core.decision import Decision, Source
 from .commands import Acquire, Command
 from .replies import AcquireReply
@@ -14,7 +14,7 @@ def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Sou
     if admitted:
         decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
         if starts is not None and decision.charged:
-            decision = decision._replace(charged=charged_in(command.charges, starts))
+            decision = decision._replace(charged=with_bucket_starts(command.charges, starts))
         return decision
     _, limit, cost, key, _ = command.charges[index]
     return _new_tuple(

@@ -25,7 +25,7 @@ _SENDERS = b":senders"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
-def key_prefix(prefix: str, key: AnyKey) -> bytes:
+def ring_name_prefix(prefix: str, key: AnyKey) -> bytes:
     """Return the beginning of the names of all rings of `key`: `prefix:{resource}`."""
     if isinstance(key, Key):
         return b"%s:{%s}%s" % (prefix.encode(), escape(key.tag), escape(key.resource))
@@ -46,7 +46,7 @@ def senders_name(ring: bytes) -> bytes:
     return ring + _SENDERS
 
 
-class RingName(NamedTuple):
+class RingNameParts(NamedTuple):
     """The parts of a ring's Redis key."""
 
     key: str
@@ -55,7 +55,7 @@ class RingName(NamedTuple):
     span: int
 
 
-def parse_ring_name(prefix: str, name: bytes) -> RingName | None:
+def parse_ring_name(prefix: str, name: bytes) -> RingNameParts | None:
     """Return the parts of a ring's Redis key; None if it is not one of this prefix."""
     start = prefix.encode() + b":"
     found = _RING.fullmatch(name, len(start)) if name.startswith(start) else None
@@ -63,7 +63,7 @@ def parse_ring_name(prefix: str, name: bytes) -> RingName | None:
         return None
     tag, rest, bucket_ms, span = found.groups()
     key = f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
-    return RingName(key, int(bucket_ms), int(span))
+    return RingNameParts(key, int(bucket_ms), int(span))
 
 
 def is_senders_name(prefix: str, name: bytes) -> bool:

@@ -9,7 +9,7 @@ from ..core.errors import ConfigurationError
 from ..core.interrupts import is_interruption
 from ..core.stats import Bucket, RingState
 
-EXPIRED = -2
+PAST_DEADLINE = -2
 """The word behind the guard if a script ran after its deadline, and therefore did nothing."""
 
 
@@ -18,7 +18,7 @@ class AcquireReply(NamedTuple):
 
     admitted: int
     """How many of the calls are admitted: the first ones."""
-    binding_ring: int
+    binding_index: int
     """The index of the binding ring, from 0: the refusing one, if any call is refused."""
     left: int
     """Permits left in it afterwards; negative where the limit was lowered below what is counted."""
@@ -28,7 +28,7 @@ class AcquireReply(NamedTuple):
     """Time until a refused call would be admitted; 0 when none is refused."""
     now_ms: int
     """The store's time."""
-    admitted_by: tuple[int, int, int] | None = None
+    admitted_binding: tuple[int, int, int] | None = None
     """Binding ring, left and reset_ms of the admitted calls, where others are refused."""
     bucket_starts_ms: tuple[int, ...] | None = None
     """The start of each ring's bucket in which the admitted calls were counted, if any of them is
@@ -88,7 +88,11 @@ def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[A
     those of one call, by ring.
     """
     admitted, refused = reply.admitted, calls - reply.admitted
-    index, left, reset_ms = reply.admitted_by or (reply.binding_ring, reply.left, reply.reset_ms)
+    index, left, reset_ms = reply.admitted_binding or (
+        reply.binding_index,
+        reply.left,
+        reply.reset_ms,
+    )
     cost, now = costs[index], reply.now_ms
     left_after_first = left + (admitted - 1) * cost
     starts = reply.bucket_starts_ms
@@ -97,7 +101,7 @@ def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[A
         for i in range(admitted)
     ]
     if refused:
-        each += [reply._replace(admitted=0, admitted_by=None, bucket_starts_ms=None)] * refused
+        each += [reply._replace(admitted=0, admitted_binding=None, bucket_starts_ms=None)] * refused
     return each
 
 

@@ -50,7 +50,7 @@ class MemoryStore:
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
         self._lock: Lock | _Closed = threading.Lock()
-        self._sweep_at = _MIN_SWEEP_SIZE
+        self._sweep_size = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "peek": self._peek,
@@ -77,7 +77,7 @@ class MemoryStore:
         name, limit, cost, _, _ = charges[0]
         with self._lock:
             ring = self._rings.get(name)
-            if ring is not None and len(charges) == 1 and not command.store_limit:
+            if ring is not None and len(charges) == 1 and not command.write_limit:
                 now = self._now_ms()
                 age = now - ring.start
                 left = limit.amount - ring.used - cost
@@ -105,15 +105,15 @@ class MemoryStore:
     def _acquire(self, command: Acquire, now: int) -> AcquireReply:
         calls, rings, admitted = command.calls, [], command.calls
         for charge in command.charges:
-            ring = self._rotated(charge, now)
+            ring = self._ring_at(charge, now)
             rings.append(ring)
             admitted = min(admitted, max(0, (charge.limit.amount - ring.used) // charge.cost))
         for charge, ring in zip(command.charges, rings, strict=True):
-            if command.store_limit:
+            if command.write_limit:
                 ring.limit = _limit_text(charge.limit)
             ring.used += charge.cost * admitted
             if admitted < calls:
-                ring.block(charge.cost * (calls - admitted))
+                ring.count_blocked(charge.cost * (calls - admitted))
         reply = _acquire_reply(command.charges, rings, calls, admitted, now)
         starts = _bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
@@ -133,7 +133,7 @@ class MemoryStore:
 
     def _lease(self, command: Lease, now: int) -> LeaseReply:
         charges = command.charges
-        rings = [self._rotated(charge, now) for charge in charges]
+        rings = [self._ring_at(charge, now) for charge in charges]
         min_left = min(
             charge.limit.amount - ring.used - charge.cost
             for charge, ring in zip(charges, rings, strict=True)
@@ -146,7 +146,7 @@ class MemoryStore:
             if min_left >= 0:
                 ring.used += charge.cost + extra
             elif not command.prefetch:
-                ring.block(charge.cost)
+                ring.count_blocked(charge.cost)
         reply = _acquire_reply(charges, rings, 1, int(min_left >= 0), now)
         if min_left < 0:
             return LeaseReply(reply, 0, 0)
@@ -166,7 +166,7 @@ class MemoryStore:
             if added or (command.pull and exists):
                 self._rings[charge.ring] = ring
             if command.pull:
-                passed.append(ring.passed() if exists else {})
+                passed.append(ring.passed_by_start() if exists else {})
         return FleetCounts(tuple(passed), now)
 
     def _apply_flush(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
@@ -192,7 +192,7 @@ class MemoryStore:
             if ring is None or ring.is_stale(now):
                 refunded.append(0)
             else:
-                refunded.append(self._rotated(charge, now).refund(charge.cost, start))
+                refunded.append(self._ring_at(charge, now).refund(charge.cost, start))
         return CountReply(min(refunded), now)
 
     def _read(self, command: Read, now: int) -> ReadReply:
@@ -203,11 +203,11 @@ class MemoryStore:
         removed = [self._rings.pop(charge.ring, None) for charge in command.charges]
         return CountReply(sum(ring is not None for ring in removed), now)
 
-    def _rotated(self, charge: Charge, now: int) -> Ring:
+    def _ring_at(self, charge: Charge, now: int) -> Ring:
         """The ring of `charge`, made if it does not exist, with its newest bucket at `now`."""
         ring = self._rings.get(charge.ring)
         if ring is None:
-            if len(self._rings) >= self._sweep_at:
+            if len(self._rings) >= self._sweep_size:
                 self._sweep()
             ring = self._rings[charge.ring] = _new_ring(charge, now)
         elif now - ring.start >= ring.bucket_ms or now < ring.start:
@@ -227,7 +227,7 @@ class MemoryStore:
         self._senders = {
             name: records for name, records in self._senders.items() if now < records.expires_at
         }
-        self._sweep_at = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
+        self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 
 class _Closed:
@@ -296,7 +296,7 @@ def _acquire_reply(
 ) -> AcquireReply:
     """The reply to `calls` equal calls, of which the first ones were admitted and counted."""
     if admitted == calls:
-        index, left, reset = _binding(charges, rings, now)
+        index, left, reset = _most_restrictive(charges, rings, now)
         return AcquireReply(calls, index, left, reset, 0, now)
     index, latest = 0, -1
     for i, (charge, ring) in enumerate(zip(charges, rings, strict=True)):
@@ -306,7 +306,7 @@ def _acquire_reply(
             if room_at > latest:
                 index, latest = i, room_at
     ring = rings[index]
-    admitted_by = _binding(charges, rings, now) if admitted else None
+    admitted_by = _most_restrictive(charges, rings, now) if admitted else None
     left = charges[index].limit.amount - ring.used
     return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, admitted_by)
 
@@ -319,7 +319,9 @@ def _bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
     return tuple(ring.start for ring in rings) if ahead else None
 
 
-def _binding(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> tuple[int, int, int]:
+def _most_restrictive(
+    charges: tuple[Charge, ...], rings: list[Ring], now: int
+) -> tuple[int, int, int]:
     """Index, permits left and `reset_ms` of the ring that has the fewest permits left."""
     left = [charge.limit.amount - ring.used for charge, ring in zip(charges, rings, strict=True)]
     index = left.index(min(left))

@@ -26,7 +26,7 @@ from ..protocol.commands import (
     Reset,
     charges_of,
 )
-from ..protocol.keys import key_prefix
+from ..protocol.keys import ring_name_prefix
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000
@@ -70,7 +70,7 @@ class HistoryStep(NamedTuple):
     size: int
     """Response time of a `flush`; how far back a `refund` or `flush` reaches; extra of a lease."""
     flag: bool
-    """`store_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush."""
+    """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush."""
     amount_change: int
     """By how much the limits are raised."""
 
@@ -117,7 +117,7 @@ def charges_for(key: AnyKey, limits: Sequence[Limit], cost: int) -> tuple[Charge
     """The charges of a call of `cost`. No ring is charged twice, as limiters never do that: one
     strict bucket has the same ring as two leap buckets.
     """
-    charges = charges_of(key, key_prefix("conformance", key), limits, cost)
+    charges = charges_of(key, ring_name_prefix("conformance", key), limits, cost)
     return tuple({charge.ring: charge for charge in charges}.values())
 
 
@@ -134,7 +134,7 @@ def _command(
     step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Sequence[int]
 ) -> Command[Any]:
     if step.name == "acquire":
-        return Acquire(charges, now, calls=step.calls, store_limit=step.flag)
+        return Acquire(charges, now, calls=step.calls, write_limit=step.flag)
     if step.name == "peek":
         return Peek(charges, now)
     if step.name == "lease":

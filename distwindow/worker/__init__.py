@@ -10,12 +10,12 @@ handle that signal: see `shutdown.py`.
 from __future__ import annotations
 
 from .._fork import register_after_fork
-from .patching import PATCHING
+from .patching import GEVENT_LISTENER
 from .shutdown import SHUTDOWN
 from .tasks import WorkerTasks
 from .thread import WorkerThread
 
 register_after_fork(SHUTDOWN)
-register_after_fork(PATCHING)
-THREAD = register_after_fork(WorkerThread())
-TASKS = register_after_fork(WorkerTasks())
+register_after_fork(GEVENT_LISTENER)
+THREAD_WORKER = register_after_fork(WorkerThread())
+TASK_WORKER = register_after_fork(WorkerTasks())

@@ -43,7 +43,7 @@ class FlushJob:
         "close_done",
         "closing_lock",
         "detached",
-        "dropped",
+        "dropped_logged",
         "failure",
         "flush",
         "flush_done",
@@ -77,7 +77,7 @@ class FlushJob:
         """
         self.loss_reported = False
         """True once the loss of counts has been logged, so that it is logged only once."""
-        self.dropped = 0
+        self.dropped_logged = 0
         """How many of the counts that the strategy has dropped have been logged."""
 
     @property
@@ -86,7 +86,7 @@ class FlushJob:
         strategy = self.strategy
         if self.failure is not None and strategy.next_due_at < NEVER:
             return True
-        return strategy.unsent_counts() > 0 or strategy.unreturned_permits() > 0
+        return strategy.unacknowledged_counts() > 0 or strategy.unreturned_permits() > 0
 
     def needs_retry(self, final: bool) -> bool:
         """True if a shutdown that has just flushed this job has to flush it again. With `final`, no
@@ -96,7 +96,7 @@ class FlushJob:
             return False
         return self.failure is not None or (final and self.has_unsent)
 
-    def log_transition(self, failure: Exception | None) -> None:
+    def record_flush(self, failure: Exception | None) -> None:
         """Record how a flush ended. Log when flushes begin to fail, and when they succeed again."""
         failed_before, self.failure = self.failure is not None, failure
         if failure is None:
@@ -111,7 +111,7 @@ class FlushJob:
                 self.name, failure, self._kept(), self._newly_dropped(),
             )  # fmt: skip
 
-    def failed(self, exc: Exception) -> None:
+    def record_unexpected_error(self, exc: Exception) -> None:
         """Record that a flush ended with an unexpected error. Log it unless the flush before ended
         with one of the same type.
         """
@@ -123,7 +123,7 @@ class FlushJob:
                 self.name, self._kept(), self._newly_dropped(), exc_info=exc,
             )  # fmt: skip
 
-    def closed(self, failure: DistwindowError | None) -> None:
+    def record_close(self, failure: DistwindowError | None) -> None:
         """Record how the last flush of a limiter that is being closed ended. Log what it could not
         send.
         """
@@ -134,7 +134,7 @@ class FlushJob:
 
     def log_lost(self, when: str, why: object) -> None:
         """Log what will never be sent, if there is anything."""
-        counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
+        counts, permits = self.strategy.unacknowledged_counts(), self.strategy.unreturned_permits()
         if counts:
             LOG.warning(
                 "%d counts of %s were lost: %s they could be sent (%s)%s",
@@ -148,14 +148,14 @@ class FlushJob:
             )  # fmt: skip
 
     def _kept(self) -> str:
-        counts, permits = self.strategy.unsent_counts(), self.strategy.unreturned_permits()
+        counts, permits = self.strategy.unacknowledged_counts(), self.strategy.unreturned_permits()
         leased = f" and {permits} leased permits" if permits else ""
         return f"{counts} counts{leased} are kept here, and the next flush tries again"
 
     def _newly_dropped(self) -> str:
         """Return the end of a log line: the counts that were dropped since the last log line."""
-        number = self.strategy.dropped - self.dropped
-        self.dropped = self.strategy.dropped
+        number = self.strategy.dropped - self.dropped_logged
+        self.dropped_logged = self.strategy.dropped
         if number <= 0:  # fewer than before: this is a forked child, which counts anew
             return ""
         return f"; {number} counts were dropped, as the store took none for so long"
@@ -171,7 +171,7 @@ class FlushJob:
         finally:
             done.set()
 
-    def wait(self, seconds: float) -> None:
+    def wait_for_flush(self, seconds: float) -> None:
         """Wait until the flush that is under way has ended, for at most `seconds`."""
         flush_done = self.flush_done
         if flush_done is not None:

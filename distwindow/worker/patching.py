@@ -18,29 +18,29 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from .._fork import begin_anew
-from ..core.interrupts import PATCHES
+from .._fork import reset_process_state
+from ..core.interrupts import PATCH_STATE
 from .shutdown import SHUTDOWN
 
 
-class Patching:
+class GeventListener:
     """Subscribes to gevent's events, once in a process."""
 
     def __init__(self) -> None:
-        self._watching = False
-        self._limiters = False
+        self._subscribed = False
+        self._limiter_made = False
         """True once a limiter has been made."""
 
     def after_fork(self) -> None:
         """Subscribe if gevent has been imported since. A child inherits the subscription."""
-        if self._limiters:
-            self.watch()
+        if self._limiter_made:
+            self.subscribe()
 
-    def watch(self) -> None:
+    def subscribe(self) -> None:
         """Subscribe to the events of gevent, if it is imported. Called when a limiter is made."""
-        self._limiters = True
-        if "gevent" in sys.modules and not self._watching:
-            self._watching = True
+        self._limiter_made = True
+        if "gevent" in sys.modules and not self._subscribed:
+            self._subscribed = True
             # gevent itself imports this only when it patches.
             import_module("gevent.events").subscribers.append(_on_event)
 
@@ -51,9 +51,9 @@ def _on_event(event: object) -> None:
         return
     if kind.__name__ == "GeventWillPatchAllEvent":
         SHUTDOWN.flush()
-    elif kind.__name__ == "GeventDidPatchAllEvent" and PATCHES.is_stale:
-        begin_anew()
-        PATCHES.begin_anew()
+    elif kind.__name__ == "GeventDidPatchAllEvent" and PATCH_STATE.is_outdated:
+        reset_process_state()
+        PATCH_STATE.reset()
 
 
-PATCHING = Patching()
+GEVENT_LISTENER = GeventListener()

@@ -61,11 +61,11 @@ from .signal_watch import SignalWatch
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds after which the main thread has to have run the handler that ends the process."""
-FIRST_FLUSH_S = 1.0
+FIRST_FLUSH_TIMEOUT_S = 1.0
 """The part of EXIT_TIMEOUT_S, in seconds, during which calls are still decided."""
-PAUSE_S = 0.01
+SETTLE_S = 0.01
 """Seconds in which calls that other threads have begun to decide are completed."""
-YIELD_S = 0.0002
+CALL_DELAY_S = 0.0002
 """Seconds that each call sleeps during the first flush."""
 POLL_S = 0.005
 """Seconds between two checks where nothing can wake the waiting thread."""
@@ -103,8 +103,8 @@ class Shutdown:
         self.phase = RUNNING
         self.flushing_threads: set[int] = set()
         """Identifiers of the threads that flush during the shutdown, and must not be paused."""
-        self._survived = OneShotEvent()
-        self._watching = False
+        self._sigterm_survived = OneShotEvent()
+        self._uvicorn_watched = False
         self._exit_hooks.after_fork()
         self._signal_watch.after_fork()
         self._exit_began = False
@@ -124,7 +124,7 @@ class Shutdown:
             self._signal_watch.install()
             self._signal_watch.start_in_child()
         if self.phase != RUNNING:
-            strategy.pause_calls(self.pause)
+            strategy.pause_calls(self.hold_call)
 
     def hook_exit(self) -> None:
         """Have `flush_at_exit` called when this process ends, however it ends."""
@@ -135,14 +135,14 @@ class Shutdown:
         self.hook_exit()
         self._signal_watch.start()
 
-    def pause(self) -> None:
+    def hold_call(self) -> None:
         """Delay a call during the first flush. After that, block it until the process has ended, or
         has survived.
         """
         if self.phase == RUNNING and not self._paused_for_exit:
             return
         if _thread.get_ident() not in self.flushing_threads:
-            time.sleep(YIELD_S)
+            time.sleep(CALL_DELAY_S)
             while self.phase >= PAUSED or self._paused_for_exit:
                 time.sleep(POLL_S)
 
@@ -161,7 +161,7 @@ class Shutdown:
             time.sleep(POLL_S)
         for worker in self._workers:
             worker.jobs.wait_until_closed(monotonic() + EXIT_TIMEOUT_S)
-            worker.flush_all(monotonic() + FIRST_FLUSH_S, final=False)
+            worker.flush_all(monotonic() + FIRST_FLUSH_TIMEOUT_S, final=False)
         self._pause_daemon_threads()
         for worker in self._workers:
             worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
@@ -182,18 +182,18 @@ class Shutdown:
             signal.raise_signal(number)
             # The process has survived: it is process 1 of a container.
             signal.signal(number, self.on_sigterm)
-            self._survived.set()
+            self._sigterm_survived.set()
         elif self.phase == RUNNING:
             self._start_shutdown(number)
 
     def on_uvicorns_sigterm(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM where uvicorn had installed `handler`, which is called first."""
         handler(number, frame)
-        if not self._watching:
-            self._watching = True
+        if not self._uvicorn_watched:
+            self._uvicorn_watched = True
             with suppress(RuntimeError):  # no thread can be started: uvicorn ends the process
                 # Start the thread before SIGTERM is blocked, because threads inherit the mask.
-                _thread.start_new_thread(self._watch_action, (number, signal.getsignal(number)))
+                _thread.start_new_thread(self._wait_for_uvicorn, (number, signal.getsignal(number)))
                 self._sigterm_blocked = True
                 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
@@ -207,7 +207,7 @@ class Shutdown:
         self.flushing_threads.add(_thread.get_ident())
         self._paused_for_exit = True
         self._pause_calls()
-        time.sleep(PAUSE_S)
+        time.sleep(SETTLE_S)
 
     def _start_shutdown(self, number: int) -> None:
         self.phase = FLUSHING
@@ -226,7 +226,7 @@ class Shutdown:
             self.phase = RUNNING
             signal.signal(number, signal.SIG_DFL)
 
-    def _watch_action(self, number: int, handler: Any) -> None:
+    def _wait_for_uvicorn(self, number: int, handler: Any) -> None:
         """Wait until uvicorn restores the action that it found, and then end the process."""
         while (action := signal.getsignal(number)) == handler:
             time.sleep(POLL_S)
@@ -247,10 +247,10 @@ class Shutdown:
         finally:
             self.phase = ENDING
             os.kill(os.getpid(), number)
-            self._survived.wait(MAIN_THREAD_TIMEOUT_S)
+            self._sigterm_survived.wait(MAIN_THREAD_TIMEOUT_S)
             if os.getpid() != 1:
                 _end_without_main_thread(number)
-        self._survived = OneShotEvent()
+        self._sigterm_survived = OneShotEvent()
         self.phase = RUNNING
         for worker in self._workers:
             for job in worker.jobs.all():
@@ -258,9 +258,9 @@ class Shutdown:
                 job.gave_up_at_exit = job.loss_reported = False
 
     def _send_all(self, began: float) -> None:
-        first = self._flush_workers(began + FIRST_FLUSH_S, final=False)
+        first = self._flush_workers(began + FIRST_FLUSH_TIMEOUT_S, final=False)
         for worker in self._workers:
-            worker.jobs.wait_until_closed(began + FIRST_FLUSH_S)
+            worker.jobs.wait_until_closed(began + FIRST_FLUSH_TIMEOUT_S)
         self.phase = PAUSED
         deadline = began + EXIT_TIMEOUT_S
         # Wait for the exchanges of the first flush that are under way. Leases that are being given
@@ -268,7 +268,7 @@ class Shutdown:
         for done in first:
             done.wait(deadline - monotonic())
         while True:
-            time.sleep(PAUSE_S)
+            time.sleep(SETTLE_S)
             self._flush_workers(deadline, final=True)
             jobs = self._active_jobs()
             if monotonic() >= deadline or not any(job.has_unsent for job in jobs):
@@ -277,7 +277,7 @@ class Shutdown:
 
     def _pause_calls(self) -> None:
         for job in self._active_jobs():
-            job.strategy.pause_calls(self.pause)
+            job.strategy.pause_calls(self.hold_call)
 
     def _active_jobs(self) -> list[FlushJob]:
         return [job for worker in self._workers for job in worker.jobs.active()]
@@ -346,7 +346,7 @@ def _log_unexpected(jobs: list[FlushJob]) -> None:
     LOG.exception(
         "flushing the counts of %s at SIGTERM failed with an unexpected error; %d counts are not "
         "sent yet, and another line is logged if they are lost",
-        job_names(jobs), sum(job.strategy.unsent_counts() for job in jobs),
+        job_names(jobs), sum(job.strategy.unacknowledged_counts() for job in jobs),
     )  # fmt: skip
 
 

@@ -29,9 +29,9 @@ from .flush_job import monotonic
 
 GRACE_S = 0.02
 """Seconds that the main thread has to run the handler before the signal is sent again."""
-ATTEMPTS = 50
+MAX_RESENDS = 50
 """How often it is sent again: the second one can be missed in the same way."""
-HANDLED_S = 1.0
+HANDLED_RECENTLY_S = 1.0
 """Seconds after a call of the handler in which no signal counts as one that was missed."""
 
 
@@ -45,11 +45,11 @@ class SignalWatch:
         self._waits_for_sigterm = waits_for_sigterm
         self._handled_at = 0.0
         self._pipe: tuple[int, int] | None = None
-        self._running = threading.Lock()
+        self._running_lock = threading.Lock()
 
     def after_fork(self) -> None:
         """Replace the pipe that the child shares with its parent. Threads are not inherited."""
-        self._running = threading.Lock()
+        self._running_lock = threading.Lock()
         if self._pipe is not None:
             inherited, self._pipe = self._pipe, None
             with suppress(ValueError):
@@ -95,8 +95,8 @@ class SignalWatch:
 
     def start(self) -> None:
         """Start the thread, where signals are written to the pipe and it is not running."""
-        if self._pipe is not None and not self._running.locked():
-            start_thread(self._watch, self._pipe[0], self._running)
+        if self._pipe is not None and not self._running_lock.locked():
+            start_thread(self._watch, self._pipe[0], self._running_lock)
 
     def _watch(self, reading: int, running: threading.Lock) -> None:
         if not running.acquire(False):  # started twice at the same time
@@ -105,9 +105,9 @@ class SignalWatch:
         main = threading.main_thread().ident
         with suppress(OSError):  # closed
             while numbers := os.read(reading, 64):
-                for _ in range(ATTEMPTS if signal.SIGTERM in numbers else 0):
+                for _ in range(MAX_RESENDS if signal.SIGTERM in numbers else 0):
                     time.sleep(GRACE_S)
-                    handled = monotonic() - self._handled_at < HANDLED_S
+                    handled = monotonic() - self._handled_at < HANDLED_RECENTLY_S
                     if main is None or handled or not self._waits_for_sigterm():
                         break
                     signal.pthread_kill(main, signal.SIGTERM)

@@ -47,9 +47,9 @@ class WorkerTasks:
         for job in self.jobs.all():
             job.flush_done = job.close_done = job.flush_task = None
         self._lock = threading.RLock()
-        self._workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
+        self._loop_workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
 
-    def add(
+    def add_limiter(
         self,
         strategy: Strategy,
         flush: Callable[[bool], Any],
@@ -76,7 +76,7 @@ class WorkerTasks:
         """
         job.detached = True
         with self._lock:
-            for worker in self._workers.values():
+            for worker in self._loop_workers.values():
                 worker.unsent.discard(job)
         await self.wait_for(job)
 
@@ -118,15 +118,15 @@ class WorkerTasks:
         if isinstance(loop, _ExitLoop):  # `flush_all` is sending it already
             return
         with self._lock:
-            for closed in [other for other in self._workers if other.is_closed()]:
-                if self._workers[closed].unsent:
-                    self._worker(loop).unsent |= self._workers[closed].unsent
-                del self._workers[closed]
+            for closed in [other for other in self._loop_workers if other.is_closed()]:
+                if self._loop_workers[closed].unsent:
+                    self._worker(loop).unsent |= self._loop_workers[closed].unsent
+                del self._loop_workers[closed]
             self._worker(loop).wake(job)
         SHUTDOWN.on_worker_started()
 
     def _worker(self, loop: asyncio.AbstractEventLoop) -> _LoopWorker:
-        return self._workers.setdefault(loop, _LoopWorker(loop))
+        return self._loop_workers.setdefault(loop, _LoopWorker(loop))
 
 
 class _LoopWorker:
@@ -251,9 +251,9 @@ def _start_flush(job: FlushJob, *, last: bool) -> asyncio.Task[None]:
 async def _flush_job(job: FlushJob, last: bool) -> None:
     try:
         flush: Awaitable[Exception | None] = job.flush(last)
-        job.log_transition(await flush)
+        job.record_flush(await flush)
     except Exception as exc:
-        job.failed(exc)
+        job.record_unexpected_error(exc)
 
 
 class _ExitLoop(asyncio.SelectorEventLoop):
@@ -270,7 +270,7 @@ def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> No
         for job in jobs:
             # Nothing would be counted twice (a ring takes each flush once), but what another loop
             # is just sending might not have arrived when this returns.
-            job.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
+            job.wait_for_flush(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
     loop = _ExitLoop()
     try:
         with suppress(asyncio.TimeoutError):
@@ -283,7 +283,7 @@ def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> No
         LOG.warning(
             "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
             "%d counts are left",
-            job_names(jobs), exc, sum(job.strategy.unsent_counts() for job in jobs),
+            job_names(jobs), exc, sum(job.strategy.unacknowledged_counts() for job in jobs),
         )  # fmt: skip
     finally:
         loop.close()

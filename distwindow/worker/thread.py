@@ -25,10 +25,10 @@ from typing import Any
 from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
-from ..core.interrupts import PATCHES, OneShotEvent, WakeUp, start_thread
+from ..core.interrupts import PATCH_STATE, OneShotEvent, WakeUp, start_thread
 from ..operations.strategy import Strategy
 from .flush_job import EXIT_TIMEOUT_S, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
-from .patching import PATCHING
+from .patching import GEVENT_LISTENER
 from .shutdown import SHUTDOWN
 from .uwsgi import UWSGI
 
@@ -49,7 +49,7 @@ class WorkerThread:
             job.flush_done = job.close_done = None  # whatever was under way will never end here
             job.closing_lock = threading.Lock()
         self._wake_up = WakeUp()
-        self._running = threading.Lock()
+        self._running_lock = threading.Lock()
         """Held by the thread for as long as it runs."""
         self._thread_ident: int | None = None
         self._unsent: set[FlushJob] = set()
@@ -57,7 +57,7 @@ class WorkerThread:
         their limiters.
         """
 
-    def add(
+    def add_limiter(
         self,
         strategy: Strategy,
         flush: Callable[[bool], Any],
@@ -75,7 +75,7 @@ class WorkerThread:
         if clock is SYSTEM and not isinstance(strategy, InProcess):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
-            PATCHING.watch()
+            GEVENT_LISTENER.subscribe()
             UWSGI.hook_fork()
             SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
         return job
@@ -91,7 +91,7 @@ class WorkerThread:
     def wait_for(self, job: FlushJob) -> None:
         """Wait until the flush of `job` that is under way has ended."""
         if _thread.get_ident() != self._thread_ident:
-            job.wait(EXIT_TIMEOUT_S)
+            job.wait_for_flush(EXIT_TIMEOUT_S)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything that is pending, in the calling thread, with as many attempts as there is
@@ -102,7 +102,7 @@ class WorkerThread:
         for job in jobs:
             # Nothing would be counted twice (a ring takes each flush once), but what the worker is
             # just sending might not have arrived when this returns.
-            job.wait(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
+            job.wait_for_flush(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
             _flush_job(job, last=True)
         while monotonic() < deadline:
             late = [job for job in jobs if job.needs_retry(final)]
@@ -115,17 +115,17 @@ class WorkerThread:
     def _wake(self, job: FlushJob) -> None:
         job.detached = False  # the store of a closed limiter may be the caller's, and open
         self._unsent.add(job)
-        if not self._running.locked():
+        if not self._running_lock.locked():
             self._start()
         self._wake_up.wake()
 
     def _start(self) -> None:
-        PATCHES.check()
+        PATCH_STATE.check()
         SHUTDOWN.on_worker_started()
         start_thread(self._run)  # False where Python is exiting: then `flush_all` flushes instead
 
     def _run(self) -> None:
-        running, wake_up = self._running, self._wake_up
+        running, wake_up = self._running_lock, self._wake_up
         if not running.acquire(False):  # another caller has just started one
             return
         self._thread_ident = _thread.get_ident()
@@ -137,7 +137,7 @@ class WorkerThread:
                 if self._wake_up is not wake_up:  # gevent has patched threads: start another
                     return
         finally:
-            if self._running is running:
+            if self._running_lock is running:
                 self._thread_ident = None
             running.release()
 
@@ -149,7 +149,7 @@ class WorkerThread:
             if job.detached:
                 self._unsent.discard(job)
                 continue
-            SHUTDOWN.pause()  # during a shutdown, the shutdown thread flushes in place of this one
+            SHUTDOWN.hold_call()  # during a shutdown, the shutdown thread flushes instead
             if strategy.next_due_at <= monotonic():
                 self._run_job(job)
             if strategy.next_due_at == NEVER:
@@ -171,6 +171,6 @@ class WorkerThread:
 
 def _flush_job(job: FlushJob, *, last: bool) -> None:
     try:
-        job.log_transition(job.flush(last))
+        job.record_flush(job.flush(last))
     except Exception as exc:
-        job.failed(exc)
+        job.record_unexpected_error(exc)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .._fork import begin_anew
+from .._fork import reset_process_state
 from .flush_job import LOG
 
 
@@ -60,7 +60,7 @@ def _chain(before: Callable[[], Any] | None) -> Callable[[], None]:
 
     def hook() -> None:
         if os.getpid() != pid:  # without a master this process becomes the first worker
-            begin_anew()
+            reset_process_state()
         if before is not None:
             before()
 

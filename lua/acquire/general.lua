@@ -12,7 +12,7 @@ if not rings then return redis.error_reply('ERR distwindow: malformed arguments'
 for i = 1, #rings do
   local ring = rings[i]
   rotate(ring)
-  if ARGV[STORE_LIMIT] then call('HSET', ring.key, 'limit', ring.limit_field) end
+  if ARGV[WRITE_LIMIT] then call('HSET', ring.key, 'limit', ring.limit_field) end
   if admitted > 0 then add_used(ring, ring.cost * admitted) end
   if admitted < calls then
     call('HINCRBY', ring.key, 'block', ring.cost * (calls - admitted))

@@ -8,7 +8,7 @@ if not KEYS[2] then
   local permits, limit, shape, calls = ARGV[2], ARGV[3] - 0, ARGV[5], ARGV[CALLS]
   head = call('HGET', key, 'head')
   cost, bucket_ms = permits / (calls or 1), ARGV[4] - 0
-  if head and not ARGV[STORE_LIMIT] and now - guard <= 0 and cost >= 1
+  if head and not ARGV[WRITE_LIMIT] and now - guard <= 0 and cost >= 1
     and (not calls or cost % 1 == 0) and bucket_ms <= 1e13
     and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
     if #head < 17 then

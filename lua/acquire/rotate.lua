@@ -6,7 +6,7 @@
 -- where the call is admitted; otherwise nothing has been written, and acquire/general.lua decides.
 if (head == false or age and age >= bucket_ms) and cost >= 1 and cost % 1 == 0
   and tonumber(ARGV[CALLS] or 1) % 1 == 0 and not string.find(client_now or '', '%D')
-  and not ARGV[STORE_LIMIT + 1] then
+  and not ARGV[WRITE_LIMIT + 1] then
   local permits, limit, bucket_ms, span, limit_field = ring_arguments(1)
   local new_start = permits and permits >= 1 and now - now % bucket_ms
   local steps = new_start and head and (new_start - start) / bucket_ms or 0

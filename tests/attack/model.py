@@ -19,7 +19,7 @@ from distwindow.connect import open_store
 from distwindow.core.charge import Charge
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import Acquire, Flush, Lease, Peek, Read, Reset
-from distwindow.protocol.keys import key_prefix, ring_name
+from distwindow.protocol.keys import ring_name, ring_name_prefix
 from distwindow.protocol.replies import AcquireReply
 from tests.attack.harness import Run, Violation, derive_seed
 from tests.attack.model_cases import KEYS, SHAPES, Op, draw_case
@@ -73,7 +73,7 @@ class Comparison:
         charges, parts = [], []
         for key, shape, amount, cost in rings:
             limit = self.limit(shape, amount)
-            name = ring_name(key_prefix(self.prefix, KEYS[key]), limit)
+            name = ring_name(ring_name_prefix(self.prefix, KEYS[key]), limit)
             charges.append(Charge(name, limit, cost, KEYS[key]))
             parts.append(Part(name.decode(), amount, limit.bucket_ms, limit.span, cost))
         return charges, parts
@@ -85,9 +85,9 @@ class Comparison:
         method: Callable[..., tuple[Any, Any]] = getattr(self, f"_{name}")
         return method(*arguments)
 
-    def _acquire(self, rings: Any, calls: int, store_limit: bool) -> tuple[Any, Any]:
+    def _acquire(self, rings: Any, calls: int, write_limit: bool) -> tuple[Any, Any]:
         charges, parts = self.parts(rings)
-        reply = self.store.execute(Acquire(tuple(charges), calls=calls, store_limit=store_limit))
+        reply = self.store.execute(Acquire(tuple(charges), calls=calls, write_limit=write_limit))
         return self.model.acquire(parts, self.clock.ms, calls), outcome(reply)
 
     def _peek(self, rings: Any) -> tuple[Any, Any]:
@@ -173,11 +173,11 @@ class Comparison:
 def outcome(reply: AcquireReply) -> Outcome:
     return Outcome(
         reply.admitted,
-        reply.binding_ring,
+        reply.binding_index,
         reply.left,
         reply.reset_ms,
         reply.retry_ms,
-        reply.admitted_by,
+        reply.admitted_binding,
     )
 
 

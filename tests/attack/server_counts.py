@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import redis
 
 from distwindow.core.limit import Limit
-from distwindow.protocol.keys import key_prefix, ring_name
+from distwindow.protocol.keys import ring_name, ring_name_prefix
 from distwindow.protocol.replies import ring_state
 from tests.attack.harness import Violation
 
@@ -24,7 +24,7 @@ class Counts(NamedTuple):
 
 def read_counts(server: redis.Redis, prefix: str, key: str, limit: Limit) -> Counts:
     """Return what the ring of `key` holds. `server` must not decode replies."""
-    fields: Any = server.hgetall(ring_name(key_prefix(prefix, key), limit))
+    fields: Any = server.hgetall(ring_name(ring_name_prefix(prefix, key), limit))
     # Only the buckets of the ring matter here, whatever other fields there are.
     state = ring_state(fields, limit.bucket_ms, limit.span)
     if state is None:

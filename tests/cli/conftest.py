@@ -15,7 +15,7 @@ import redis
 from distwindow import Limit
 from distwindow.cli.app import app
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.scripts import load_script
 
 
@@ -83,7 +83,7 @@ def fill(url: str, prefix: str, count: int, limits: Sequence[str] = ("100/hour",
         costs = [i % 100 + 1] + [chosen[0].amount] * (i % 10 == 0)
         for cost in costs:
             command = Acquire(
-                charges_of(key, key_prefix(prefix, key), chosen, cost), store_limit=True
+                charges_of(key, ring_name_prefix(prefix, key), chosen, cost), write_limit=True
             )
             guard = "9999999999999.000001"
             keys = command.keys

@@ -13,7 +13,7 @@ import redis
 from distwindow import Limit
 from distwindow.protocol import scripts as script
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from tests.servers import Standalone
 
 from .pages import PAGES, ROOT, between, blocks, name
@@ -136,7 +136,7 @@ def test_memory_is_as_documented(
     prefix = prefix[:10]  # as long as "distwindow"
     now = 1_700_000_000_000
     with redis.Redis.from_url(redis_url) as client:
-        charges = charges_of("user:42", key_prefix(prefix, "user:42"), [limit], each)
+        charges = charges_of("user:42", ring_name_prefix(prefix, "user:42"), [limit], each)
         for age in range(limit.span - 1, -1, -1):
             command = Acquire(charges, now_ms=now - age * limit.bucket_ms)
             guard = "9999999999999.000000"

@@ -384,7 +384,7 @@ def test_keys_that_were_called_once_are_dropped(
     limiter.each([key for key in keys for _ in range(2)])
     strategy = limiter.limiter._strategy
     assert len(strategy._key_states) <= 50
-    until(lambda: limiter.flush() or strategy._key_states.count_evicted_unsent() == 0)
+    until(lambda: limiter.flush() or strategy._key_states.count_evicted_unacknowledged() == 0)
     with admin(redis_url) as server:
         assert used(server, prefix) == 200
     other = harness.limiter(redis_url, "1/hour", prefix=prefix)
@@ -428,7 +428,7 @@ def test_a_flood_of_one_time_keys_leaves_nothing_behind(
     strategy = limiter.limiter._strategy
     for first in range(0, 2000, 100):
         limiter.each([f"{n}" for n in range(first, first + 100) for _ in range(3)])
-    until(lambda: limiter.flush() or strategy._key_states.count_evicted_unsent() == 0)
+    until(lambda: limiter.flush() or strategy._key_states.count_evicted_unacknowledged() == 0)
 
     def ours() -> int:
         gc.collect()

@@ -25,7 +25,7 @@ from distwindow.protocol.commands import (
     Refund,
     charges_of,
 )
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
 from tests.integration.harness import admin
@@ -40,7 +40,7 @@ HOUR = T0 // 3_600_000 * 3_600_000
 
 
 def charges(key: AnyKey, prefix: str = "exchange") -> tuple[Charge, ...]:
-    return charges_of(key, key_prefix(prefix, key), [LIMIT], 1)
+    return charges_of(key, ring_name_prefix(prefix, key), [LIMIT], 1)
 
 
 def commands_on(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Command[Any]]:

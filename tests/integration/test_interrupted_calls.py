@@ -147,7 +147,7 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
             await limiter.try_acquire("k")
         strategy: Any = limiter._strategy
         state = strategy._key_states.get("k")
-        strategy._refunds.take_unspent(state)
+        strategy._refunds.queue_unspent(state)
         state.demand = HighDemand(time.monotonic())
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
@@ -189,7 +189,7 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
         state = strategy._key_states.get("k")
-        strategy._refunds.take_unspent(state)
+        strategy._refunds.queue_unspent(state)
         await limiter.flush()
         state.demand = HighDemand(time.monotonic())
         assert not state.permits_left
@@ -218,7 +218,7 @@ def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
     strategy: Any = limiter._strategy
     state = strategy._key_states.get("k")
-    strategy._refunds.take_unspent(state)
+    strategy._refunds.queue_unspent(state)
     limiter.flush()
     state.demand = HighDemand(time.monotonic())
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
@@ -267,7 +267,7 @@ def test_an_interrupted_close_refunds_everything(proxy: Proxy, prefix: str, repe
 def test_an_interrupted_flush_refunds_what_was_queued(proxy: Proxy, prefix: str) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
     strategy: Any = limiter._strategy
-    strategy._refunds.take_unspent(strategy._key_states.get("k"))
+    strategy._refunds.queue_unspent(strategy._key_states.get("k"))
     with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
         expected = subclass(TimeoutError)
         with raised_after(0.1, expected), pytest.raises(TimeoutError) as caught:
@@ -350,7 +350,7 @@ def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_time
         limiter.try_acquire("k")
     strategy: Any = limiter._strategy
     state = strategy._key_states.get("k")
-    strategy._refunds.take_unspent(state)
+    strategy._refunds.queue_unspent(state)
     state.demand = HighDemand(time.monotonic())
     store.let.clear()
     store.asked.clear()

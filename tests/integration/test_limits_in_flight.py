@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distwindow import Limit, Limiter
 from distwindow.connect import open_store
 from distwindow.protocol.commands import Acquire, Read, charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from tests.unit.stage import T0, ManualClock, fresh
 
 MakeLimiter = Callable[..., Limiter]
@@ -77,7 +77,7 @@ def test_the_statistics_show_the_new_limit_at_once(make: MakeLimiter) -> None:
         stats = limiter.stats(key)
         assert stats.limits == (Limit(f"{amount}/minute"),)
         assert stats.remaining == max(0, amount - stats.passed)
-        charges = limiter._command_cache.acquire(key).charges
+        charges = limiter._command_cache.acquire_command(key).charges
         (state,) = limiter._store.execute(Read(charges, 0)).states
         assert state is not None
         assert state.limit == f"{amount} leap"
@@ -125,7 +125,7 @@ def test_never_above_the_larger(
     for later, cost, times, amount in changes_made:
         now += later
         limit = Limit(amount, buckets * W / 1000, buckets, bound)
-        charges = charges_of(key, key_prefix("flight", key), [limit], cost)
+        charges = charges_of(key, ring_name_prefix("flight", key), [limit], cost)
         verdict = store.execute(Acquire(charges, now, calls=times))
         admitted += [(now, cost)] * verdict.admitted
         held = sum(c for at, c in admitted if at // W > now // W - span)

@@ -42,7 +42,7 @@ class Waiting:
         self.counts, self.permits, self.dropped = counts, permits, dropped
         self.next_due_at = 0.0
 
-    def unsent_counts(self) -> int:
+    def unacknowledged_counts(self) -> int:
         return self.counts
 
     def unreturned_permits(self) -> int:
@@ -59,13 +59,13 @@ def test_a_flush_that_fails_and_works_again(caplog: pytest.LogCaptureFixture) ->
     strategy = Waiting(counts=47)
     job = job_of(strategy)
     away = StoreError("host:6379 is not reachable")
-    job.log_transition(away)
-    job.log_transition(away)
+    job.record_flush(away)
+    job.record_flush(away)
     strategy.dropped = 5
-    job.log_transition(None)
-    job.log_transition(None)
+    job.record_flush(None)
+    job.record_flush(None)
     strategy.permits = 12
-    job.log_transition(away)
+    job.record_flush(away)
     kept = "are kept here, and the next flush tries again"
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
@@ -193,7 +193,7 @@ def test_a_limiter_that_is_closed_while_the_store_is_away(
     for _ in range(3):
         with limiter.entry("k"):
             pass
-    kept = limiter._strategy.unsent_counts()
+    kept = limiter._strategy.unacknowledged_counts()
     with proxy.spoiled(Refuse()):
         limiter.close()
         limiter.close()
@@ -208,7 +208,7 @@ async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_away(
     for _ in range(3):
         async with limiter.entry("k"):
             pass
-    kept = limiter._strategy.unsent_counts()
+    kept = limiter._strategy.unacknowledged_counts()
     with proxy.spoiled(Refuse()):
         await limiter.aclose()
         await limiter.aclose()

@@ -18,7 +18,7 @@ import pytest
 
 from distwindow.core.clock import SYSTEM
 from distwindow.store.redis.attempts import NoReply
-from distwindow.store.redis.blocking.transport import SelectTransport, socket_of, transport_of
+from distwindow.store.redis.blocking.transport import SelectTransport, detach_socket, make_transport
 from tests.integration.harness import admin, used
 from tests.servers import Delay, Proxy, Standalone
 
@@ -137,18 +137,18 @@ def test_frames_that_a_socket_does_not_take_at_once(
             theirs.sendall(b"+OK\r\n")
 
         connection = SimpleNamespace(_sock=ours, _parser=SimpleNamespace())  # of redis-py
-        transport = transport_of(socket_of(connection), SYSTEM)
+        transport = make_transport(detach_socket(connection), SYSTEM)
         assert type(transport) is SelectTransport
         thread = threading.Thread(target=answer)
         thread.start()
-        assert transport.request(frame, SYSTEM.monotonic() + 20) == b"OK"
+        assert transport.round_trip(frame, SYSTEM.monotonic() + 20) == b"OK"
         thread.join()
-        assert not transport.is_closed()
-        no_reply = transport.request(frame, SYSTEM.monotonic() + 0.05)
+        assert not transport.is_unusable()
+        no_reply = transport.round_trip(frame, SYSTEM.monotonic() + 0.05)
         assert isinstance(no_reply, NoReply)
         assert (no_reply.sent, no_reply.late) == (True, True)
         theirs.close()
-        assert transport.is_closed()
+        assert transport.is_unusable()
 
 
 def test_a_reply_that_does_not_come_ends_the_call(standalone: Standalone, prefix: str) -> None:
@@ -176,7 +176,7 @@ def test_without_poll_high_descriptors_are_an_error_that_says_so(
     high = socket.socket(fileno=os.dup2(ours.fileno(), 1030))
     with ours, theirs, high:
         with pytest.raises(OSError, match="and select takes no descriptor as high as 1030"):
-            SelectTransport(high, SYSTEM).is_closed()
+            SelectTransport(high, SYSTEM).is_unusable()
 
 
 def test_eventlet_that_patches_too_late() -> None:

@@ -390,7 +390,7 @@ def test_if_an_interrupted_connection_were_kept_the_guard_would_protect_the_next
     """
     from distwindow.store.redis.blocking.connection import BlockingConnection
 
-    monkeypatch.setattr(BlockingConnection, "_close_elsewhere", lambda self: None)
+    monkeypatch.setattr(BlockingConnection, "_close_in_background", lambda self: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     limiter.try_acquire("k")

@@ -14,8 +14,8 @@ from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol import scripts as script
 from distwindow.protocol.commands import COMMANDS, Command, charges_of
-from distwindow.protocol.keys import key_prefix
-from distwindow.protocol.replies import EXPIRED, FleetCounts
+from distwindow.protocol.keys import ring_name_prefix
+from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -25,7 +25,7 @@ STRICT = Limit(34, per=3600, buckets=60, bound="strict")
 
 
 def charges(*limits: Limit, cost: int = 5) -> tuple[Charge, ...]:
-    return charges_of("key", key_prefix("heads", "key"), limits, cost)
+    return charges_of("key", ring_name_prefix("heads", "key"), limits, cost)
 
 
 def lines(name: str, word: str) -> list[str]:
@@ -113,7 +113,7 @@ def variants() -> list[Command[Any]]:
     for rings, now in itertools.product((one, two), (None, NOW)):
         sent += [
             *(
-                wire.Acquire(rings, now, calls=n, store_limit=t)
+                wire.Acquire(rings, now, calls=n, write_limit=t)
                 for n in (1, 3)
                 for t in (False, True)
             ),
@@ -138,7 +138,7 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     said = parsed(line, [GUARD.decode(), *command.arguments()], rings)
     assert said is not None, f"{command.arguments()} does not fit {line!r}"
     calls = getattr(command, "calls", 1)
-    expected = {"guard": GUARD.decode(), "calls": str(calls), "store_limit": "1"}
+    expected = {"guard": GUARD.decode(), "calls": str(calls), "write_limit": "1"}
     expected["now_ms"] = '""' if command.now_ms is None else str(command.now_ms)
     for i, charge in enumerate(command.charges, 1):
         limit = charge.limit
@@ -158,7 +158,7 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     if command.now_ms is not None:
         assert said["now_ms"] == str(NOW)
     assert said.get("calls", "1") == str(calls)
-    assert ("store_limit" in said) == getattr(command, "store_limit", False)
+    assert ("write_limit" in said) == getattr(command, "write_limit", False)
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
@@ -240,7 +240,7 @@ def forms(name: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_script_has_the_reply_past_its_deadline(name: str) -> None:
     assert "guard -2 now_ms" in lines(name, "RETURN")
-    assert EXPIRED == -2
+    assert PAST_DEADLINE == -2
 
 
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in ("acquire", "peek") for f in forms(n)])
@@ -251,29 +251,29 @@ def test_an_acquire_reply_is_parsed_from_each_form(name: str, form: str) -> None
     assert reply.left == 8
     if form == "guard left now_ms":
         width, span = LEAP.bucket_ms, LEAP.span
-        assert (reply.binding_ring, reply.retry_ms) == (0, 0)
+        assert (reply.binding_index, reply.retry_ms) == (0, 0)
         assert reply.reset_ms == NOW // width * width + width * span - NOW
         return
-    assert (reply.binding_ring, reply.reset_ms) == (1, 1500)
+    assert (reply.binding_index, reply.reset_ms) == (1, 1500)
     refused = "retry_ms" in form
     assert reply.retry_ms == (900 if refused else 0)
     assert reply.admitted == (0 if refused else 1)
     partly = form.count("index") == 2
-    assert reply.admitted_by == ((0, 3, 77) if partly else None)
+    assert reply.admitted_binding == ((0, 3, 77) if partly else None)
     assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
 def test_the_refusal_of_all_calls_has_no_admitted_ones() -> None:
     (form,) = [form for form in forms("acquire") if "[" in form]
     reply = wire.Acquire(charges(LEAP, STRICT)).reply(reply_of(form.partition(" [")[0], 2))
-    assert reply.admitted_by is None
+    assert reply.admitted_binding is None
 
 
 @pytest.mark.parametrize("form", forms("lease"))
 def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
     lease = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
     reply, refused = lease.acquire_reply, "retry_ms" in form
-    assert (reply.now_ms, reply.left, reply.binding_ring, reply.reset_ms) == (
+    assert (reply.now_ms, reply.left, reply.binding_index, reply.reset_ms) == (
         NOW,
         8,
         1,
@@ -281,7 +281,7 @@ def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
     )
     assert (reply.admitted, reply.retry_ms) == ((0, 900) if refused else (1, 0))
     assert (lease.extra, lease.ends_in_ms) == ((0, 0) if refused else (6, 450))
-    assert reply.admitted_by is None
+    assert reply.admitted_binding is None
     assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
@@ -354,8 +354,8 @@ def test_the_readme_lists_every_file() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
     key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
-    hostile = charges_of(key, key_prefix("p", key), [LEAP], 1)
-    plain = charges_of("key", key_prefix("p", "key"), [LEAP], 1)
+    hostile = charges_of(key, ring_name_prefix("p", key), [LEAP], 1)
+    plain = charges_of("key", ring_name_prefix("p", "key"), [LEAP], 1)
     command = COMMANDS[name]
     text, sha = script.load_script(name).text.encode(), script.load_script(name).sha.encode()
     for given in (hostile, plain):

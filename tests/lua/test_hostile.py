@@ -17,8 +17,8 @@ from distwindow.core.ring import MAX_TOTAL
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
-from distwindow.protocol.keys import key_prefix, senders_name
-from distwindow.protocol.replies import EXPIRED
+from distwindow.protocol.keys import ring_name_prefix, senders_name
+from distwindow.protocol.replies import PAST_DEADLINE
 from distwindow.protocol.scripts import load_script, script_names
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, fresh
@@ -54,7 +54,7 @@ class Target:
         self.server = server
         self.now = now
         key = fresh()
-        self.charges = charges_of(key, key_prefix("hostile", key), limits, 1)
+        self.charges = charges_of(key, ring_name_prefix("hostile", key), limits, 1)
         for _ in range(used):
             self.send(wire.Acquire(self.charges, NOW))
 
@@ -96,7 +96,7 @@ class Target:
     def command(self, name: str, *, full: bool) -> wire.Command[Any]:
         """Return a call that would change something, with all arguments or as few as possible."""
         if name == "acquire":
-            return wire.Acquire(self.charges, self.now, calls=1, store_limit=full)
+            return wire.Acquire(self.charges, self.now, calls=1, write_limit=full)
         if name == "lease":
             return wire.Lease(self.charges, self.now, extra=2, prefetch=not full)
         if name == "flush":
@@ -135,7 +135,7 @@ FAR_AHEAD = ("inf", "Infinity", "1e400", "1e13", "9007199254740992", "9223372036
 
 def harmless(name: str, place: str, word: str) -> bool:
     """True for strange arguments that are allowed: a deadline far ahead, another spelling of one
-    call, any word for `store_limit`, the server's own clock, no counts, any hexadecimal sender; and
+    call, any word for `write_limit`, the server's own clock, no counts, any hexadecimal sender; and
     for arguments that the script ignores.
     """
     if place == "calls":
@@ -144,7 +144,7 @@ def harmless(name: str, place: str, word: str) -> bool:
         return word in FAR_AHEAD
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
-    return place == "store_limit" or (word == "" and place in ("now_ms", "counts"))
+    return place == "write_limit" or (word == "" and place in ("now_ms", "counts"))
 
 
 def spelled(name: str, place: str, word: str) -> bool:
@@ -158,7 +158,7 @@ def places(name: str, count: int, rings: int) -> list[str]:
         "lease": ["extra", "prefetch"],
         "flush": ["sender", "seq", "pull", *(["counts"] * rings)],
         "refund": ["bucket_start_ms"] * rings,
-    }.get(name, ["store_limit"])
+    }.get(name, ["write_limit"])
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
     return ["guard", *ring, "calls", "now_ms", *last][:count]
 
@@ -288,7 +288,7 @@ def test_a_hostile_argument_counts_nothing(
     ]
     each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
     for (_, place, word), (reply, same) in zip(tries, target.run_each(name, each), strict=True):
-        assert isinstance(reply, redis.ResponseError) or reply[1] == EXPIRED, (place, word)
+        assert isinstance(reply, redis.ResponseError) or reply[1] == PAST_DEADLINE, (place, word)
         assert same, (place, word)
 
 
@@ -458,7 +458,7 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> No
         words = target.words(target.command(name, full=True))
         for guard in (f"{now - 1}.000001", "nan", "-inf", "-1", "0", "1e3"):
             reply = target.run(name, [guard, *words[1:]])
-            assert reply == [guard.encode(), EXPIRED, now], (state, guard)
+            assert reply == [guard.encode(), PAST_DEADLINE, now], (state, guard)
         assert target.content() == before
 
 

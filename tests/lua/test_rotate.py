@@ -16,7 +16,7 @@ from distwindow.core.limit import Bound
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.scripts import load_script, scripts_folder
 from tests.unit.stage import T0, fresh
 
@@ -50,7 +50,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit) -> int:
     """Some calls, and flushed counts, over about a window and a half; returns the last time."""
-    charges = charges_of(key, key_prefix("rotate", key), [limit], 1)
+    charges = charges_of(key, ring_name_prefix("rotate", key), [limit], 1)
     now = T0 + rng.randrange(limit.bucket_ms)
     for _ in range(rng.randrange(1, 8)):
         now += rng.choice([0, 1, rng.randrange(limit.bucket_ms * (1 + limit.span // 2))])
@@ -62,8 +62,8 @@ def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit)
         else:
             cost = rng.randrange(1, limit.amount + 1)
             calls = rng.randrange(1, 4)
-            run(server, wire.Acquire(wire.charges_of(key, key_prefix("rotate", key), [limit], cost),
-                                     now, calls=calls))  # fmt: skip
+            charges = wire.charges_of(key, ring_name_prefix("rotate", key), [limit], cost)
+            run(server, wire.Acquire(charges, now, calls=calls))
     return now
 
 
@@ -90,7 +90,7 @@ def test_the_rotation_of_one_ring_is_that_of_the_general_path(server: redis.Redi
         width, span = limit.bucket_ms, limit.span
         key = fresh()
         last = random_ring(rng, server, key, limit)
-        charges = charges_of(key, key_prefix("rotate", key), [limit], rng.randrange(1, 4))
+        charges = charges_of(key, ring_name_prefix("rotate", key), [limit], rng.randrange(1, 4))
         now = last + width * rng.randrange(1, span + 3) + rng.randrange(width)
         command = wire.Acquire(charges, now, calls=rng.randrange(1, 3))
         (ring,) = command.keys

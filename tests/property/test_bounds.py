@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from distwindow import BucketLeapArray, Event, Limit
 from distwindow.core.limit import Bound
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
 W = 60_000
@@ -69,7 +69,7 @@ def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -
     key, now, admitted = fresh(), T0, []
     for later, cost, count in coming:
         now += later
-        charges = charges_of(key, key_prefix("bounds", key), [limit], cost)
+        charges = charges_of(key, ring_name_prefix("bounds", key), [limit], cost)
         while count:
             calls = min(count, most)
             reply = execute(Acquire(charges, now, calls=calls))

@@ -457,18 +457,18 @@ def test_calls_while_the_clock_offset_is_corrected_are_counted(skew_ms: int) -> 
     strategy: Any = fleet.processes[0].strategy
     sync = strategy._sync
     fleet.play([("call", 0, "a", 1, 5)])
-    recompute_left, admitted = sync.recompute_left, 0
+    recompute_permits_left, admitted = sync.recompute_permits_left, 0
 
     def call_before(state: Any, now: float) -> None:
         nonlocal admitted
-        sync.recompute_left = recompute_left
+        sync.recompute_permits_left = recompute_permits_left
         for _ in range(100):
             admitted += bool(strategy.decide_locally("a", 1))
-        recompute_left(state, now)
+        recompute_permits_left(state, now)
 
-    sync.recompute_left = call_before
+    sync.recompute_permits_left = call_before
     fleet.flush_all()
-    sync.recompute_left = recompute_left
+    sync.recompute_permits_left = recompute_permits_left
     assert admitted > 0
     assert sum(fleet.counts_in_store("a", limit).values()) == admitted + 5
     assert admitted + 5 == limit.amount
@@ -510,4 +510,4 @@ def test_pending_counts_are_bounded_while_the_store_is_unreachable() -> None:
     for second in range(60):
         fleet.play([("call", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
         fleet.play([("wait", 1000.0), ("flush", 0), ("lose_reply", -1)])
-        assert strategy._key_states.count_evicted_unsent() <= 20 * 8
+        assert strategy._key_states.count_evicted_unacknowledged() <= 20 * 8

@@ -94,7 +94,7 @@ class RemotePlay(Play):
         assert doubt <= (lost if self.store.largest_lease else one) * 2, interrupted
 
     def charges(self, key: Any) -> tuple[Charge, ...]:
-        return self.limiter._command_cache.acquire(key).charges
+        return self.limiter._command_cache.acquire_command(key).charges
 
 
 def across_buckets(play: Play) -> None:
@@ -160,7 +160,7 @@ def test_a_store_in_this_process_stays_consistent(scenario: Callable[[Play], Non
         for key in "ab":
             own = sum(decision.allowed for decision in decisions if decision.key == key)
             state = limiter._store.execute(
-                Read(limiter._command_cache.acquire(key).charges[-1:])
+                Read(limiter._command_cache.acquire_command(key).charges[-1:])
             ).states[0]
             held = 0 if state is None else sum(bucket.passed for bucket in state.buckets)
             assert own <= held <= own + bool(interrupted), interrupted

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from distwindow import Key, Limit
-from distwindow.protocol.keys import escape, key_prefix, parse_ring_name, ring_name, unescape
+from distwindow.protocol.keys import escape, parse_ring_name, ring_name, ring_name_prefix, unescape
 
 LIMIT = Limit("10/minute")
 
@@ -86,7 +86,7 @@ def test_ten_thousand_weird_keys_have_distinct_names() -> None:
 @example(b"x" * 1_000_000)
 @example("漢" * 400_000)
 def test_the_name_of_a_ring_is_parsed(key: str | bytes) -> None:
-    ring = ring_name(key_prefix("prefix", key), LIMIT)
+    ring = ring_name(ring_name_prefix("prefix", key), LIMIT)
     found = parse_ring_name("prefix", ring)
     assert found is not None
     assert (found.key, found.bucket_ms, found.span) == (unescape(escape(key)), 6000, 10)
@@ -96,7 +96,7 @@ def test_the_name_of_a_ring_is_parsed(key: str | bytes) -> None:
 
 @given(keys, keys)
 def test_the_name_of_a_tagged_ring_is_parsed(resource: str | bytes, tag: str | bytes) -> None:
-    ring = ring_name(key_prefix("prefix", Key(resource, tag)), LIMIT)
+    ring = ring_name(ring_name_prefix("prefix", Key(resource, tag)), LIMIT)
     found = parse_ring_name("prefix", ring)
     assert found is not None
     assert found.key == f"{{{unescape(escape(tag))}}}{unescape(escape(resource))}"
@@ -104,14 +104,16 @@ def test_the_name_of_a_tagged_ring_is_parsed(resource: str | bytes, tag: str | b
 
 @given(keys, st.lists(keys, min_size=2, max_size=4))
 def test_all_resources_of_a_tag_share_a_slot(tag: str | bytes, resources: list[Any]) -> None:
-    rings = [ring_name(key_prefix("prefix", Key(resource, tag)), LIMIT) for resource in resources]
+    rings = [
+        ring_name(ring_name_prefix("prefix", Key(resource, tag)), LIMIT) for resource in resources
+    ]
     assert {key_slot(ring) for ring in rings} == {key_slot(escape(tag))}
 
 
 @given(keys, st.text("abc:-_.", min_size=1, max_size=5))
 def test_the_slot_of_a_key_is_that_of_the_resource_alone(key: str | bytes, prefix: str) -> None:
     several = [Limit("10/second"), Limit("10/minute"), Limit("10/hour strict")]
-    slots = {key_slot(ring_name(key_prefix(prefix, key), limit)) for limit in several}
+    slots = {key_slot(ring_name(ring_name_prefix(prefix, key), limit)) for limit in several}
     assert slots == {key_slot(escape(key))}
 
 
@@ -119,13 +121,13 @@ def test_the_slot_of_a_key_is_that_of_the_resource_alone(key: str | bytes, prefi
 def test_a_tagged_key_is_not_a_plain_key(
     key: str | bytes, tag: str | bytes, plain: str | bytes
 ) -> None:
-    assert key_prefix("p", Key(key, tag)) != key_prefix("p", plain)
+    assert ring_name_prefix("p", Key(key, tag)) != ring_name_prefix("p", plain)
 
 
 @given(keys, keys, keys, keys)
 def test_tag_and_resource_are_kept_apart(a: Any, b: Any, c: Any, d: Any) -> None:
     same = (encoded(a), encoded(b)) == (encoded(c), encoded(d))
-    assert (key_prefix("p", Key(a, b)) == key_prefix("p", Key(c, d))) == same
+    assert (ring_name_prefix("p", Key(a, b)) == ring_name_prefix("p", Key(c, d))) == same
 
 
 @pytest.mark.parametrize("empty", ["", b""])

@@ -62,7 +62,7 @@ def eventual(max_keys: int = 1000) -> MakeStrategy:
 
 def would_admit(fleet: ScriptedFleet, key: str, cost: int) -> bool:
     """Return the decision that the store would make now."""
-    command = Peek(CommandCache("fleet", fleet.limits).acquire(key, cost).charges)
+    command = Peek(CommandCache("fleet", fleet.limits).acquire_command(key, cost).charges)
     return bool(fleet.store.memory.execute(command).admitted)
 
 

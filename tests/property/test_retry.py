@@ -12,7 +12,7 @@ from distwindow import Limit
 from distwindow.core.charge import Charge
 from distwindow.core.stats import window_at
 from distwindow.protocol.commands import Acquire, Peek, Read, Refund, charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import AcquireReply
 from tests.unit.stage import T0, Execute, blocking, fresh, memory
 
@@ -60,7 +60,7 @@ class Scene:
         self.now = T0
 
     def charges(self, cost: int) -> tuple[Charge, ...]:
-        return charges_of(self.key, key_prefix("retry", self.key), self.limits, cost)
+        return charges_of(self.key, ring_name_prefix("retry", self.key), self.limits, cost)
 
     def live(self, past: list[tuple[int, int, str]]) -> None:
         for wait, cost, verb in past:
@@ -87,7 +87,7 @@ class Scene:
 
 def refused_exactly(scene: Scene, cost: int, reply: AcquireReply) -> None:
     retry = reply.retry_ms
-    width = scene.limits[reply.binding_ring].bucket_ms
+    width = scene.limits[reply.binding_index].bucket_ms
     assert retry > 0
     assert not scene.peek(cost, retry - 1).admitted
     if retry > width:
@@ -97,11 +97,11 @@ def refused_exactly(scene: Scene, cost: int, reply: AcquireReply) -> None:
 
 
 def empty_exactly(scene: Scene, reply: AcquireReply) -> None:
-    assert scene.used(reply.binding_ring, reply.reset_ms) == 0
+    assert scene.used(reply.binding_index, reply.reset_ms) == 0
     if reply.reset_ms:
-        assert scene.used(reply.binding_ring, reply.reset_ms - 1) > 0
+        assert scene.used(reply.binding_index, reply.reset_ms - 1) > 0
     else:
-        assert scene.used(reply.binding_ring, 0) == 0
+        assert scene.used(reply.binding_index, 0) == 0
 
 
 @settings(LENIENT, max_examples=80)

@@ -21,7 +21,12 @@ from distwindow import Limit
 from distwindow.core.charge import Charge
 from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import Flush, Read, Reset, charges_of
-from distwindow.protocol.keys import is_senders_name, key_prefix, parse_ring_name, senders_name
+from distwindow.protocol.keys import (
+    is_senders_name,
+    parse_ring_name,
+    ring_name_prefix,
+    senders_name,
+)
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, Execute, blocking, fresh
 
@@ -45,7 +50,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def ring_of(limit: Limit = LIMIT) -> tuple[Charge, ...]:
-    return charges_of("k", key_prefix("records", fresh()), [limit], 1)
+    return charges_of("k", ring_name_prefix("records", fresh()), [limit], 1)
 
 
 def flush(
@@ -134,7 +139,7 @@ def test_a_reset_keeps_the_records(execute: Execute) -> None:
 def test_a_flush_touches_no_key_that_it_does_not_name(
     execute: Execute, server: redis.Redis, redis_url: str
 ) -> None:
-    charges = charges_of("k", key_prefix("records", fresh()), [LIMIT, OTHER], 1)
+    charges = charges_of("k", ring_name_prefix("records", fresh()), [LIMIT, OTHER], 1)
     declared = {key.decode() for key in Flush(charges).keys}
     end = fresh("end")
     touched: set[str] = set()
@@ -164,7 +169,7 @@ def test_a_flush_touches_no_key_that_it_does_not_name(
 
 
 def test_records_are_in_the_slot_of_their_ring_and_are_not_a_ring() -> None:
-    for charge in charges_of("k", key_prefix("records", "user:42"), [LIMIT, OTHER], 1):
+    for charge in charges_of("k", ring_name_prefix("records", "user:42"), [LIMIT, OTHER], 1):
         name = senders_name(charge.ring)
         assert name[: name.index(b"}")] == charge.ring[: charge.ring.index(b"}")]
         assert parse_ring_name("records", name) is None

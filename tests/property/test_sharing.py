@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
 from distwindow.connect import open_async_store
 from distwindow.protocol.commands import Acquire, Read, charges_of
-from distwindow.protocol.keys import key_prefix
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
 from tests.unit.stage import T0, fresh
 
@@ -113,10 +113,10 @@ def test_calls_of_one_tick_get_the_replies_of_some_serial_order(
     """Field by field; and equal calls are served in the order in which they were made."""
     key, specification = fresh(), MemoryStore().execute
     kinds = {
-        cost: Acquire(charges_of(key, key_prefix("sharing", key), limits, cost), T0)
+        cost: Acquire(charges_of(key, ring_name_prefix("sharing", key), limits, cost), T0)
         for cost in set(calls)
     }
-    before = Acquire(charges_of(key, key_prefix("sharing", key), limits, 1), T0)
+    before = Acquire(charges_of(key, ring_name_prefix("sharing", key), limits, 1), T0)
 
     async def scenario() -> tuple[list[Any], Any]:
         store = open_async_store(redis_url, clock="client", timeout=30)

@@ -172,7 +172,7 @@ class Process:
 
     def flush(self, *, last: bool = False) -> OperationRun:
         """Begin the worker's flush."""
-        return OperationRun(self.store, flush_due(self.strategy, self.clock.monotonic, last=last))
+        return OperationRun(self.store, flush_due(self.strategy, self.clock.monotonic, final=last))
 
     def due_at_ms(self) -> float:
         """Return when the worker has to flush, on the store's clock."""

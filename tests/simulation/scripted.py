@@ -155,7 +155,7 @@ class ScriptedFleet:
         """Begin a call of `stats`, which flushes the key first."""
         number = self._number(process)
         caller = self.processes[number]
-        charges = CommandCache("fleet", self._limits).acquire(key).charges
+        charges = CommandCache("fleet", self._limits).acquire_command(key).charges
         operation = stats(caller.strategy, charges, caller.clock)
         self._track(ProcessRun(number, OperationRun(self.store, operation), None, 0))
 
@@ -232,7 +232,7 @@ class ScriptedFleet:
 
     def counts_in_store(self, key: str, limit: Limit, *, blocked: bool = False) -> dict[int, int]:
         """Return what the store holds in the window, by bucket number, with the empty buckets."""
-        charges = CommandCache("fleet", self._limits).acquire(key).charges
+        charges = CommandCache("fleet", self._limits).acquire_command(key).charges
         (ring,) = [charge for charge in charges if charge.limit == limit]
         (state,), now = self.store.memory.execute(Read((ring,)))
         window = window_at(state, limit, now).buckets
@@ -309,7 +309,7 @@ def forked(process: Process, store: SimulatedStore) -> Process:
         memo.update((id(fetch), Completion()) for fetch in strategy._leases.fetches)
         known += [
             *strategy._prefetches._queue,
-            *strategy._leases.to_review,
+            *strategy._leases.unscheduled_reviews,
             *(review[2] for review in strategy._reviews._heap),
         ]
         memo[id(strategy._reviews._heap_order)] = itertools.count(1_000_000)

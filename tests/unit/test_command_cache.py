@@ -14,11 +14,11 @@ def test_a_key_that_comes_again_has_the_same_command() -> None:
     commands = CommandCache("p", "5/minute")
     for key in ("a", b"\xff", Key("a", "t")):
         for cost in (1, 2):
-            first = commands.acquire(key, cost)
-            assert first.store_limit, "the first call notes the limits in the ring"
-            again = commands.acquire(key, cost)
-            assert not again.store_limit
-            assert commands.acquire(key, cost) is again
+            first = commands.acquire_command(key, cost)
+            assert first.write_limit, "the first call notes the limits in the ring"
+            again = commands.acquire_command(key, cost)
+            assert not again.write_limit
+            assert commands.acquire_command(key, cost) is again
             assert again.charges == first.charges
             assert again.charges[0].cost == cost
 
@@ -27,20 +27,20 @@ def test_a_key_that_comes_again_has_the_same_command() -> None:
 def test_a_tuple_is_no_key_whatever_is_cached(key: Any) -> None:
     commands = CommandCache("p", "5/minute")
     for _ in range(2):
-        commands.acquire("a", 2)
-        commands.acquire("a")
+        commands.acquire_command("a", 2)
+        commands.acquire_command("a")
     with pytest.raises(TypeError, match="a key is str, bytes or Key, not tuple"):
-        commands.acquire(key)
+        commands.acquire_command(key)
 
 
 @pytest.mark.parametrize("cost", [True, 1.0, 2.0])
 def test_an_equal_cost_of_another_type_is_no_cost(cost: Any) -> None:
     commands = CommandCache("p", "5/minute")
     for _ in range(2):
-        commands.acquire("a")
-        commands.acquire("a", 2)
+        commands.acquire_command("a")
+        commands.acquire_command("a", 2)
     with pytest.raises(ValueError, match="is not a whole number"):
-        commands.acquire("a", cost)
+        commands.acquire_command("a", cost)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_an_equal_cost_of_another_type_is_no_cost(cost: Any) -> None:
 )
 def test_huge_keys_are_not_cached(huge: Any) -> None:
     commands = CommandCache("p", "5/minute")
-    commands.acquire(huge)
-    commands.acquire(huge, 2)
+    commands.acquire_command(huge)
+    commands.acquire_command(huge, 2)
     assert len(commands._commands) == 0
 
 
 def test_the_cache_is_bounded() -> None:
     commands = CommandCache("p", "5/minute")
     for n in range(40_000):
-        commands.acquire(f"key-{n}")
+        commands.acquire_command(f"key-{n}")
     assert len(commands._commands) <= 16_384
-    assert len(commands._older) <= 16_384
+    assert len(commands._previous_generation) <= 16_384
 
 
 def test_with_more_keys_than_are_cached_calls_still_take_the_hot_path_of_the_script() -> None:
@@ -68,17 +68,17 @@ def test_with_more_keys_than_are_cached_calls_still_take_the_hot_path_of_the_scr
     commands = CommandCache("p", "5/minute")
     names = [f"key-{n}" for n in range(20_000)]
     for name in names:
-        commands.acquire(name)
+        commands.acquire_command(name)
     for name in names:
-        assert not commands.acquire(name).store_limit
-    kept = commands.acquire("key-1")
-    assert commands.acquire("key-1") is kept
+        assert not commands.acquire_command(name).write_limit
+    kept = commands.acquire_command("key-1")
+    assert commands.acquire_command("key-1") is kept
 
 
 def test_bytes_and_text_of_one_key_have_one_command() -> None:
     commands = CommandCache("p", "5/minute")
     for text, raw in (("é", "é".encode()), (Key("é", "t"), Key("é".encode(), b"t"))):
         for cost in (1, 2):
-            first = commands.acquire(raw, cost)
+            first = commands.acquire_command(raw, cost)
             assert first.charges[0].key == text
-            assert commands.acquire(text, cost) is commands.acquire(raw, cost)
+            assert commands.acquire_command(text, cost) is commands.acquire_command(raw, cost)

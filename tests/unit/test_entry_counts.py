@@ -44,7 +44,7 @@ def settle(process: Process) -> None:
 
 def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
     """Return success, error, rt_sum and rt_min of each bucket in the window, by its age."""
-    charges = CommandCache("fleet", LIMIT).acquire("k").charges
+    charges = CommandCache("fleet", LIMIT).acquire_command("k").charges
     (state,), now = process.store.memory.execute(Read(charges))
     window = window_at(state, LIMIT, now)
     return [
@@ -82,7 +82,7 @@ def test_ends_of_several_buckets_are_sent_together_and_counted_apart(process: Pr
 def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) -> None:
     commands = CommandCache("fleet", LIMIT)
     decision = process.store.execute(
-        commands.acquire_all([("k", "100/second"), ("other", "5/hour")])
+        commands.acquire_all_command([("k", "100/second"), ("other", "5/hour")])
     )
     end(process, decision, 3)
     settle(process)

@@ -22,7 +22,7 @@ def state(key: str) -> KeyState:
 def use(states: KeyStateCache[KeyState], key: str) -> KeyState:
     found = states.get(key)
     if found is None:
-        return states.add(key, lambda: state(key))
+        return states.get_or_add(key, lambda: state(key))
     states.touch(key)
     return found
 
@@ -49,11 +49,11 @@ def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
     counted = use(states, "a")
     counted.blocked = 3
     use(states, "b")
-    assert states.count_evicted_unsent() == 1
+    assert states.count_evicted_unacknowledged() == 1
     assert states.get("a") is None
     counted.blocked = 0
-    states.on_all_sent(counted)
-    assert states.count_evicted_unsent() == 0
+    states.on_all_acknowledged(counted)
+    assert states.count_evicted_unacknowledged() == 0
 
 
 def test_an_evicted_key_that_is_called_again_gets_its_old_state() -> None:
@@ -65,7 +65,7 @@ def test_an_evicted_key_that_is_called_again_gets_its_old_state() -> None:
     counted.blocked = 3
     use(states, "b")
     assert use(states, "a") is counted
-    assert states.count_evicted_unsent() == 0
+    assert states.count_evicted_unacknowledged() == 0
 
 
 def test_counts_move_to_wider_buckets_without_loss() -> None:
@@ -84,7 +84,7 @@ def test_counts_move_to_wider_buckets_without_loss() -> None:
 def taken(one: KeyState, states: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
     """Return what is sent when a key is flushed."""
     one.close_bucket(states.counter_lock)
-    sent, one.pending = one.pending, ()
+    sent, one.closed_buckets = one.closed_buckets, ()
     return sent
 
 
@@ -97,7 +97,7 @@ def test_what_was_counted_in_a_bucket_that_has_ended_is_kept() -> None:
     assert one.open_bucket(states.counter_lock, 10.1)
     one.blocked = 5
     assert taken(one, states) == (Bucket(10_000, 0, 2), Bucket(10_100, 0, 5))
-    assert not one.has_counts()
+    assert not one.has_unacknowledged()
 
 
 def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:

@@ -192,7 +192,7 @@ def _() -> str:
     it = Leasing()
     operation, _ = it.fetches()
     it.fails(operation, StoreUnavailable("refused", charged=False))
-    assert it.state.no_lease_before == 0.0
+    assert it.state.no_lease_until == 0.0
     return it.where()
 
 
@@ -203,8 +203,8 @@ def _() -> str:
     it.fails(operation, StoreTimeout("lost", charged=None))
     assert it.where() == "none"
     now = it.process.clock.monotonic()
-    rest = it.state.no_lease_before - now
-    bucket_ends = abs(rest - it.state.until_bucket_ends(now)) < 1e-6
+    rest = it.state.no_lease_until - now
+    bucket_ends = abs(rest - it.state.seconds_to_bucket_end(now)) < 1e-6
     return "none, and no lease in this bucket" if bucket_ends else "none"
 
 
@@ -220,11 +220,11 @@ def _() -> str:
 def _() -> str:
     it = held()
     it.passes(100)
-    before, bucket = it.state.permits_until, it.state.lease_ends_ms
+    before, bucket = it.state.permits_until, it.state.lease_bucket_ends_ms
     it.strategy._prefetches.request(it.state, it.process.clock.monotonic())
     it.state.demand.observe(it.process.clock.monotonic(), 100)
     it.works()
-    assert it.state.lease_ends_ms == bucket
+    assert it.state.lease_bucket_ends_ms == bucket
     return f"{it.where()}, extended" if it.state.permits_until > before else it.where()
 
 
@@ -233,16 +233,16 @@ def _() -> str:
     it = held()
     it.passes(0.95 * BUCKET_MS)
     now = it.process.clock.monotonic()
-    assert now * 1000 + it.state.offset_ms < it.state.lease_ends_ms
+    assert now * 1000 + it.state.offset_ms < it.state.lease_bucket_ends_ms
     return it.where()
 
 
 @PLAYS.row("ended", "any reply from the same bucket")
 def _() -> str:
     it = ended()
-    before, bucket = it.state.permits_until, it.state.lease_ends_ms
+    before, bucket = it.state.permits_until, it.state.lease_bucket_ends_ms
     it.calls(1)
-    assert it.state.lease_ends_ms == bucket
+    assert it.state.lease_bucket_ends_ms == bucket
     return f"{it.where()}, extended" if it.state.permits_until > before else it.where()
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
-from distwindow.core.limit import Bound, limits_of
+from distwindow.core.limit import Bound, parse_limits
 
 DAY = 86_400_000
 
@@ -111,16 +111,16 @@ def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, nearest: str
 
 
 def test_several_in_one() -> None:
-    several = limits_of("5/s, 100/m; 1000/hour strict | 5000/day")
+    several = parse_limits("5/s, 100/m; 1000/hour strict | 5000/day")
     assert several == (Limit("5/s"), Limit("100/m"), Limit("1000/hour strict"), Limit("5000/day"))
-    assert limits_of("5/s|100/m") == several[:2]
-    assert limits_of(several) == limits_of(reversed(several)) == several
-    assert limits_of(Limit("5/s")) == (Limit("5/s"),)
+    assert parse_limits("5/s|100/m") == several[:2]
+    assert parse_limits(several) == parse_limits(reversed(several)) == several
+    assert parse_limits(Limit("5/s")) == (Limit("5/s"),)
 
 
 def test_the_same_buckets_twice() -> None:
     for pair in ("5/s,7/s", "5/s,5/s", "5/s 10 buckets, 7/s"):
         with pytest.raises(ConfigurationError, match="count the same buckets"):
-            limits_of(pair)
+            parse_limits(pair)
     # Limits with other bucket lengths are counted apart, even over the same interval.
-    assert len(limits_of("5/s, 7/s 5 buckets, 7/s strict 10 buckets")) == 3
+    assert len(parse_limits("5/s, 7/s 5 buckets, 7/s strict 10 buckets")) == 3

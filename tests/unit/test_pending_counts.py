@@ -12,7 +12,7 @@ from distwindow.consistency.key_state_cache import KeyStateCache
 from distwindow.consistency.pending_counts import PendingCounts
 from distwindow.core.charge import limits_in
 from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.strategy import PendingCommand
+from distwindow.operations.strategy import OutgoingCommand
 from distwindow.protocol.commands import Flush
 from distwindow.protocol.replies import FleetCounts
 from tests.state_tables import Plays, Row
@@ -33,8 +33,8 @@ class Counting:
         self.state = self.use("k")
 
     def use(self, key: str) -> KeyState:
-        charges = CommandCache("unit", "10/second").acquire(key).charges
-        return self.states.add(key, lambda: KeyState(key, charges, limits_in(charges), 0.0))
+        charges = CommandCache("unit", "10/second").acquire_command(key).charges
+        return self.states.get_or_add(key, lambda: KeyState(key, charges, limits_in(charges), 0.0))
 
     def count(self) -> None:
         self.opens_bucket()
@@ -44,9 +44,9 @@ class Counting:
     def opens_bucket(self) -> None:
         self.state.open_bucket(self.states.counter_lock, self.clock.monotonic())
 
-    def flush(self) -> PendingCommand:
-        found: list[PendingCommand] = []
-        self.counts.collect(self.clock.monotonic(), found, last=False)
+    def flush(self) -> OutgoingCommand:
+        found: list[OutgoingCommand] = []
+        self.counts.collect(self.clock.monotonic(), found, final=False)
         [pending] = found
         return pending
 
@@ -55,19 +55,19 @@ class Counting:
         state = self.state
         places = {
             "counted": state.blocked > 0,
-            "pending": bool(state.pending),
+            "pending": bool(state.closed_buckets),
             "in flight": state.in_flight is not None,
         }
         return " and ".join(place for place, holds in places.items() if holds) or "gone"
 
 
-def in_flight() -> tuple[Counting, PendingCommand]:
+def in_flight() -> tuple[Counting, OutgoingCommand]:
     it = Counting()
     it.count()
     return it, it.flush()
 
 
-def number_of(pending: PendingCommand) -> int:
+def number_of(pending: OutgoingCommand) -> int:
     assert isinstance(pending.command, Flush)
     return pending.command.seq
 
@@ -102,12 +102,14 @@ def _() -> str:
     it.count()
     it.clock.move(100)
     it.opens_bucket()
-    (old,) = it.state.pending
+    (old,) = it.state.closed_buckets
     it.clock.move(2000)
     it.count()
     it.clock.move(100)
     it.opens_bucket()
-    return "dropped" if old not in it.state.pending and it.state.pending else it.where()
+    return (
+        "dropped" if old not in it.state.closed_buckets and it.state.closed_buckets else it.where()
+    )
 
 
 @PLAYS.row("in flight", "a reply")
@@ -147,8 +149,8 @@ def _() -> str:
 @PLAYS.row("in flight", "a store error, when too many keys wait for it")
 def _() -> str:
     it = Counting()
-    day = CommandCache("unit", "10/day").acquire("day").charges
-    it.state = it.states.add("day", lambda: KeyState("day", day, limits_in(day), 0.0))
+    day = CommandCache("unit", "10/day").acquire_command("day").charges
+    it.state = it.states.get_or_add("day", lambda: KeyState("day", day, limits_in(day), 0.0))
     it.count()
     sent = it.flush()
     for number in range(3):  # each is evicted with a count, as the cache has room for one key

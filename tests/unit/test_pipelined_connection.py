@@ -160,7 +160,7 @@ async def pending(setup: Setup) -> AsyncIterator[None]:
     yield
     assert setup.transport.written.count(b"EVALSHA") == 1
     assert caller.replies == []
-    assert list(setup.connection._pending) == [caller]
+    assert list(setup.connection._awaiting_reply) == [caller]
 
 
 async def first_pending_gets_it(setup: Setup) -> AsyncIterator[None]:

@@ -12,7 +12,15 @@ import pytest
 
 from distwindow.worker import shutdown
 from distwindow.worker.flush_job import FlushJobs
-from distwindow.worker.shutdown import ENDING, FLUSHING, PAUSED, POLL_S, RUNNING, YIELD_S, Shutdown
+from distwindow.worker.shutdown import (
+    CALL_DELAY_S,
+    ENDING,
+    FLUSHING,
+    PAUSED,
+    POLL_S,
+    RUNNING,
+    Shutdown,
+)
 
 NAMES = {"RUNNING": RUNNING, "FLUSHING": FLUSHING, "PAUSED": PAUSED, "ENDING": ENDING}
 ROW = re.compile(
@@ -67,10 +75,10 @@ def test_what_calls_do_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             ending.phase = RUNNING
 
     monkeypatch.setattr(time, "sleep", sleep)
-    ending.pause()
-    observed = {(): "are decided", (YIELD_S,): "are decided, slowly"}.get(tuple(slept), "wait")
+    ending.hold_call()
+    observed = {(): "are decided", (CALL_DELAY_S,): "are decided, slowly"}.get(tuple(slept), "wait")
     assert observed == TABLE[name]["calls"]
-    assert observed != "wait" or slept == [YIELD_S] + [POLL_S] * 9
+    assert observed != "wait" or slept == [CALL_DELAY_S] + [POLL_S] * 9
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +103,7 @@ def test_one_leads_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def kill(process: int, number: int) -> None:
         seen.extend([*worker.flushed_in, ending.phase])
-        ending._survived.set()
+        ending._sigterm_survived.set()
 
     monkeypatch.setattr(os, "kill", kill)
     monkeypatch.setattr(_thread, "start_new_thread", lambda function, words: function(*words))

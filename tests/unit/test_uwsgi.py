@@ -43,7 +43,7 @@ def test_a_spooler_is_no_master(uwsgi: Any) -> None:
 @pytest.fixture
 def began_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
-    monkeypatch.setattr(ours, "begin_anew", lambda: calls.append("ours"))
+    monkeypatch.setattr(ours, "reset_process_state", lambda: calls.append("ours"))
     return calls
 
 

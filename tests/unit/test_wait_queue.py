@@ -12,7 +12,7 @@ from tests.state_tables import Plays, Row
 from tests.unit.stage import ManualClock
 
 PLAYS = Plays(wait_queue)
-COMMAND = CommandCache("unit", "10/second").acquire("k")
+COMMAND = CommandCache("unit", "10/second").acquire_command("k")
 
 
 class Queue:
@@ -92,7 +92,7 @@ def _() -> str:
     queue.refuse(head, 0.5)
     queue.clock.move(1000)
     with pytest.raises(RateLimitExceeded):
-        slot._check_remaining_s()
+        slot._remaining_s_or_raise()
     slot.leave()
     return f"{queue.where(slot)}, with RateLimitExceeded"
 

@@ -49,7 +49,7 @@ class Work:
     def unreturned_permits(self) -> int:
         return 0
 
-    def unsent_counts(self) -> int:
+    def unacknowledged_counts(self) -> int:
         return self.counted - self.sent
 
     def worked(self, now: float) -> None: ...
@@ -65,7 +65,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
 
 
 def serve(worker: WorkerThread, work: Any) -> FlushJob:
-    return worker.add(work, work.send, SYSTEM, name="a test", handle_sigterm=False)
+    return worker.add_limiter(work, work.send, SYSTEM, name="a test", handle_sigterm=False)
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:

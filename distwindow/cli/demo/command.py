@@ -18,7 +18,7 @@ from rich.text import Text
 
 from distwindow import DistwindowError, Limit, Limiter, Stats
 
-from ...core.limit import limits_of
+from ...core.limit import parse_limits
 from ...protocol.keys import check_prefix
 from ..errors import EXIT_INTERRUPTED, report_errors
 from ..options import DEFAULT_PREFIX, PrefixOption
@@ -58,7 +58,7 @@ def demo(
     not hold.
     """
     check_prefix(prefix)
-    limits = limits_of(limit)
+    limits = parse_limits(limit)
     console = make_console()
     key = f"demo-{secrets.token_hex(3)}"
     with _exit_on_signals(), demo_server(url) as server:

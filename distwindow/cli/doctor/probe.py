@@ -103,7 +103,7 @@ def _rotate_buckets(url: str, prefix: str) -> None:
 
 def _flush(limiter: Limiter, key: str) -> None:
     """Flush as a sender of which the ring has no record yet."""
-    charges = limiter._command_cache.acquire(key).charges
+    charges = limiter._command_cache.acquire_command(key).charges
     limiter._store.execute(
         Flush(charges, counts=((Bucket(CURRENT_BUCKET, 1),),), sender=secrets.token_hex(5), seq=1)
     )
@@ -111,7 +111,7 @@ def _flush(limiter: Limiter, key: str) -> None:
 
 def _delete_senders(limiter: Limiter, key: str) -> None:
     """Delete the records of senders, which a reset keeps and which would expire a window later."""
-    (charge,) = limiter._command_cache.acquire(key).charges
+    (charge,) = limiter._command_cache.acquire_command(key).charges
     limiter._store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
 
 

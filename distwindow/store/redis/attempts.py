@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ...core.errors import StoreError
 from ...protocol.commands import Command
-from ...protocol.replies import EXPIRED
+from ...protocol.replies import PAST_DEADLINE
 from .outcome import ErrorReply, error_reply, failure_of_reply, no_reply_failure, timed_out
 from .topology import CallSettings, Node, Topology
 
@@ -64,7 +64,7 @@ class Request:
     def frame(self) -> bytes:
         """The bytes to send, with a new guard."""
         clock = self.node.clock
-        self.guard = clock.guard(clock.until_ms(self._deadline))
+        self.guard = clock.new_guard(clock.server_time_ms(self._deadline))
         frame = self._command.eval_frame if self._send_script else self._command.frame
         return ASKING + frame(self.guard) if self.asking else frame(self.guard)
 
@@ -91,12 +91,12 @@ def execute_once(
         sent = None
         raw = yield request
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.guard:
-            node.clock.learn(raw[2])
-            if raw[1] != EXPIRED:
+            node.clock.update(raw[2])
+            if raw[1] != PAST_DEADLINE:
                 return command.reply(raw)
             failure: StoreError = timed_out(node.name, settings.timeout, sent=False)
         elif isinstance(raw, NoReply):
-            topology.on_failure()
+            topology.request_refresh()
             if raw.late:
                 raise timed_out(node.name, settings.timeout, sent=raw.sent)
             failure = no_reply_failure(node.name, raw.why, sent=raw.sent)
@@ -106,11 +106,11 @@ def execute_once(
         elif not isinstance(raw, Exception):
             # Replies and requests no longer match on this connection, so its later replies would
             # belong to other calls, too.
-            node.drop_connections()
+            node.invalidate_connections()
             raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
         else:
             error = error_reply(str(raw), node.name, command.keys[0])
-            if error.token == "NOSCRIPT" and not send_script:
+            if error.code == "NOSCRIPT" and not send_script:
                 send_script = True
                 continue
             failure = failure_of_reply(node.name, error)
@@ -125,10 +125,10 @@ def _next_node(
 ) -> tuple[Node, bool]:
     """Return where the second request goes, and whether ASKING goes before it."""
     if (address := error.redirect()) is not None:
-        asking = error.token == "ASK"
-        return topology.redirected(node, *address, command, permanent=not asking), asking
-    if error.token in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
-        node.drop_connections()
-        topology.on_failure()
+        asking = error.code == "ASK"
+        return topology.follow_redirect(node, *address, command, permanent=not asking), asking
+    if error.code in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
+        node.invalidate_connections()
+        topology.request_refresh()
         return topology.node_of(command), False
     return node, False

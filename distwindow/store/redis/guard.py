@@ -24,32 +24,32 @@ class ServerClock:
     server, and a deadline on it is never later than the caller's own.
     """
 
-    __slots__ = ("_counter", "_monotonic", "_offset_ms", "used")
+    __slots__ = ("_counter", "_monotonic", "_offset_ms", "enabled")
 
     def __init__(self, clock: Clock, *, used: bool = True) -> None:
         self._monotonic = clock.monotonic
         self._counter = itertools.count()
         self._offset_ms: float | None = None
-        self.used = used
+        self.enabled = used
         """False with clock="client": scripts do not look at the server's time."""
 
-    def learn(self, now_ms: int, at: float | None = None) -> float:
+    def update(self, now_ms: int, at: float | None = None) -> float:
         """Take the server's time from a reply that came `at` (monotonic seconds), by default now.
         Return `at`.
         """
         if at is None:
             at = self._monotonic()
-        if self.used:
+        if self.enabled:
             self._offset_ms = now_ms - at * 1000
         return at
 
-    def until_ms(self, deadline: float) -> int:
+    def server_time_ms(self, deadline: float) -> int:
         """`deadline` (monotonic seconds) as ms on the server's clock. `NO_DEADLINE_MS` until the
         first reply.
         """
         offset = self._offset_ms
         return NO_DEADLINE_MS if offset is None else int(deadline * 1000 + offset)
 
-    def guard(self, until_ms: int) -> bytes:
+    def new_guard(self, until_ms: int) -> bytes:
         """A new guard, for a call that the server must not execute after `until_ms`."""
         return b"%013d.%06d" % (until_ms, next(self._counter) % _NONCES)

@@ -32,7 +32,7 @@ class HandshakeResult(NamedTuple):
         """Note on `node` that it can be connected to, and what its clock says."""
         node.on_connected()
         if self.now_ms is not None:
-            node.clock.learn(self.now_ms, self.at)
+            node.clock.update(self.now_ms, self.at)
 
 
 Handshake: TypeAlias = "Generator[tuple[str, ...], RawReply, HandshakeResult]"
@@ -49,7 +49,7 @@ def handshake(node: Node, clock: Clock) -> Handshake:
         node.version_checked = True
     began = clock.monotonic()
     now_ms = None
-    if node.clock.used:
+    if node.clock.enabled:
         time_reply = yield ("TIME",)
         if isinstance(time_reply, Exception):
             raise time_reply

@@ -46,7 +46,7 @@ _FIXES = (
 class ErrorReply:
     """An error reply after which the call was surely not executed."""
 
-    token: str
+    code: str
     """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
     text: str
 
@@ -58,14 +58,14 @@ class ErrorReply:
         return (found[1], int(found[2])) if found else None
 
 
-_TOKENS = {
+_CODES = {
     kind: token for token, kind in DefaultParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)
 }
 
 
-def with_token(error: ResponseError) -> ResponseError:
+def restore_code(error: ResponseError) -> ResponseError:
     """The error reply as the server sent it. redis-py removes a token that it has a class for."""
-    token = _TOKENS.get(type(error))
+    token = _CODES.get(type(error))
     return error if token is None else ResponseError(f"{token} {error}")
 
 

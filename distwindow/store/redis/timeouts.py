@@ -62,7 +62,7 @@ class BackgroundJob(Generic[T]):
         """What the work has raised, or `JobAbandoned`."""
         self._wanted = True
         self._started = False
-        self._claim = threading.Lock()
+        self._run_lock = threading.Lock()
         self._done = OneShotEvent()
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class BackgroundJob(Generic[T]):
 
     def _run(self) -> None:
         # `start` starts a second thread if a signal handler raised before `_started` was set.
-        if not self._claim.acquire(False):
+        if not self._run_lock.acquire(False):
             return
         failure: Exception | None = None
         try:

@@ -58,13 +58,13 @@ class Node:
         """A connection that was opened in an earlier generation is closed before its next call."""
         self.version_checked = False
         """True once a connection has found its version to be new enough."""
-        self.ask_next_sentinel: Callable[[], None] = lambda: None
+        self.rotate_sentinels: Callable[[], None] = lambda: None
         """Makes the next connection ask another sentinel first."""
         self._clock = settings.clock
         self._down: tuple[float, object] | None = None
         self._failed_before = False
 
-    def drop_connections(self) -> None:
+    def invalidate_connections(self) -> None:
         """Have every connection opened again, because the server is no longer a primary, or its
         replies no longer match the requests.
         """
@@ -92,18 +92,18 @@ class Node:
 class Topology(Protocol):
     """Finds the node of a command."""
 
-    release: Callable[[], object] | None
+    close_client: Callable[[], object] | None
     """Closes the redis-py client that the topology was read with; None if it is the caller's."""
 
     def node_of(self, command: Command[Any]) -> Node:
         """The node that has the rings of `command`."""
         ...
 
-    def on_failure(self) -> None:
+    def request_refresh(self) -> None:
         """Have the map read again soon, because a node did not serve."""
         ...
 
-    def redirected(
+    def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
@@ -115,7 +115,7 @@ class Topology(Protocol):
 class SingleServer:
     """A standalone server, or the primary that a Sentinel pool finds when it connects."""
 
-    release: Callable[[], object] | None = None
+    close_client: Callable[[], object] | None = None
 
     def __init__(self, pool: Any, settings: CallSettings) -> None:
         kwargs = _connection_kwargs(pool.connection_kwargs, pool.connection_class, settings)
@@ -125,9 +125,9 @@ class SingleServer:
             return pool.connection_class(**kwargs)
 
         self.node = Node(_pool_name(pool), connect, settings)
-        self.node.ask_next_sentinel = self._ask_another
+        self.node.rotate_sentinels = self._rotate_sentinels
 
-    def _ask_another(self) -> None:
+    def _rotate_sentinels(self) -> None:
         manager = getattr(self._pool, "sentinel_manager", None)
         if manager is not None:
             manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
@@ -135,10 +135,10 @@ class SingleServer:
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
 
-    def on_failure(self) -> None:
+    def request_refresh(self) -> None:
         """Do nothing: every new connection asks a sentinel."""
 
-    def redirected(
+    def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         raise ConfigurationError(
@@ -149,7 +149,7 @@ class SingleServer:
 class ClusterTopology:
     """A Redis Cluster: redis-py's map of slots, corrected by MOVED until it is read again."""
 
-    release: Callable[[], object] | None = None
+    close_client: Callable[[], object] | None = None
 
     def __init__(self, client: Any, settings: CallSettings) -> None:
         self.client = client
@@ -172,10 +172,10 @@ class ClusterTopology:
             raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
         return self._node(known.host, int(known.port))
 
-    def on_failure(self) -> None:
+    def request_refresh(self) -> None:
         self._stale = True
 
-    def redirected(
+    def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         host = host or node.name.rpartition(":")[0]
@@ -186,7 +186,7 @@ class ClusterTopology:
             self._stale = True
         return to
 
-    def is_refresh_due(self) -> bool:
+    def claim_refresh(self) -> bool:
         """True if the map is to be read again now: it is stale, and was not read in the last
         `_MIN_REFRESH_S`. Only the first caller gets True.
         """

@@ -63,7 +63,7 @@ _OPTIONS = {"redis": _CONNECTION, "rediss": _CONNECTION | _TLS, "unix": _CONNECT
 """Options that may stand in a URL of one server, by its scheme. redis-py would complain of others
 only when it connects, and its cluster client drops them unseen.
 """
-_LIMITERS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
+_LIMITER_ARGUMENTS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
 """Arguments of a limiter that look as if they might stand in a URL."""
 
 
@@ -139,7 +139,7 @@ def parse_url_text(url: str) -> StoreUrl:
     return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
 
 
-def client(address: StoreUrl, timeout: float) -> Any:
+def make_client(address: StoreUrl, timeout: float) -> Any:
     """A blocking redis-py client for `address`, without retries. A cluster client connects here."""
     no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
@@ -153,7 +153,7 @@ def client(address: StoreUrl, timeout: float) -> Any:
     return redis.RedisCluster(startup_nodes=nodes, **options)
 
 
-def async_client(address: StoreUrl, timeout: float) -> Any:
+def make_async_client(address: StoreUrl, timeout: float) -> Any:
     """An asyncio redis-py client for `address`, without retries."""
     no_retries: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
@@ -167,15 +167,15 @@ def async_client(address: StoreUrl, timeout: float) -> Any:
     return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
 
 
-def close(client: Any) -> None:
+def close_client(client: Any) -> None:
     """Close a client that `client` made, and its connections to sentinels."""
     client.close()
     for sentinel in _sentinels(client):
         sentinel.close()
 
 
-async def aclose(client: Any) -> None:
-    """Close a client that `async_client` made, and its connections to sentinels."""
+async def aclose_client(client: Any) -> None:
+    """Close a client that `make_async_client` made, and its connections to sentinels."""
     await client.aclose()
     for sentinel in _sentinels(client):
         await sentinel.aclose()
@@ -232,7 +232,7 @@ def _options(query: str, url: str) -> dict[str, Any]:
 def _check_option(name: str, plain: str, known: set[str], url: str) -> None:
     if plain in known:
         return
-    if name in _LIMITERS:
+    if name in _LIMITER_ARGUMENTS:
         hint = f"give it to the limiter: {name}=..."
     elif name.startswith("ssl") and name in _TLS | _CLIENTS:
         hint = "write rediss:// for TLS"

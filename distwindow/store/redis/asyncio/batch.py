@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from ....protocol.commands import Acquire, Command
-from ....protocol.replies import EXPIRED
+from ....protocol.replies import PAST_DEADLINE
 from ..attempts import RawReply, Request
 from ..call_share import CallShare, decision_of_share, decisions_of_reply, short_reply
 from ..outcome import is_unknown
@@ -145,7 +145,7 @@ class Batch:
             and type(raw) is list
             and len(raw) >= 3
             and raw[0] == request.guard
-            and raw[1] != EXPIRED
+            and raw[1] != PAST_DEADLINE
         ):
             self.on_late_reply(self.command.reply(raw))
 

@@ -40,7 +40,7 @@ from ....core.interrupts import is_interruption
 from ..attempts import NoReply, RawReply, Request
 from ..call_share import short_reply_time_ms
 from ..handshake import HandshakeResult, configuration_failure, handshake
-from ..outcome import with_token
+from ..outcome import restore_code
 from ..topology import CallSettings, Node
 
 _MAX_WRITE_FRAMES = 64
@@ -53,7 +53,7 @@ _TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
 """The methods of a transport that are called here."""
 
 
-class Caller(Protocol):
+class ReplyReceiver(Protocol):
     """Waits for one reply on a connection."""
 
     done: bool
@@ -69,7 +69,7 @@ class Caller(Protocol):
         ...
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Has the connection among those that calls are sent over."""
 
     def on_connection_ended(self, connection: PipelinedConnection) -> None: ...
@@ -97,15 +97,15 @@ class PipelinedConnection(asyncio.Protocol):
     end.
     """
 
-    def __init__(self, node: Node, settings: CallSettings, owner: Owner) -> None:
+    def __init__(self, node: Node, settings: CallSettings, owner: ConnectionOwner) -> None:
         self.node = node
         self._clock = settings.clock
         self.generation = node.generation
         self._owner = owner
         self._reader = hiredis.Reader()
-        self._unsent: list[tuple[Request, Caller]] = []
+        self._unsent: list[tuple[Request, ReplyReceiver]] = []
         """Requests that wait until the connection is open."""
-        self._pending: deque[Caller | None] = deque()
+        self._awaiting_reply: deque[ReplyReceiver | None] = deque()
         """The callers whose reply has not come, in the order of the requests. None stands for the
         reply to an ASKING.
         """
@@ -113,7 +113,7 @@ class PipelinedConnection(asyncio.Protocol):
         """Frames for the next `flush`."""
         self._connection: Any = None
         self._transport: Any = None
-        self._through_client: asyncio.Queue[tuple[bytes, Caller]] | None = None
+        self._through_client: asyncio.Queue[tuple[bytes, ReplyReceiver]] | None = None
         self._ended = False
         self._opening = asyncio.ensure_future(self._open(settings.timeout))
 
@@ -128,11 +128,11 @@ class PipelinedConnection(asyncio.Protocol):
         return self._transport is not None and not self._ended
 
     @property
-    def ready(self) -> bool:
+    def is_usable(self) -> bool:
         """True if it was opened, and not to an earlier generation of the node."""
         return self._transport is not None and self.generation == self.node.generation
 
-    def send(self, request: Request, caller: Caller) -> None:
+    def send(self, request: Request, caller: ReplyReceiver) -> None:
         """Have `request` written with the next `flush`, or as soon as the connection is open."""
         if self.opening:
             self._unsent.append((request, caller))
@@ -140,12 +140,12 @@ class PipelinedConnection(asyncio.Protocol):
             self._through_client.put_nowait((request.frame(), caller))
         else:
             if request.asking:
-                self._pending.append(None)
+                self._awaiting_reply.append(None)
             self.send_frame(request.frame(), caller)
 
-    def send_frame(self, frame: bytes, caller: Caller) -> None:
+    def send_frame(self, frame: bytes, caller: ReplyReceiver) -> None:
         """Have `frame` written with the next `flush`, over an open connection."""
-        self._pending.append(caller)
+        self._awaiting_reply.append(caller)
         self._frames.append(frame)
         if len(self._frames) >= _MAX_WRITE_FRAMES:
             self.flush()
@@ -173,13 +173,13 @@ class PipelinedConnection(asyncio.Protocol):
             )
         while self._through_client is not None and not self._through_client.empty():
             self._through_client.get_nowait()[1].on_reply(NoReply(why, sent=False))
-        while self._pending:
-            pending = self._pending.popleft()
+        while self._awaiting_reply:
+            pending = self._awaiting_reply.popleft()
             if pending is not None:
                 pending.on_reply(NoReply(why, sent=True))
 
     def data_received(self, data: bytes) -> None:
-        reader, pending = self._reader, self._pending
+        reader, pending = self._reader, self._awaiting_reply
         reader.feed(data)
         raw = None
         try:
@@ -197,9 +197,9 @@ class PipelinedConnection(asyncio.Protocol):
         # callers, because looking at our clock for each would cost more.
         now_ms = short_reply_time_ms(raw)
         if now_ms is not None:
-            self.node.clock.learn(now_ms)
+            self.node.clock.update(now_ms)
 
-    def abandon(self) -> None:
+    def close_socket(self) -> None:
         """Shut the socket down after the loop was closed, when none of its methods can be called.
 
         asyncio leaves the socket open when a loop is closed. uvloop has closed it by then, and its
@@ -250,7 +250,7 @@ class PipelinedConnection(asyncio.Protocol):
         except asyncio.TimeoutError:
             node.on_connect_failed("connecting takes longer than the timeout", slow=True)
             # redis-py would have asked the next sentinel, if it had not been stopped here.
-            node.ask_next_sentinel()
+            node.rotate_sentinels()
             self.end("connecting takes longer than the timeout")
             return
         except Exception as exc:
@@ -321,7 +321,9 @@ class PipelinedConnection(asyncio.Protocol):
             return exc
         return reply
 
-    async def _serve_through_client(self, queue: asyncio.Queue[tuple[bytes, Caller]]) -> None:
+    async def _serve_through_client(
+        self, queue: asyncio.Queue[tuple[bytes, ReplyReceiver]]
+    ) -> None:
         """Send one frame after the other through redis-py, on a connection without a transport."""
         while True:
             frame, caller = await queue.get()
@@ -330,7 +332,7 @@ class PipelinedConnection(asyncio.Protocol):
                 await self._connection.send_packed_command([frame], check_health=False)
                 raw = await self._connection.read_response(disable_decoding=True)
             except ResponseError as exc:
-                raw = with_token(exc)
+                raw = restore_code(exc)
             except (RedisError, OSError) as exc:
                 raw = NoReply(exc, sent=True)
             except asyncio.CancelledError as exc:

@@ -53,7 +53,7 @@ class LoopDispatcher:
         self.client = client
         """A redis-py client, either kind: its connection classes and settings are used."""
         self.count_unknown = count_unknown
-        self._release = release
+        self._close_client = release
         """Closes `client`; None if it is the caller's."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
@@ -128,7 +128,7 @@ class LoopDispatcher:
             if not self._left_to_parent:
                 self._end_connections("the event loop is shutting down")
                 if not self._closed:  # otherwise `aclose` closes the client
-                    await self.release_client()
+                    await self.close_client()
 
     def _end_shutdown_hook(self) -> None:
         """End the generator now and without the loop, which would otherwise start a task for it
@@ -137,10 +137,10 @@ class LoopDispatcher:
         with suppress(StopIteration, StopAsyncIteration, RuntimeError):
             self._shutdown_hook.aclose().send(None)
 
-    def abandon(self) -> None:
+    def close_sockets(self) -> None:
         """Close the sockets of a loop that was closed before `close`."""
         for connection in (*self._connections.values(), *self._retired):
-            connection.abandon()
+            connection.close_socket()
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave the connections to the parent process."""
@@ -173,11 +173,11 @@ class LoopDispatcher:
             if task is not None:
                 task.cancel()
 
-    async def release_client(self) -> None:
+    async def close_client(self) -> None:
         """Close the client that the connections are made with, unless it is the caller's."""
-        if self._release is not None:
+        if self._close_client is not None:
             with suppress(Exception):
-                await asyncio.wait_for(self._release(self.client), self._settings.timeout)
+                await asyncio.wait_for(self._close_client(self.client), self._settings.timeout)
 
     def _end_connections(self, why: str) -> None:
         for connection in (*self._connections.values(), *self._retired):
@@ -248,13 +248,13 @@ class LoopDispatcher:
         self._in_flight.insert(at, tick)
         topology = self.topology
         direct = self._direct_connection(topology)
-        until_ms = 0 if direct is None else direct.node.clock.until_ms(tick.deadline)
+        until_ms = 0 if direct is None else direct.node.clock.server_time_ms(tick.deadline)
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
             elif direct is not None and batch.wants_decision:
                 batch.connection = direct
-                batch.guard = guard = direct.node.clock.guard(until_ms)
+                batch.guard = guard = direct.node.clock.new_guard(until_ms)
                 direct.send_frame(batch.combined().frame(guard), batch)
             else:
                 self.on_reply(batch, None)
@@ -265,7 +265,7 @@ class LoopDispatcher:
             self._deadline_timer = None
         if self._deadline_timer is None:
             self._end_overdue()
-        if isinstance(topology, ClusterTopology) and topology.is_refresh_due():
+        if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
     def _direct_connection(self, topology: Topology | None) -> PipelinedConnection | None:
@@ -273,7 +273,7 @@ class LoopDispatcher:
         if not isinstance(topology, SingleServer) or self._settings.client_clock:
             return None
         connection = self._connections.get(topology.node)
-        return connection if connection is not None and connection.ready else None
+        return connection if connection is not None and connection.is_usable else None
 
     def _send_request(self, batch: Batch, request: Request) -> None:
         if self._closed:
@@ -310,7 +310,7 @@ class LoopDispatcher:
         connection, topology = batch.connection, self.topology
         assert connection is not None
         assert topology is not None
-        topology.on_failure()
+        topology.request_refresh()
         sent = not connection.opening
         batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
         if sent and self._connections.get(connection.node) is connection:

@@ -42,7 +42,7 @@ class AsyncRedisStore:
     ) -> None:
         self.clock: Clock = settings.clock
         self._new_client = new_client
-        self._release = release
+        self._close_client = release
         """Closes a client that `new_client` made; None if the client is the caller's."""
         self._settings = settings
         self._closed = False
@@ -124,7 +124,7 @@ class AsyncRedisStore:
                 loop.call_soon_threadsafe(other.close)
         if dispatcher is not None:
             dispatcher.close()
-            await dispatcher.release_client()
+            await dispatcher.close_client()
 
     async def _connect_and_attempt(self, command: Acquire, deadline: float | None) -> Decision:
         dispatcher, deadline = await self._ready_dispatcher(deadline)
@@ -149,9 +149,9 @@ class AsyncRedisStore:
         loop = asyncio.get_running_loop()
         with self._lock:
             for other in [other for other in self._dispatchers if other.is_closed()]:
-                self._dispatchers.pop(other).abandon()
+                self._dispatchers.pop(other).close_sockets()
             dispatcher = self._dispatchers[loop] = LoopDispatcher(
-                loop, self._new_client(), self._settings, self._count_unknown, self._release
+                loop, self._new_client(), self._settings, self._count_unknown, self._close_client
             )
         return dispatcher
 

@@ -209,7 +209,7 @@ class CallSharing:
     ) -> CallShare:
         """Make the call, alone or in a group, and return this caller's share. `began` is now."""
         if (
-            command.store_limit
+            command.write_limit
             or self.round_trip_s > self._timeout / _MIN_ROUND_TRIPS
             or deadline - began < self.round_trip_s * 2
         ):

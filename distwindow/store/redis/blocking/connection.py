@@ -32,7 +32,7 @@ from ..attempts import NoReply, RawReply, Request
 from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..timeouts import BackgroundJob, JobAbandoned
 from ..topology import Node
-from .transport import Transport, socket_of, transport_of
+from .transport import Transport, detach_socket, make_transport
 
 _FRESH_S = 0.005
 """Seconds after the start of a call in which a connection is taken to be alive, because looking
@@ -47,12 +47,12 @@ class BlockingConnection:
     __slots__ = (
         "__weakref__",
         "_clock",
-        "_closed_elsewhere",
         "_generation",
         "_last_used_at",
         "_opening",
         "_round_trip_s",
         "_transport",
+        "_transport_to_close",
         "node",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ class BlockingConnection:
         self._transport: Transport | None = None
         self._opening: BackgroundJob[_Opened] | None = None
         """Connects in the background. If it is not done in time, the next call waits for it."""
-        self._closed_elsewhere: Transport | None = None
+        self._transport_to_close: Transport | None = None
         """A transport that has failed and that another thread is to close."""
         self._generation = 0
         self._round_trip_s = 0.0
@@ -70,10 +70,10 @@ class BlockingConnection:
         self._last_used_at = 0.0
         """When the last call began, monotonic seconds."""
 
-    def exchange(self, request: Request, deadline: float) -> RawReply:
+    def execute_request(self, request: Request, deadline: float) -> RawReply:
         """Send a request and return the raw reply to it."""
         if (
-            not self.ready(self._clock.monotonic())
+            not self.validate(self._clock.monotonic())
             and (no_reply := self._open(deadline)) is not None
         ):
             return no_reply
@@ -82,9 +82,9 @@ class BlockingConnection:
             self._round_trip_s = 0.0
             return NoReply("deadline", sent=False, late=True)
         self._round_trip_s = 0.0
-        return self.request(request.frame(), deadline, replies=2 if request.asking else 1)
+        return self.round_trip(request.frame(), deadline, replies=2 if request.asking else 1)
 
-    def ready(self, now: float) -> bool:
+    def validate(self, now: float) -> bool:
         """True if there is a connection that seems to be open. One that does not is closed. It is
         not looked at if a call began on it in the last few milliseconds.
         """
@@ -92,13 +92,13 @@ class BlockingConnection:
             return False
         idle, self._last_used_at = now - self._last_used_at, now
         if self._generation != self.node.generation or (
-            idle > _FRESH_S and self._transport.is_closed()
+            idle > _FRESH_S and self._transport.is_unusable()
         ):
             self.close()
             return False
         return True
 
-    def request(self, frame: bytes | None, deadline: float, replies: int = 1) -> RawReply:
+    def round_trip(self, frame: bytes | None, deadline: float, replies: int = 1) -> RawReply:
         """Send `frame` over the open connection and return the last of its replies; without a
         frame, return the next reply to what was sent before.
         """
@@ -107,7 +107,7 @@ class BlockingConnection:
             return NoReply("the connection was closed", sent=frame is None)
         try:
             raw = (
-                transport.request(frame, deadline)
+                transport.round_trip(frame, deadline)
                 if frame is not None
                 else transport.receive(deadline)
             )
@@ -116,8 +116,8 @@ class BlockingConnection:
         except BaseException as exc:
             # Before any call: an interruption here would keep the transport for later calls. See
             # `_discard_transport`.
-            self._closed_elsewhere, self._transport = transport, None
-            self._close_elsewhere()
+            self._transport_to_close, self._transport = transport, None
+            self._close_in_background()
             failed = isinstance(exc, (OSError, hiredis.HiredisError))
             if not failed or is_interruption(exc):
                 raise
@@ -131,15 +131,15 @@ class BlockingConnection:
         on that did not come, there is a `NoReply` for each request.
         """
         if (
-            not self.ready(self._clock.monotonic())
+            not self.validate(self._clock.monotonic())
             and (no_reply := self._open(deadline)) is not None
         ):
             return [no_reply] * len(requests)
         frames = b"".join([request.frame() for request in requests])
         try:
-            raws = [self.request(frames, deadline)]
+            raws = [self.round_trip(frames, deadline)]
             while len(raws) < len(requests) and type(raws[-1]) is not NoReply:
-                raws.append(self.request(None, deadline))
+                raws.append(self.round_trip(None, deadline))
         except BaseException:  # between two replies, too
             self._discard_transport()
             raise
@@ -150,7 +150,7 @@ class BlockingConnection:
         so that a caller that was interrupted by a signal handler can close it again.
         """
         transport, opening = self._transport, self._opening
-        self._close_elsewhere()
+        self._close_in_background()
         if transport is not None:
             transport.close()
         if opening is not None:
@@ -166,14 +166,14 @@ class BlockingConnection:
         other calls. Another thread closes it, because a signal handler may raise here again.
         """
         if self._transport is not None:
-            self._closed_elsewhere, self._transport = self._transport, None
-            self._close_elsewhere()
+            self._transport_to_close, self._transport = self._transport, None
+            self._close_in_background()
 
-    def _close_elsewhere(self) -> None:
-        if self._closed_elsewhere is not None:
-            if not start_thread(self._closed_elsewhere.close):
-                self._closed_elsewhere.close()
-            self._closed_elsewhere = None
+    def _close_in_background(self) -> None:
+        if self._transport_to_close is not None:
+            if not start_thread(self._transport_to_close.close):
+                self._transport_to_close.close()
+            self._transport_to_close = None
 
     def _open(self, deadline: float) -> NoReply | None:
         """Connect by `deadline`, including name look-up, TLS and AUTH: redis-py has a timeout for
@@ -182,7 +182,7 @@ class BlockingConnection:
         connection, or None. Raises `ConfigurationError`.
         """
         node = self.node
-        self._close_elsewhere()  # an interruption may have left it undone
+        self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
         if opening is None:
             if (why := node.unavailable_reason()) is not None:
@@ -205,7 +205,7 @@ class BlockingConnection:
         opened = opening.result
         opened.handshake.apply(node)
         try:
-            transport = transport_of(opened.socket, self._clock)
+            transport = make_transport(opened.socket, self._clock)
         except (OSError, ValueError) as failure:  # another thread has just closed the limiter
             if is_interruption(failure):
                 raise
@@ -225,13 +225,13 @@ class _Opened(NamedTuple):
     """A new connection."""
 
     socket: Any
-    """See `socket_of`."""
+    """See `detach_socket`."""
     generation: int
     handshake: HandshakeResult
 
 
 def _close_opened(opened: _Opened, clock: Clock) -> None:
-    transport_of(opened.socket, clock).close()
+    make_transport(opened.socket, clock).close()
 
 
 def _connect(node: Node, clock: Clock) -> _Opened:
@@ -241,7 +241,7 @@ def _connect(node: Node, clock: Clock) -> _Opened:
     try:
         connection.connect()
         result = _run_handshake(connection, node, clock)
-        return _Opened(socket_of(connection), generation, result)
+        return _Opened(detach_socket(connection), generation, result)
     except BaseException:  # whatever it is: nobody else could close this connection
         connection.disconnect()
         raise

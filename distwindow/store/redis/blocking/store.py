@@ -64,10 +64,10 @@ class RedisStore:
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         this_thread = self._connections.this_thread
-        if this_thread.busy:
+        if this_thread.call_in_progress:
             return decision_of(command, self._execute_nested(command), "store")
         try:
-            this_thread.busy = True
+            this_thread.call_in_progress = True
             began = self._monotonic()
             if deadline is None:
                 deadline = began + self._timeout
@@ -77,14 +77,14 @@ class RedisStore:
             self._count_unknown(exc)
             raise
         finally:
-            this_thread.busy = False
+            this_thread.call_in_progress = False
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         this_thread = self._connections.this_thread
-        if this_thread.busy:
+        if this_thread.call_in_progress:
             return self._execute_nested(command)
         try:
-            this_thread.busy = True
+            this_thread.call_in_progress = True
             if deadline is None:
                 deadline = self._monotonic() + self._timeout
             return self._execute_alone(command, deadline)
@@ -92,7 +92,7 @@ class RedisStore:
             self._count_unknown(exc)
             raise
         finally:
-            this_thread.busy = False
+            this_thread.call_in_progress = False
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -101,38 +101,38 @@ class RedisStore:
         deadline, each of these gets the store's timeout.
         """
         this_thread = self._connections.this_thread
-        if this_thread.busy:
+        if this_thread.call_in_progress:
             return self._nested(lambda: self._exchange(commands, deadline))
         try:
-            this_thread.busy = True
+            this_thread.call_in_progress = True
             return self._exchange(commands, deadline)
         finally:
-            this_thread.busy = False
+            this_thread.call_in_progress = False
 
     def close(self) -> None:
         """Close all connections. Calls after this raise `ConfigurationError`."""
         self._connections.close()
         if self._topology is not None:
-            _release_topology(self._topology)
+            _close_topology_client(self._topology)
 
     def _make_call(self, command: Acquire, began: float, deadline: float) -> CallShare:
         """Make one script call. On an open connection, with the short reply, this is all that a
         call costs; `execute_once` takes whatever else comes.
         """
         this_thread = self._connections.this_thread
-        connection = this_thread.direct
+        connection = this_thread.only_connection
         if connection is None and self._topology is not None:
             # A new thread: it may take over an open connection, and then has the short way, too.
             self._connection_to(self._topology.node_of(command))
-            connection = this_thread.direct
-        if connection is None or not connection.ready(began):
+            connection = this_thread.only_connection
+        if connection is None or not connection.validate(began):
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
-        guard = clock.guard(clock.until_ms(deadline))
-        raw = connection.request(command.frame(guard), deadline)
+        guard = clock.new_guard(clock.server_time_ms(deadline))
+        raw = connection.round_trip(command.frame(guard), deadline)
         share = short_reply(raw, guard)
         if share is not None:
-            self._call_sharing.round_trip_s = clock.learn(share[1]) - began
+            self._call_sharing.round_trip_s = clock.update(share[1]) - began
             return share
         topology = self._topology
         assert topology is not None
@@ -158,11 +158,11 @@ class RedisStore:
         try:
             while True:
                 request = execution.send(raw)
-                if isinstance(topology, ClusterTopology) and topology.is_refresh_due():
+                if isinstance(topology, ClusterTopology) and topology.claim_refresh():
                     threading.Thread(
                         target=_refresh_topology, args=(topology,), daemon=True
                     ).start()
-                raw = self._connection_to(request.node).exchange(request, deadline)
+                raw = self._connection_to(request.node).execute_request(request, deadline)
         except StopIteration as end:
             if is_interruption(end):
                 raise
@@ -254,9 +254,9 @@ class RedisStore:
         use the connections of the interrupted call, nor wait for it.
         """
         this_thread = self._connections.this_thread
-        connections, direct = this_thread.connections, this_thread.direct
+        connections, direct = this_thread.connections, this_thread.only_connection
         # No calls between here and `try`: a handler that raised there would lose the connections.
-        this_thread.connections, this_thread.direct = {}, None
+        this_thread.connections, this_thread.only_connection = {}, None
         try:
             return call()
         finally:
@@ -276,20 +276,20 @@ class RedisStore:
     def _connect_topology(self, deadline: float) -> Topology:
         try:
             topology = run_within(
-                deadline - self._monotonic(), self._find_topology, _release_topology
+                deadline - self._monotonic(), self._find_topology, _close_topology_client
             )
         except JobTimeout:
             raise timed_out("the store", self._timeout, sent=False) from None
         with self._lock:
             kept = self._topology = self._topology or topology  # another thread may have been first
         if kept is not topology:
-            _release_topology(topology)
+            _close_topology_client(topology)
         return kept
 
 
-def _release_topology(topology: Topology) -> None:
-    if topology.release is not None:
-        topology.release()
+def _close_topology_client(topology: Topology) -> None:
+    if topology.close_client is not None:
+        topology.close_client()
 
 
 def _refresh_topology(topology: ClusterTopology) -> None:

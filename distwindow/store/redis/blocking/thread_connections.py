@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Mapping
 
 from ....core.clock import Clock
-from ....core.interrupts import PATCHES
+from ....core.interrupts import PATCH_STATE
 from ...base import closed_failure
 from ..topology import Node
 from .connection import BlockingConnection
@@ -25,7 +25,7 @@ _MAX_IDLE = 16
 """Connections of ended threads that are kept for new threads."""
 
 
-class _ThreadToken:
+class _ThreadLifetime:
     """Referred to by one thread alone, so that it is destroyed when the thread ends.
 
     The store notices that by the callback of a weak reference, which is a C function here. A
@@ -39,17 +39,17 @@ class ThreadState:
     """What the store keeps for the current thread: see `_new_thread_state`."""
 
     def __init__(self) -> None:
-        self.busy = False
+        self.call_in_progress = False
         """True while a call is being made."""
         self.connections: dict[Node, BlockingConnection] = {}
         """The connections of the call that is being made."""
-        self.own = self.connections
+        self.thread_connections = self.connections
         """The connections of the thread. `connections` is another dict in a call by a signal
         handler.
         """
-        self.direct: BlockingConnection | None = None
+        self.only_connection: BlockingConnection | None = None
         """The connection that every call takes if there is only one server."""
-        self.token: _ThreadToken | None = None
+        self.lifetime: _ThreadLifetime | None = None
 
 
 def _new_thread_state() -> ThreadState:
@@ -74,8 +74,8 @@ class ThreadConnections:
         # Re-entrant, because a signal handler may call the limiter that it has interrupted.
         self._lock = threading.RLock()
         self.this_thread = _new_thread_state()
-        self._by_thread: dict[weakref.ref[_ThreadToken], dict[Node, BlockingConnection]] = {}
-        self._ended_threads: queue.SimpleQueue[weakref.ref[_ThreadToken]] = queue.SimpleQueue()
+        self._by_thread: dict[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]] = {}
+        self._ended_threads: queue.SimpleQueue[weakref.ref[_ThreadLifetime]] = queue.SimpleQueue()
         """The tokens of threads that have ended."""
         self._idle: list[BlockingConnection] = []
         """Connections of ended threads."""
@@ -99,18 +99,20 @@ class ThreadConnections:
         this_thread = self.this_thread
         connection = this_thread.connections.get(node)
         if connection is None:
-            PATCHES.check()
+            PATCH_STATE.check()
             with self._lock:
                 self.check_open()
-                if this_thread.token is None:
-                    token = _ThreadToken()
-                    self._by_thread[weakref.ref(token, self._ended_threads.put)] = this_thread.own
-                    this_thread.token = token
+                if this_thread.lifetime is None:
+                    token = _ThreadLifetime()
+                    self._by_thread[weakref.ref(token, self._ended_threads.put)] = (
+                        this_thread.thread_connections
+                    )
+                    this_thread.lifetime = token
                 connection = this_thread.connections[node] = self._idle_connection_to(
                     node
                 ) or BlockingConnection(node, self._clock)
             if only_server:
-                this_thread.direct = connection
+                this_thread.only_connection = connection
         return connection
 
     def restore(
@@ -121,7 +123,7 @@ class ThreadConnections:
         """
         this_thread = self.this_thread
         opened = this_thread.connections
-        this_thread.connections, this_thread.direct = connections, direct
+        this_thread.connections, this_thread.only_connection = connections, direct
         for connection in opened.values():
             connection.close()
 
@@ -153,7 +155,7 @@ class ThreadConnections:
 
 
 def _close_all(
-    by_thread: Mapping[weakref.ref[_ThreadToken], dict[Node, BlockingConnection]],
+    by_thread: Mapping[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]],
     idle: list[BlockingConnection],
 ) -> None:
     """Close every connection, because the limiter is closed or has been garbage-collected."""

@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ....core.clock import Clock
 from ....core.interrupts import is_interruption
 from ..attempts import NoReply, RawReply
-from ..outcome import with_token
+from ..outcome import restore_code
 
 _RECV_BYTES = 65536
 
@@ -34,14 +34,14 @@ _RECV_BYTES = 65536
 class Transport(Protocol):
     """Makes one exchange at a time. After a `NoReply` it must not be used again."""
 
-    def is_closed(self) -> bool:
+    def is_unusable(self) -> bool:
         """True if the server has closed the connection, or has sent something without a request.
         Checked before a call, because a call that is sent into a closed connection has an unknown
         outcome, although it was surely not executed.
         """
         ...
 
-    def request(self, frame: bytes, deadline: float) -> RawReply:
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         """Send `frame`, and return the first reply to it."""
         ...
 
@@ -54,7 +54,7 @@ class Transport(Protocol):
         ...
 
 
-def socket_of(connection: Any) -> Any:
+def detach_socket(connection: Any) -> Any:
     """Take the socket out of an open redis-py connection; return the connection if it has none.
 
     The destructors of redis-py are Python code, and Python drops what a signal handler raises in a
@@ -71,7 +71,7 @@ def socket_of(connection: Any) -> Any:
     return sock
 
 
-def transport_of(opened: Any, clock: Clock) -> Transport:
+def make_transport(opened: Any, clock: Clock) -> Transport:
     """The transport over what `socket_of` has returned. To be called in the thread that will use
     it, because gevent's polls belong to the thread in which they were made.
     """
@@ -136,10 +136,10 @@ class TcpTransport:
         self._reader = hiredis.Reader()
         self._poll = _readable_within(sock)
 
-    def is_closed(self) -> bool:
+    def is_unusable(self) -> bool:
         return bool(self._poll(0))
 
-    def request(self, frame: bytes, deadline: float) -> RawReply:
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         sent = False  # it stays False if the first write fails, which then has sent nothing
         try:
             try:
@@ -208,10 +208,10 @@ class TlsTransport:
         self._reader = hiredis.Reader()
         self._poll = _readable_within(sock)
 
-    def is_closed(self) -> bool:
+    def is_unusable(self) -> bool:
         return bool(self._poll(0))
 
-    def request(self, frame: bytes, deadline: float) -> RawReply:
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         try:  # a failing write may have sent a part of its record
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             self._socket.sendall(frame)
@@ -243,13 +243,13 @@ class ClientTransport:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def is_closed(self) -> bool:
+    def is_unusable(self) -> bool:
         return False
 
     def close(self) -> None:
         self._connection.disconnect()
 
-    def request(self, frame: bytes, deadline: float) -> RawReply:
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         try:
             self._connection.send_packed_command([frame], check_health=False)
         except (RedisConnectionError, RedisTimeoutError) as exc:
@@ -261,7 +261,7 @@ class ClientTransport:
             reply: RawReply = self._connection.read_response(disable_decoding=True)
             return reply
         except ResponseError as exc:
-            return with_token(exc)
+            return restore_code(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
             return _no_reply(exc)
 
