@@ -9,15 +9,11 @@ be compared.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
 import json
 import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,80 +24,24 @@ TRIAL_S = 0.15
 """Seconds that one case takes in one round, about."""
 LARGEST_RATIO = 1.03
 
-Case = Callable[[int], None]
-
-
-# -- the child ------------------------------------------------------------------------------------
-
-
-def _cases(url: str, name: str) -> dict[str, Case]:
-    from distwindow import AsyncLimiter, Limiter
-
-    def limiter(limits: str, mode: Any = "direct", store: str = url) -> Limiter:
-        prefix = f"{name}-{mode}-{limits.partition('/')[0]}"
-        return Limiter(store, limits, prefix=prefix, consistency=mode, timeout=2)
-
-    def calls(target: Limiter, keys: int = 1) -> Case:
-        names = [f"user:{number}" for number in range(keys)]
-
-        def run(count: int) -> None:
-            acquire = target.try_acquire
-            for number in range(count):
-                acquire(names[number % keys])
-
-        for _ in range(50):
-            run(keys)
-        return run
-
-    tasks = AsyncLimiter(url, "1000000000/hour", prefix=f"{name}-async", timeout=2)
-    loop = asyncio.new_event_loop()
-
-    async def gathered(count: int) -> None:
-        for _ in range(0, count, 50):
-            await asyncio.gather(*(tasks.try_acquire(f"user:{n % 10}") for n in range(50)))
-
-    full = limiter("1/hour")
-    full.try_acquire("user:0")
-    return {
-        "direct, Redis": calls(limiter("1000000000/hour")),
-        "direct, Redis, 100 keys": calls(limiter("100000000/hour"), 100),
-        "leased hit": calls(limiter("1000000000/hour", "leased")),
-        "cached refusal": calls(full),
-        "eventual hit": calls(limiter("1000000000/hour", "eventual")),
-        "memory://": calls(limiter("1000000000/hour", store="memory://")),
-        "asyncio, 50 tasks": lambda count: loop.run_until_complete(gathered(count)),
-    }
-
-
-def _child(url: str, name: str) -> None:
-    cases = _cases(url, name)
-    gc.freeze()
-    print(json.dumps(list(cases)), flush=True)
-    for line in sys.stdin:
-        case, count = json.loads(line)
-        began = time.perf_counter()
-        cases[case](count)
-        print(json.dumps((time.perf_counter() - began) / count), flush=True)
-    os._exit(0)  # what is measured is not how it ends
-
-
 # -- the parent -----------------------------------------------------------------------------------
 
 
 class Checkout:
     """The child process of one checkout."""
 
-    def __init__(self, folder: Path, url: str, name: str) -> None:
+    def __init__(self, folder: Path, url: str, name: str, core: int | None) -> None:
         if not (folder / "distwindow" / "__init__.py").is_file():
             raise SystemExit(f"{folder} is no checkout: it has no folder distwindow")
-        script = Path(__file__).resolve()
-        paths = os.pathsep.join([str(folder), str(script.parent.parent)])
-        environment = {**os.environ, "PYTHONPATH": paths}
+        script = Path(__file__).with_name("compare_child.py")
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
         self._process = subprocess.Popen(
-            [sys.executable, str(script), "--child", url, name],
+            [sys.executable, str(script), url, name],
             cwd=folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
+        if core is not None:
+            os.sched_setaffinity(self._process.pid, {core})
         self.cases: list[str] = self._read()
 
     def trial(self, case: str, count: int) -> float:
@@ -128,9 +68,10 @@ class Checkout:
 def compare(before: Path, after: Path, rounds: int) -> dict[str, Quartiles]:
     """For each case the cost of `after` over that of `before`."""
     ratios: dict[str, list[float]] = {}
-    with server.running() as redis_server:
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    with server.running(cores[-1] if len(cores) > 1 else None) as redis_server:
         old, new = (
-            Checkout(folder, redis_server.url, name)
+            Checkout(folder, redis_server.url, name, cores[0] if len(cores) > 1 else None)
             for folder, name in ((before, "before"), (after, "after"))
         )
         counts = {case: _calls_in_a_trial(old, case) for case in old.cases}
@@ -153,8 +94,6 @@ def _calls_in_a_trial(checkout: Checkout, case: str) -> int:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--child"]:
-        _child(*sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("before", type=Path, help="folder of a checkout")
     parser.add_argument("after", type=Path, help="folder of another")

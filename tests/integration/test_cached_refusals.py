@@ -194,7 +194,7 @@ def test_waiting_ends_in_time(harness: Harness, redis_url: str, prefix: str, mod
 
 
 def test_many_keys_at_once(harness: Harness, proxy: Proxy, redis_url: str, prefix: str) -> None:
-    limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, **NEVER)
+    limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
     keys = [f"k{n}" for n in range(100)]
     limiter.each(keys)
     assert not any(limiter.each(keys))

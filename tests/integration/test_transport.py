@@ -285,7 +285,7 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
     script.
     """
     with Responder() as server:
-        limiter = harness.limiter(server.url)
+        limiter = harness.limiter(server.url, timeout=5)
         limiter.each(["k"] * 2)
         for wrapping in ("{error}", *WRAPPED):
             reply = wrapped(error, wrapping)

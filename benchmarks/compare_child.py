@@ -1,0 +1,73 @@
+"""The calls of one checkout, for `benchmarks/compare.py`.
+
+A case and a number of calls are read from stdin, and seconds for each call are written to stdout.
+Imports nothing but `distwindow`, so that any version can be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distwindow import AsyncLimiter, Limiter
+
+Case = Callable[[int], None]
+
+
+def cases_of(url: str, name: str) -> dict[str, Case]:
+    def limiter(limits: str, mode: Any = "direct", store: str = url) -> Limiter:
+        prefix = f"{name}-{mode}-{limits.partition('/')[0]}"
+        return Limiter(store, limits, prefix=prefix, consistency=mode, timeout=2)
+
+    def calls(target: Limiter, keys: int = 1) -> Case:
+        names = [f"user:{number}" for number in range(keys)]
+
+        def run(count: int) -> None:
+            acquire = target.try_acquire
+            for number in range(count):
+                acquire(names[number % keys])
+
+        for _ in range(50):
+            run(keys)
+        return run
+
+    tasks = AsyncLimiter(url, "1000000000/hour", prefix=f"{name}-async", timeout=2)
+    loop = asyncio.new_event_loop()
+
+    async def gathered(count: int) -> None:
+        for _ in range(0, count, 50):
+            await asyncio.gather(*(tasks.try_acquire(f"user:{n % 10}") for n in range(50)))
+
+    full = limiter("1/hour")
+    full.try_acquire("user:0")
+    return {
+        "direct, Redis": calls(limiter("1000000000/hour")),
+        "direct, Redis, 100 keys": calls(limiter("100000000/hour"), 100),
+        "leased hit": calls(limiter("1000000000/hour", "leased")),
+        "cached refusal": calls(full),
+        "eventual hit": calls(limiter("1000000000/hour", "eventual")),
+        "memory://": calls(limiter("1000000000/hour", store="memory://")),
+        "asyncio, 50 tasks": lambda count: loop.run_until_complete(gathered(count)),
+    }
+
+
+def main(url: str, name: str) -> None:
+    cases = cases_of(url, name)
+    gc.freeze()
+    print(json.dumps(list(cases)), flush=True)
+    for line in sys.stdin:
+        case, count = json.loads(line)
+        began = time.perf_counter()
+        cases[case](count)
+        print(json.dumps((time.perf_counter() - began) / count), flush=True)
+    os._exit(0)  # what is measured is not how it ends
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
