@@ -246,7 +246,7 @@ def test_without_the_guard_check_a_swapped_reply_would_be_used(
     from distwindow.store.redis.guard import ServerClock
 
     guard = ServerClock.new_guard
-    monkeypatch.setattr(ServerClock, "guard", lambda self, until: Anything(guard(self, until)))
+    monkeypatch.setattr(ServerClock, "new_guard", lambda self, until: Anything(guard(self, until)))
     with Responder(STRANGE["another echo"]) as server:
         assert harness.limiter(server.url).try_acquire("k")
 
