@@ -146,7 +146,7 @@ def _window(name: RingNameParts, fields: Any, now_ms: int) -> WindowStats | None
 
 @functools.lru_cache(maxsize=1024)
 def _limit(limit_field: str, bucket_ms: int, span: int) -> Limit:
-    """Return a ring's limit, from the hash field `limit` ("100 leap") and from the ring's name."""
+    """Return a ring's limit, from `RingState.limit` ("100 leap") and from the ring's name."""
     amount, _, bound = limit_field.partition(" ")
     buckets = span - 1 if bound == "strict" else span
     per = bucket_ms * buckets / 1000

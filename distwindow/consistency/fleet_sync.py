@@ -38,7 +38,7 @@ _MAX_POLLS = 1000
 
 
 class FleetSync:
-    """Recomputes how many permits are left, and polls. The `FleetObserver` of `PendingCounts`."""
+    """Recomputes how many permits are left, and polls. The `FlushHooks` of `PendingCounts`."""
 
     def __init__(
         self,

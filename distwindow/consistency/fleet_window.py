@@ -1,7 +1,7 @@
 """One limit as all processes have counted it, by what this process has received.
 
       buckets             | 10 | 20 |  5 |  0 |      all processes, by the store's last reply
-      not yet sent                  |  2 |  4 |      counted here since, and so not in that reply
+      unacknowledged                |  2 |  4 |      counted here, sent or not, not in that reply
       own                 |  4 |  9 |  3 |  4 |      all that was counted here, if a share caps it
 
 Counts are kept by bucket, so that they leave the window in time.

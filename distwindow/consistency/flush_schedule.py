@@ -37,7 +37,7 @@ class FlushSchedule:
     def recompute(self, now: float, sources: Iterable[Callable[[float], float]]) -> None:
         """Set the next time after a flush: the earliest that one of `sources` returns."""
         try:
-            self.next_due_at = NEVER  # before looking, as `due_at` may be called meanwhile
+            self.next_due_at = NEVER  # before looking, as `flush_by` may be called meanwhile
             for due in sources:
                 at = due(now)
                 self.next_due_at = min(self.next_due_at, at)

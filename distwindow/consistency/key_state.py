@@ -1,14 +1,15 @@
 """The state of one key in this process.
 
     permits_left, permits_until   permits that may be spent here, and until when
-    refused_cost, refused_until   the least cost that is refused here, and until when
+    refused_cost, refused_until   direct, leased: the least refused cost; eventual: the cost of the
+                                  cached refusal; and until when
     bucket_start .. rt_min        what has been counted in the present bucket
-    pending                       what was counted in earlier buckets and not sent yet, oldest first
+    closed_buckets                what was counted in earlier buckets and not sent yet, oldest first
     in_flight                     what has been sent without its outcome being known yet
 
 Names in `_at` and `_until` are monotonic seconds of this process; bucket starts are ms of the
-store's clock. `offset_ms` converts one into the other. It comes from the store's replies and is
-never ahead of the store's clock.
+store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and then
+is never ahead of the store's clock; before the first reply it may come from the local wall clock.
 
 Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain lock
 that every call takes. Code that holds it makes no call: a signal handler can then not run there,
@@ -144,8 +145,8 @@ class KeyState:
             self.offset_ms = least
 
     def open_bucket(self, counter_lock: Lock, now: float) -> bool:
-        """Make the bucket of `now` the present one, and add what was counted before to `pending`.
-        Return True if the present bucket has changed. The caller holds `state_lock`.
+        """Make the bucket of `now` the present one, and add what was counted before to
+        `closed_buckets`. Return True if the present bucket has changed. The caller holds `state_lock`.
         """
         now_ms = self.now_ms(now)
         start = now_ms - now_ms % self.count_bucket_ms
@@ -156,12 +157,12 @@ class KeyState:
         if self.bucket_start - start <= self.longest_ms:
             start = max(start, self.bucket_start)
         ends_at = max(now + 0.0005, (start + self.count_bucket_ms - self.offset_ms) / 1000)
-        self._move_to_pending(counter_lock, start, ends_at)
+        self._close_counters(counter_lock, start, ends_at)
         return True
 
     def close_bucket(self, counter_lock: Lock) -> None:
-        """Add what was counted in the present bucket to `pending`. Under `state_lock`."""
-        self._move_to_pending(counter_lock, self.bucket_start, self.bucket_ends_at)
+        """Add what was counted in the present bucket to `closed_buckets`. Under `state_lock`."""
+        self._close_counters(counter_lock, self.bucket_start, self.bucket_ends_at)
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
         """Take in that `passed` permits were counted in the bucket of `start`. Does nothing here;
@@ -192,10 +193,10 @@ class KeyState:
             self.offset_ms, self.closed_buckets = offset_ms, pending
             self.bucket_start, self.bucket_ends_at = start, ends_at
 
-    def _move_to_pending(self, counter_lock: Lock, start: int, ends_at: float) -> None:
-        """Move the counters to `pending`, and make the bucket of `start` the present one. The last
-        block does both without a call in it, so that an exception out of a signal handler comes
-        before or after all of it (`core/interrupts.py`).
+    def _close_counters(self, counter_lock: Lock, start: int, ends_at: float) -> None:
+        """Move the counters to `closed_buckets`, and make the bucket of `start` the present one. The
+        last block does both without a call in it, so that an exception out of a signal handler
+        comes before or after all of it (`core/interrupts.py`).
         """
         with counter_lock:
             before = self.bucket_start

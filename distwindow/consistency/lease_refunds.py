@@ -79,7 +79,7 @@ class LeaseRefunds:
         return refund.permits
 
     def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
-        """Do `take_unspent`, and have the worker send the refund."""
+        """Do `queue_unspent`, and have the worker send the refund."""
         if self.queue_unspent(state):
             self._schedule.flush_by(self._monotonic())
 

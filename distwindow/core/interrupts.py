@@ -74,9 +74,9 @@ _PATCHED_MODULES = ("threading", "queue", "socket", "select", "time")
 
 
 class PatchState:
-    """Which standard library the locks, queues and thread-local data that are in use were made
-    with: before or after gevent has patched it. Those made before would stop all greenlets, and
-    give each of them the same connection.
+    """Remembers whether the objects in use were made before gevent patched the standard library.
+    Such locks and queues block all greenlets, and such thread-local data gives each greenlet the
+    same connection.
     """
 
     def __init__(self) -> None:
@@ -186,8 +186,8 @@ class WakeUp:
 
 
 def is_before_uwsgi_forks() -> bool:
-    """Is this the process from which uWSGI will fork its workers? It does so in C, whoever holds
-    the interpreter's lock: a child that is forked while a thread has it would wait for it for ever.
+    """True in the process from which uWSGI will fork its workers. uWSGI forks without taking the
+    interpreter's lock: a child that is forked while a thread holds it would wait for it for ever.
     """
     uwsgi = sys.modules.get("uwsgi")
     if uwsgi is None or not hasattr(uwsgi, "worker_id"):

@@ -167,8 +167,8 @@ class Shutdown:
             worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
             report_lost(worker.jobs.active())
         if self._sigterm_blocked and threading.current_thread() is threading.main_thread():
-            # The main thread got here before the thread of `_watch_action` checked again. Now that
-            # SIGTERM is no longer blocked, it ends the process, as uvicorn intended.
+            # The main thread got here before the thread of `_wait_for_uvicorn` checked again. Now
+            # that SIGTERM is no longer blocked, it ends the process, as uvicorn intended.
             self._sigterm_blocked = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

@@ -84,7 +84,7 @@ def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
 
 
 def failure_of_reply(node: str, error: ErrorReply) -> StoreUnavailable:
-    """The error to raise after a second error reply."""
+    """Return the error of a call that ended with an error reply."""
     return StoreUnavailable(f"{node} cannot serve now: {error.text}")
 
 

@@ -1,8 +1,8 @@
 """The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
 
 Calls of one tick of the loop are written together, and equal ones (same key, same cost) go as one
-script call. Replies come in the order of the requests, so a cancelled caller leaves behind nothing
-but a reply that nobody reads.
+script call. Replies come in the order of the requests, also those to cancelled callers, which are
+discarded or passed to `on_late_reply`.
 """
 
 from __future__ import annotations

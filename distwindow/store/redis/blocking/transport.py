@@ -72,8 +72,8 @@ def detach_socket(connection: Any) -> Any:
 
 
 def make_transport(opened: Any, clock: Clock) -> Transport:
-    """The transport over what `socket_of` has returned. To be called in the thread that will use
-    it, because gevent's polls belong to the thread in which they were made.
+    """Return the transport over what `detach_socket` has returned. To be called in the thread that
+    will use it, because gevent's polls belong to the thread in which they were made.
     """
     if not isinstance(opened, socket.socket):
         return ClientTransport(opened)
