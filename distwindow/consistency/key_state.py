@@ -146,7 +146,8 @@ class KeyState:
 
     def open_bucket(self, counter_lock: Lock, now: float) -> bool:
         """Make the bucket of `now` the present one, and add what was counted before to
-        `closed_buckets`. Return True if the present bucket has changed. The caller holds `state_lock`.
+        `closed_buckets`. Return True if the present bucket has changed. The caller holds
+        `state_lock`.
         """
         now_ms = self.now_ms(now)
         start = now_ms - now_ms % self.count_bucket_ms
@@ -194,8 +195,8 @@ class KeyState:
             self.bucket_start, self.bucket_ends_at = start, ends_at
 
     def _close_counters(self, counter_lock: Lock, start: int, ends_at: float) -> None:
-        """Move the counters to `closed_buckets`, and make the bucket of `start` the present one. The
-        last block does both without a call in it, so that an exception out of a signal handler
+        """Move the counters to `closed_buckets`, and make the bucket of `start` the present one.
+        The last block does both without a call in it, so that an exception out of a signal handler
         comes before or after all of it (`core/interrupts.py`).
         """
         with counter_lock:

@@ -130,8 +130,8 @@ class KeyStateCache(Generic[S]):
         self.get = self._states.get
 
     def clear(self) -> None:
-        """Remove all key states. `all_including_closed` still returns them. May be called again where
-        a signal handler has raised in it.
+        """Remove all key states. `all_including_closed` still returns them. May be called again
+        where a signal handler has raised in it.
         """
         self._states_at_close += self.all()
         with self.state_lock:
