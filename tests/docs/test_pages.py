@@ -145,7 +145,9 @@ def test_memory_is_as_documented(
             )
         found = client.memory_usage(charges[0].ring, samples=0)
         client.delete(charges[0].ring)
-    assert found <= said * 1.1
+        is_old = client.info("server")["redis_version"].startswith("6.")
+    # The documented figures are those of Redis 7. The compact hashes of Redis 6 are larger.
+    assert found <= said * (1.3 if is_old else 1.1)
 
 
 def test_markers_are_there() -> None:

@@ -395,14 +395,14 @@ def test_if_an_interrupted_connection_were_kept_the_guard_would_protect_the_next
     limiter.try_acquire("k")
     limiter.try_acquire("k")
     store: Any = limiter._store
-    transport = store._connections.this_thread.direct._transport
+    transport = store._connections.this_thread.only_connection._transport
     with alarm(interrupt):
         with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
                 limiter.try_acquire("k")
-    assert store._connections.this_thread.direct._transport is None
-    store._connections.this_thread.direct._transport = transport
+    assert store._connections.this_thread.only_connection._transport is None
+    store._connections.this_thread.only_connection._transport = transport
     with pytest.raises(StoreError) as caught:
         limiter.try_acquire("k")
     assert caught.value.charged is None
