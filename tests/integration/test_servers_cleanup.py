@@ -7,13 +7,28 @@ that.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.servers import Cluster, NoServer, RedisProcess, SentinelSet, Standalone, find_binary
+from tests.servers import (
+    Cluster,
+    NoServer,
+    Proxy,
+    RedisProcess,
+    SentinelSet,
+    Standalone,
+    find_binary,
+)
+from tests.servers.certificates import Certificates
 from tests.servers.process import remove
 
 
@@ -77,3 +92,28 @@ def test_a_folder_deeper_than_the_temporary_one_is_refused(precious_file: Path) 
     with pytest.raises(ValueError, match="refusing to remove"):
         remove(deeper)
     assert deeper.exists()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_proxy_that_stops_amid_accepts_leaves_no_socket_open(
+    tls: bool, tmp_path: Path, redis_url: str
+) -> None:
+    """Once a socket that was never closed failed whatever test ran when it was collected."""
+    context = Certificates(tmp_path).server_context() if tls else None
+    port = urlsplit(redis_url).port
+    assert port is not None
+    unclosed: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(sys, "unraisablehook", lambda info: unclosed.append(str(info.exc_value)))
+        warnings.simplefilter("error", ResourceWarning)
+        for connections in [1, 5] * 4:
+            proxy = Proxy(port, tls=context).start()
+            with contextlib.ExitStack() as clients:
+                for _ in range(connections):
+                    client = clients.enter_context(socket.socket())
+                    client.setblocking(False)
+                    client.connect_ex((proxy.host, proxy.port))
+                proxy.stop()
+            del proxy
+            gc.collect()
+    assert unclosed == []

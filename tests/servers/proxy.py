@@ -188,9 +188,14 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _unlisten(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            # asyncio leaks the socket of a connection whose accept is under way when its server
+            # closes: no more of them are taken up, and those that were get their transport.
+            for listening in server.sockets:
+                self._loop.remove_reader(listening)
+            await asyncio.sleep(0)
+            server.close()
 
     async def _cut(self) -> None:
         for link in list(self._links):
@@ -207,11 +212,13 @@ class Proxy:
 
     async def _shut(self) -> None:
         await self._unlisten()
-        await self._cut()
-        tasks = [link.task for link in self._links]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        this = asyncio.current_task()
+        # A connection whose accept is under way has no link yet: one round would leave it open.
+        while others := asyncio.all_tasks() - {this}:
+            await self._cut()
+            _, pending = await asyncio.wait(others, timeout=0.2)
+            for task in pending:  # a TLS handshake that the client does not go on with, say
+                task.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -220,7 +227,8 @@ class Proxy:
         self.accepted += 1
         self._links.add(link)
         try:
-            await link.run()
+            if self._server is not None:  # else the proxy stopped listening during the accept
+                await link.run()
         except (OSError, asyncio.CancelledError):
             pass  # a link that ends is what this proxy is for; nothing to report
         finally:
