@@ -17,9 +17,10 @@ local CALLS, NOW, WRITE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include acquire/hot.lua
+--@include acquire/refuse.lua
 --@include shared/deadline.lua
---@include shared/format.lua
 --@include acquire/rotate.lua
+--@include shared/format.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 --@include acquire/general.lua

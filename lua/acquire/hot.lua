@@ -1,23 +1,25 @@
 -- acquire, the hot path: one ring whose newest bucket is the bucket of now. It returns where it can
--- decide; otherwise the pieces below decide, and nothing has been written. It leaves them these:
+-- decide; otherwise the pieces below decide, and leaves them these:
 --   head             the field of that name; false where there is no ring, nil where there are several
 --   start, age       the start of the newest bucket and now minus start, ms; nil where not looked at
---   cost             permits of one call
-local key, head, cost, age, start, bucket_ms = KEYS[1], nil, nil, nil, nil, nil
+--   permits, cost    of the whole command, and of one of its calls
+--   limit, bucket_ms, shape    the ring's arguments
+--   may_admit        true if the call is in time and has a cost
+--   left             what the limit leaves where `used` holds the permits of this call, although it may
+--                    not: acquire/refuse.lua takes them out. Else nil, and nothing has been written.
+local key, head, start, age, permits, cost, limit, bucket_ms, shape, may_admit, left = KEYS[1]
 if not KEYS[2] then
-  local permits, limit, shape, calls = ARGV[2], ARGV[3] - 0, ARGV[5], ARGV[CALLS]
-  head = call('HGET', key, 'head')
-  cost, bucket_ms = permits / (calls or 1), ARGV[4] - 0
-  if head and not ARGV[WRITE_LIMIT] and now - guard <= 0 and cost >= 1
-    and (not calls or cost % 1 == 0) and bucket_ms <= 1e13
-    and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
+  local calls = ARGV[CALLS]
+  permits, limit, bucket_ms, shape = ARGV[2], ARGV[3] - 0, ARGV[4] - 0, ARGV[5]
+  head, cost = call('HGET', key, 'head'), permits / (calls or 1)
+  may_admit = now - guard <= 0 and cost >= 1 and (not calls or cost % 1 == 0)
+  if head and may_admit and not ARGV[WRITE_LIMIT] and bucket_ms <= 1e13 then
     if #head < 17 then
       start, age = head, now - head
-      if age >= 0 and age < bucket_ms then
+      if age >= 0 and age < bucket_ms and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
         -- Incrementing and taking back costs one command less than reading before incrementing.
-        local left = limit - call('HINCRBY', key, 'used', permits)
+        left = limit - call('HINCRBY', key, 'used', permits)
         if left >= 0 and left <= 1e13 then return {guard, left, now} end
-        call('HINCRBY', key, 'used', '-' .. permits)
       end
     else
       -- `head` holds a stored refusal (lua/README.md). Until the bucket ends it is valid for the same
@@ -27,7 +29,7 @@ if not KEYS[2] then
       start, stored_limit, left, min_cost, cost_range, room_in, empty_in =
         string.match(head, '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
       age = now - start
-      if age >= 0 and age < bucket_ms and stored_limit == ARGV[3] then
+      if age >= 0 and age < bucket_ms and stored_limit == ARGV[3] and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
         if cost - min_cost >= 0 and cost - min_cost - cost_range <= 0 then
           call('HINCRBY', key, 'block', permits)
           return {guard, -1, now, 1, left - 0, empty_in - age, room_in - age, 0}

@@ -1,41 +1,60 @@
 -- acquire, the rotation of one ring: its newest bucket is over, or there is no ring. This is the usual
 -- case of a key that is called now and then. It mirrors `read_ring`, `rotate` and `add_used` of
 -- shared/ring.lua, with fewer commands and without a table per ring, which makes it cheaper;
--- tests/lua/test_rotate.py compares the two on random rings. The newest bucket is written into its
--- slot, buckets that have expired are taken out of the total, and the bucket of now opens. It returns
--- where the call is admitted; otherwise nothing has been written, and acquire/general.lua decides.
-if (head == false or age and age >= bucket_ms) and cost >= 1 and cost % 1 == 0
-  and tonumber(ARGV[CALLS] or 1) % 1 == 0 and not string.find(client_now or '', '%D')
-  and not ARGV[WRITE_LIMIT + 1] then
-  local permits, limit, bucket_ms, span, limit_field = ring_arguments(1)
-  local new_start = permits and permits >= 1 and now - now % bucket_ms
-  local steps = new_start and head and (new_start - start) / bucket_ms or 0
-  if new_start and (not head or steps >= span) then
+-- tests/lua/test_short_paths.py compares the two. The newest bucket is written into its slot, buckets
+-- that have expired are taken out of the total, and the bucket of now opens. It returns where the call
+-- is admitted; otherwise nothing has been written, and acquire/general.lua decides.
+if (head == false or age and age >= bucket_ms) and may_admit and cost % 1 == 0
+  and (ARGV[CALLS] or 1) % 1 == 0 and not ARGV[WRITE_LIMIT + 1]
+  and limit <= 1e13 and bucket_ms >= 1 and bucket_ms <= 1e13 and string.find(
+    permits .. ARGV[3] .. ARGV[4] .. (client_now or '') .. ' ' .. shape, '^%d+ [1-9]%d?%d?%+?1?$') then
+  local format, span, limit_field = string.format, tonumber(shape), ARGV[3]
+  if not span then span, limit_field = string.match(shape, '%d+') + 1, '-' .. limit_field end
+  local number = (now - now % bucket_ms) / bucket_ms
+  local steps, renewal = head and number - start / bucket_ms, span / 4 + 1
+  renewal = renewal - renewal % 1
+  -- A number as an argument of redis.call costs twice what string.format('%d') does. But a server whose
+  -- C `long` has 32 bits cuts a number beyond 2^31 there. A start is one, so it shows that.
+  local new_head = format('%d', number * bucket_ms)
+  local can_format = new_head - number * bucket_ms == 0 and span <= 513
+  if can_format and (not head or steps >= span) then
     if limit - permits >= 0 then
       if head then call('DEL', key) end
-      call('HSET', key, 'head', new_start, 'used', permits, 'closed', '0',
-        'block', '0', 'finished', '0', 'limit', limit_field)
-      call('PEXPIRE', key, (span + 1) * bucket_ms)
+      call('HSET', key, 'head', new_head, 'used', permits, 'closed', '0', 'block', '0',
+        'finished', '0', 'limit', limit_field)
+      call('PEXPIRE', key, format('%d', (span + renewal) * bucket_ms))
       return {guard, limit - permits, now}
     end
-  elseif new_start and steps <= 8 and steps % 1 == 0 then
+  elseif can_format and steps <= 8 and steps % 1 == 0 then
     -- Fields 5 and later are the slots of the buckets that expire, oldest first. The last of these
     -- slots is that of the new bucket: its value is ignored from here on, so it is not deleted.
-    local number, fields = new_start / bucket_ms, {'used', 'closed', 'block', 'finished'}
-    for i = 1, steps do fields[i + 4] = (number - steps + i) % span end
+    local fields = {'used', 'closed', 'block', 'finished', format('%d', (number - steps + 1) % span)}
+    for i = 2, steps do fields[i + 4] = format('%d', (number - steps + i) % span) end
     local values = call('HMGET', key, unpack(fields))
-    local newest_passed, closed, expired_slots = values[1] - values[2], values[1] - 0, {}
+    local closed, bucket, expired_slots = values[1] - 0, format('%d', values[1] - values[2]), nil
     for i = 1, steps do
-      closed = closed - passed_in(values[i + 4])
-      if values[i + 4] and i < steps then expired_slots[#expired_slots + 1] = fields[i + 4] end
+      local expired = values[i + 4]
+      if expired then
+        closed = closed - (tonumber(expired) or string.match(expired, '^%d+'))
+        if i < steps then
+          expired_slots = expired_slots or {}
+          expired_slots[#expired_slots + 1] = fields[i + 4]
+        end
+      end
     end
-    local left, bucket = limit - closed - permits, encode_bucket(newest_passed, values[3], values[4])
+    local left, block, finished = limit - closed - permits, values[3], values[4]
     if left >= 0 then
-      if expired_slots[1] then call('HDEL', key, unpack(expired_slots)) end
-      if bucket ~= newest_passed then call('HSET', key, 'block', '0', 'finished', '0') end
-      call('HSET', key, 'head', new_start, 'used', closed + permits, 'closed', closed,
-        'limit', limit_field, (number - steps) % span, bucket)
-      call('PEXPIRE', key, (span + 1) * bucket_ms)
+      if expired_slots then call('HDEL', key, unpack(expired_slots)) end
+      if block ~= '0' or finished ~= '0' then
+        bucket = bucket .. ' ' .. block .. (finished ~= '0' and ' ' .. finished or '')
+        call('HSET', key, 'block', '0', 'finished', '0')
+      end
+      call('HSET', key, 'head', new_head, 'used', format('%d', closed + permits),
+        'closed', format('%d', closed), 'limit', limit_field,
+        format('%d', (number - steps) % span), bucket)
+      if number % renewal < steps then
+        call('PEXPIRE', key, format('%d', (span + renewal) * bucket_ms))
+      end
       return {guard, left, now}
     end
   end

@@ -3,6 +3,6 @@
 local now = client_now and client_now ~= '' and client_now - 0
 if not now then
   local time = redis.call('TIME')
-  now = time[1] * 1000 + time[2] / 1000
-  now = now - now % 1
+  local us = time[2] - 0
+  now = time[1] * 1000 + (us - us % 1000) / 1000
 end

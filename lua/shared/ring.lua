@@ -87,9 +87,13 @@ local function rotate(ring)
   else
     return
   end
+  local number, span = ring.start / ring.bucket_ms, ring.span
+  local renewal = math.floor(span / 4) + 1
   redis.call('HSET', key, 'head', ring.start, 'used', ring.used, 'closed', ring.closed,
     'block', '0', 'finished', '0', 'limit', ring.limit_field)
-  redis.call('PEXPIRE', key, (ring.span + 1) * ring.bucket_ms)
+  if ring.is_empty or number % renewal < number - ring.closing then
+    redis.call('PEXPIRE', key, (span + renewal) * ring.bucket_ms)
+  end
   ring.has_refusal = false
 end
 

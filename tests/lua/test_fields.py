@@ -12,6 +12,10 @@ from distwindow.protocol.scripts import scripts_folder
 NAMED = ("head", "used", "closed", "block", "finished", "limit")
 Users = dict[str, set[str]]
 
+# A command and its arguments, which may hold parentheses within parentheses.
+_INNER = r"[^()]*(?:\([^()]*\)[^()]*)*"
+CALL = re.compile(rf"call\('(H\w+)', ((?:[^()]|\({_INNER}\))*)\)")
+
 
 def table() -> dict[str, tuple[set[str], set[str]]]:
     """For each field, the files that the table names: its writers, and its readers."""
@@ -33,14 +37,12 @@ def used() -> tuple[Users, Users]:
     for path in root.glob("**/*.lua"):
         name = path.relative_to(root).with_suffix("").as_posix()
         text = re.sub(r"^\s*--.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        for command, arguments in re.findall(
-            r"call\('(H\w+)', ([^()]*(?:\([^()]*\)[^()]*)*)\)", text
-        ):
+        for command, arguments in CALL.findall(text):
             found = writers if command in ("HSET", "HINCRBY") else readers
             for field in set(re.findall(r"'(\w+)'", arguments)) & set(NAMED):
                 found[field].add(name)
-        # A list of names that is given to HMGET with unpack.
-        for names in re.findall(r"\{((?:'\w+'(?:, )?)+)\}", text):
+        # A list that begins with names, which is given to HMGET with unpack.
+        for names in re.findall(r"\{((?:'\w+'(?:,\s*)?)+)", text):
             for field in set(re.findall(r"'(\w+)'", names)) & set(NAMED):
                 readers[field].add(name)
     return writers, readers

@@ -5,6 +5,7 @@ Python refuses all of them before anything is sent. The scripts do not rely on t
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -576,10 +577,30 @@ def used_of(target: Target) -> list[Any]:
     return [target.server.hget(charge.ring, "used") for charge in target.charges]
 
 
-def test_a_ring_expires(server: redis.Redis) -> None:
-    """Its time to live is its window and one bucket, set when a bucket opens."""
-    target = Target(server, (LIMIT, OTHER), NOW, 1)
-    for charge in target.charges:
-        lives = server.pttl(charge.ring)
-        most = (charge.limit.span + 1) * charge.limit.bucket_ms
-        assert most - 30_000 < int(lives) <= most
+@pytest.mark.parametrize("rings", [1, 2])
+@pytest.mark.parametrize("buckets", [1, 4, 10, 60])
+def test_a_ring_outlives_its_newest_bucket_by_its_window(
+    server: redis.Redis, buckets: int, rings: int
+) -> None:
+    """However rarely its expiry is renewed. Two rings take the general path."""
+    rng = random.Random(buckets)
+    limits = [Limit(1000, per=60 * buckets, buckets=buckets), Limit(1000, per=7200, buckets=2)]
+    span, bucket_ms = limits[0].span, limits[0].bucket_ms
+    renewal = span // 4 + 1
+    now, renewed, opened = NOW, 0, 0
+    target = Target(server, tuple(limits[:rings]), now, 1)
+    ring = target.charges[0].ring
+    lives: Any = server.pttl(ring)
+    expires_at = now + lives
+    while opened < 5 * span:
+        opened += 1
+        now += rng.choice([bucket_ms, bucket_ms, rng.randrange(bucket_ms, 3 * bucket_ms)])
+        server.persist(ring)
+        target.send(wire.Acquire(target.charges, now))
+        lives = server.pttl(ring)
+        if lives > 0:
+            renewed, expires_at = renewed + 1, now + lives
+        start = now - now % bucket_ms
+        assert start + (span + 1) * bucket_ms - 1000 <= expires_at
+        assert expires_at <= now + (span + renewal) * bucket_ms
+    assert renewed <= 2 * opened / renewal + 1
