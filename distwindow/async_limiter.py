@@ -231,9 +231,9 @@ class AsyncLimiter(BaseLimiter):
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    async def _flush_now(self, last: bool) -> DistwindowError | None:
+    async def _flush_now(self, everything: bool) -> DistwindowError | None:
         """See `Limiter._flush_now`."""
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, final=everything)
         return await run_async(
             operation, functools.partial(self._execute_step, None), self._store.sleep
         )

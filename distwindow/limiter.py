@@ -76,9 +76,9 @@ class Limiter(BaseLimiter):
     the part of each limit that one process may admit. docs/consistency.md has the bounds and the
     costs.
 
-    What is counted in this process (blocks, and the ends of entries) is flushed to the store every
-    `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
-    `max_local_keys` keys are kept in this process, the most recently used ones.
+    What is counted in this process (permits blocked by cached refusals, and the ends of entries) is
+    flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the
+    process ends. At most `max_local_keys` keys are kept in this process, the most recently used.
 
     SIGTERM would end the process before that. If the application does not handle it, and the
     limiter is made in the main thread, a handler is installed that has everything sent first, for
@@ -297,11 +297,11 @@ class Limiter(BaseLimiter):
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    def _flush_now(self, last: bool) -> DistwindowError | None:
-        """Send what is due, or everything with `last`. Each of its exchanges has a deadline of its
-        own. Return the first failure.
+    def _flush_now(self, everything: bool) -> DistwindowError | None:
+        """Send what is due; with `everything`, all that is pending. Each exchange has a deadline of
+        its own. Return the first failure.
         """
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, final=everything)
         execute = functools.partial(self._execute_step, None)
         return run_blocking(operation, execute, self._store.clock.sleep)
 
