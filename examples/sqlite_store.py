@@ -89,7 +89,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Nobody else reads or writes before it is committed: IMMEDIATE takes the lock now."""
+        """No other store reads or writes until it is committed: IMMEDIATE takes the lock now."""
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this store is closed; make a new one")

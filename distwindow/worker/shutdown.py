@@ -116,7 +116,7 @@ class Shutdown:
             strategy.pause_calls(self.hold_call)
 
     def hook_exit(self) -> None:
-        """Have `flush_at_exit` called when this process ends, however it ends."""
+        """Have `flush_at_exit` called when this process exits, by each hook of `exit_hooks.py`."""
         self._exit_hooks.install()
 
     def on_worker_started(self) -> None:
@@ -241,6 +241,7 @@ class Shutdown:
                 job.gave_up_at_exit = job.loss_reported = False
 
     def _send_all(self, began: float) -> None:
+        """Run the phases FLUSHING and PAUSED of a shutdown that began at `began` (monotonic)."""
         first = self._flush_workers(began + FIRST_FLUSH_TIMEOUT_S, final=False)
         for worker in self._workers:
             worker.jobs.wait_until_closed(began + FIRST_FLUSH_TIMEOUT_S)

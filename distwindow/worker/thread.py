@@ -127,7 +127,8 @@ class WorkerThread:
     def _start(self) -> None:
         PATCH_STATE.check()
         SHUTDOWN.on_worker_started()
-        start_thread(self._run)  # False where Python is exiting: then `flush_all` flushes instead
+        # False where Python is exiting (then `flush_all` flushes), or uWSGI is about to fork.
+        start_thread(self._run)
 
     def _run(self) -> None:
         running, wake_up = self._running_lock, self._wake_up
@@ -139,8 +140,8 @@ class WorkerThread:
             while True:
                 next_due_at = self._flush_due()
                 wake_up.sleep(None if next_due_at == NEVER else max(0.0, next_due_at - monotonic()))
-                if self._wake_up is not wake_up:  # gevent has patched threads: start another
-                    return
+                if self._wake_up is not wake_up:
+                    return  # gevent has patched threads: the next `_wake` starts another one
         finally:
             if self._running_lock is running:
                 self._thread_ident = None
