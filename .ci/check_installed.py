@@ -16,7 +16,7 @@ folder, extra = sys.argv[1:]
 # Leave the checkout, so that the installed package is imported: it has the scripts elsewhere.
 os.chdir(folder)
 
-import distwindow  # noqa: E402
+import distwindow  # noqa: E402 - after os.chdir
 
 URL = os.environ["DISTWINDOW_URL"]
 PACKAGE = Path(distwindow.__file__).parent

@@ -21,8 +21,9 @@ from benchmarks import server
 from benchmarks.measure import Quartiles, log
 
 TRIAL_S = 0.15
-"""Seconds that one case takes in one round, about."""
+"""About how many seconds one case takes in one round."""
 LARGEST_RATIO = 1.03
+"""A case that costs more than this many times as much fails the comparison (exit 1)."""
 
 # -- the parent -----------------------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ class Checkout:
         self.cases: list[str] = self._read()
 
     def trial(self, case: str, count: int) -> float:
-        """Seconds for each of `count` calls."""
+        """Make `count` calls. Return the seconds that each took."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([case, count]) + "\n")
         self._process.stdin.flush()
@@ -66,7 +67,7 @@ class Checkout:
 
 
 def compare(before: Path, after: Path, rounds: int) -> dict[str, Quartiles]:
-    """For each case the cost of `after` over that of `before`."""
+    """Return the cost of `after` over that of `before`, for each case."""
     ratios: dict[str, list[float]] = {}
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with server.running(cores[-1] if len(cores) > 1 else None) as redis_server:

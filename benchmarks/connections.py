@@ -1,6 +1,6 @@
-"""Threads that make one call each: connections and commands that they cost the server, and p50.
+"""Threads that make one call each: the connections they make, the commands they send, and p50.
 
-A server that starts a thread for each request is the usual case: Werkzeug's, threaded.
+The usual case is a web server that starts a thread for each request, such as a threaded Werkzeug.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Figures = dict[str, list[float]]
 
 
 class _Counted:
-    """What happens at the server inside the `with`, without what this connection itself does."""
+    """Counts the connections and commands that the server receives inside the `with`, without those
+    of this object itself.
+    """
 
     def __init__(self, server: Server) -> None:
         self._socket = Socket(server.port)
@@ -43,11 +45,11 @@ class _Counted:
     def __exit__(self, *_: object) -> None:
         self.connections = self._connections() - self._before
         stats = self._socket.info("commandstats")
-        # Scripts' own commands are counted as well: only what clients have sent is wanted.
+        # The statistics include the commands that scripts call. Sum only those that clients send.
         self.commands = sum(
             int(line.split("=")[1].split(",")[0])
             for name, line in stats.items()
-            if name.partition("_")[2] in _SENT
+            if name.partition("_")[2] in _CLIENT_COMMANDS
         )
         self._socket.__exit__(None, None, None)
 
@@ -55,11 +57,11 @@ class _Counted:
         return int(self._socket.info("stats")["total_connections_received"])
 
 
-_SENT = {"evalsha", "eval", "script|load", "client|setinfo", "hello", "select", "ping"}
+_CLIENT_COMMANDS = {"evalsha", "eval", "script|load", "client|setinfo", "hello", "select", "ping"}
 
 
 def _peers() -> list[peers.Peer]:
-    """distwindow, and `limits` with each of its pools, but for its dearest algorithm."""
+    """Return distwindow, and `limits` with each of its pools, without its slowest algorithm."""
     limits = [
         peer
         for peer in peers.blocking_peers((peers.SHARED, peers.BLOCKING), ("redis-py",))
@@ -69,7 +71,9 @@ def _peers() -> list[peers.Peer]:
 
 
 def _werkzeug(server: Server, peer: peers.Peer, figures: Figures) -> float:
-    """Requests over CLIENTS connections at a time, a thread for each; returns connections made."""
+    """Send requests, CLIENTS at a time, to a server that starts a thread for each. Return how many
+    connections these threads have made to Redis.
+    """
     serving = import_module("werkzeug.serving")
     server.flush()
     with peer.open(server.url, peers.HIGH_QUOTA) as acquire, _Counted(server) as counted:
@@ -91,17 +95,17 @@ def _werkzeug(server: Server, peer: peers.Peer, figures: Figures) -> float:
             web.shutdown()
             thread.join()
             web.server_close()
-    return _noted(figures, counted, times)
+    return _record(figures, counted, times)
 
 
 def _one_call_threads(server: Server, peer: peers.Peer, figures: Figures) -> float:
     server.flush()
     with peer.open(server.url, peers.HIGH_QUOTA) as acquire, _Counted(server) as counted:
         times = _threads(THREADS, 1, lambda: bool(acquire(KEY)))
-    return _noted(figures, counted, times)
+    return _record(figures, counted, times)
 
 
-def _noted(figures: Figures, counted: _Counted, times: list[float]) -> float:
+def _record(figures: Figures, counted: _Counted, times: list[float]) -> float:
     figures[CONNECTIONS].append(counted.connections)
     figures[COMMANDS].append(counted.commands)
     figures[P50].append(percentile(sorted(times), 0.5))
@@ -118,8 +122,8 @@ def _get(port: int) -> bool:
 
 
 def _threads(count: int, calls: int, call: Callable[[], bool]) -> list[float]:
-    """Seconds that each call took; `count` threads are started one after the other and make so
-    many calls each.
+    """Start `count` threads, one after the other, that make `calls` calls each. Return the seconds
+    that each call took.
     """
     times: list[float] = []
     wrong: list[str] = []
@@ -150,15 +154,15 @@ def _report(section: Section, label: str, results: Results, figures: dict[str, F
     if peers.DISTWINDOW not in results.values or not theirs:
         return
     for what in (CONNECTIONS, COMMANDS, P50):
-        # The best of the other library in this very figure.
+        # The best setting of the other library by this figure.
         best = min(theirs, key=lambda name: statistics.median(figures[name][what]))
         ours, peer = figures[peers.DISTWINDOW][what], figures[best][what]
         ratio = Quartiles.of([mine / other for mine, other in zip(ours, peer, strict=True)])
-        detail = f"{_said(what, ours)}; {_said(what, peer)} {best}"
+        detail = f"{_figure_text(what, ours)}; {_figure_text(what, peer)} {best}"
         section.add(f"{label}: {what}, over limits", ratio, target=TARGET, detail=detail)
 
 
-def _said(what: str, values: list[float]) -> str:
+def _figure_text(what: str, values: list[float]) -> str:
     value = statistics.median(values)
     return f"{value * 1e3:.2f} ms" if what == P50 else f"{value:.0f}"
 

@@ -28,19 +28,21 @@ from distwindow.protocol.commands import CURRENT_BUCKET, Acquire, Flush, charges
 FLUSH_TARGET = Target(2)
 ACQUIRE_TARGET = Target(1.15)
 SENDERS = (0, 100, 400, 2_000, 20_000)
-"""400 are still one compact block (a listpack), in which a search for an absent one is slowest."""
+"""The records of 400 are the largest of these that are one compact block (a listpack), in which the
+search for a sender without a record takes longest.
+"""
 
 LIMIT = Limit(10**9, per=86_400, buckets=24)
 COUNTS = (Bucket(CURRENT_BUCKET, 1),)
 CALLS = 100
 """In a trial."""
 NEW_SENDERS = 100
-"""In a trial; so few that they hardly change the number of senders that is measured."""
+"""In a trial; few, so that they hardly change the number of senders that is measured."""
 
 
 @dataclass
 class RingWithSenders:
-    """A ring with a pass in each of its 24 buckets, and the records of so many senders."""
+    """A ring with a pass in each of its 24 buckets, and the records of `senders` senders."""
 
     connection: Socket
     senders: int
@@ -79,7 +81,7 @@ class RingWithSenders:
         return self._timed([self.flush("", 1, pull=pull)] * CALLS)
 
     def flush_of_known(self, pull: bool) -> float:
-        """Measure a known sender: the one whose record is farthest from the begin of the hash."""
+        """Measure a known sender: the one whose record is farthest from the start of the hash."""
         last = _name(max(0, self.senders - 1))
         flushes = [self.flush(last, next(self.numbers), pull=pull) for _ in range(CALLS)]
         return self._timed(flushes)

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .base_limiter import (
     BaseLimiter,
-    F,
     OnStoreError,
     check_timeout,
     ignore_wake,
     raise_failure,
-    raise_if_refused,
-    resolve_argument,
 )
 from .connect import (
     ClockChoice,
@@ -29,19 +26,11 @@ from .connect import (
 )
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
-from .core.errors import ConfigurationError, DistwindowError
+from .core.errors import DistwindowError
 from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.stats import Stats
-from .decorator import (
-    LimitDecorator,
-    check_arguments,
-    describe_function,
-    is_async_callable,
-    is_async_generator,
-    limit_generator,
-    requires_key,
-)
+from .decorator import F, LimitDecorator, check_arguments, limit_async_function, requires_key
 from .entry import AsyncEntry
 from .operations import key_operations
 from .operations.acquire import wait_until_admitted
@@ -177,32 +166,7 @@ class AsyncLimiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-
-        async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise_if_refused(
-                await self.try_acquire(
-                    resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
-                )
-            )
-
-        def make(function: Any) -> Any:
-            if is_async_generator(function):
-                return limit_generator(function, admit)
-            if not is_async_callable(function):
-                raise ConfigurationError(f"{describe_function(function)}; use Limiter.limit")
-
-            @functools.wraps(function)
-            async def limited(*args: Any, **kwargs: Any) -> Any:
-                raise_if_refused(
-                    await self.try_acquire(
-                        resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
-                    )
-                )
-                return await function(*args, **kwargs)
-
-            return limited
-
-        return LimitDecorator(key, make)
+        return LimitDecorator(key, functools.partial(limit_async_function, self, key, cost))
 
     def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
@@ -233,8 +197,8 @@ class AsyncLimiter(BaseLimiter):
         try:
             await self._flush_and_close()
         except BaseException:
-            # The loop is shutting down, and has cancelled this task, too. The flush at exit sends
-            # what is left.
+            # The loop is shutting down, and has cancelled this task, too (`CancelledError`). The
+            # flush at exit sends what is left.
             self._flush_job.detached = False
             raise
 
@@ -243,7 +207,8 @@ class AsyncLimiter(BaseLimiter):
             if not self._store_is_callers:
                 self._strategy.close()
                 if self._strategy.uses_leases:
-                    await self._store.drain()  # leases on their way are given back
+                    # Leases that are being fetched arrive first, so that they are given back, too.
+                    await self._store.drain()
                 self._strategy.wake = ignore_wake
             await TASK_WORKER.detach(self._flush_job)
             failure = await self._flush_now(True)
@@ -266,9 +231,9 @@ class AsyncLimiter(BaseLimiter):
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    async def _flush_now(self, last: bool) -> DistwindowError | None:
+    async def _flush_now(self, everything: bool) -> DistwindowError | None:
         """See `Limiter._flush_now`."""
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, final=everything)
         return await run_async(
             operation, functools.partial(self._execute_step, None), self._store.sleep
         )

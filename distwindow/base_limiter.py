@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 from ._fork import register_after_fork
 from .connect import Consistency, store_name
 from .core.clock import Clock, check_clock
-from .core.decision import Decision
-from .core.errors import ConfigurationError, DistwindowError, RateLimitExceeded
+from .core.errors import ConfigurationError, DistwindowError
 from .core.limit import Limit, LimitSpec
 from .operations.command_cache import CommandCache
 from .operations.wait_queue import WaitQueues
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 OnStoreError = Literal["raise"]
 
@@ -70,11 +66,6 @@ class BaseLimiter:
         return self._command_cache.prefix
 
 
-def resolve_argument(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the key or cost that was given to the decorator `limit`, for one call."""
-    return value(*args, **kwargs) if callable(value) else value
-
-
 def ignore_wake() -> None:
     """Replaces the function that wakes the worker, once a limiter is being closed."""
 
@@ -82,11 +73,6 @@ def ignore_wake() -> None:
 def raise_failure(failure: DistwindowError | None) -> None:
     if failure is not None:
         raise failure
-
-
-def raise_if_refused(decision: Decision) -> None:
-    if not decision.allowed:
-        raise RateLimitExceeded(decision)
 
 
 def check_timeout(timeout: float | None) -> float | None:

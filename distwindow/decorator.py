@@ -1,6 +1,6 @@
-"""The decorator `limit`: what it can be applied to, and the checks when it is applied.
+"""The decorator `limit`: the limited functions that it makes, and the checks when it is applied.
 
-Without these checks a mistake would be silent: `@limiter.limit` without parentheses makes the
+Without the checks a mistake would be silent: `@limiter.limit` without parentheses makes the
 function the key, and nothing is ever limited, or even called. Therefore everything that cannot be
 intended raises `ConfigurationError`.
 """
@@ -14,10 +14,11 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import CodeType, FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from .core.errors import ConfigurationError, short_repr
-from .core.key import normalize_key
+from .core.decision import Decision
+from .core.errors import ConfigurationError, RateLimitExceeded, short_repr
+from .core.key import AnyKey, normalize_key
 from .core.limit import Limit
 from .operations.command_cache import check_cost
 from .protocol.keys import ring_name_prefix
@@ -25,6 +26,14 @@ from .protocol.keys import ring_name_prefix
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HOW_TO_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
+
+
+class _Limiter(Protocol):
+    def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision: ...
+
+
+class _AsyncLimiter(Protocol):
+    async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision: ...
 
 
 class LimitDecorator:
@@ -142,7 +151,48 @@ def is_async_generator(function: Any) -> bool:
     return any(inspect.isasyncgenfunction(form) for form in _function_and_call(function))
 
 
-def limit_generator(
+def limit_function(limiter: _Limiter, key: Any, cost: Any, function: Any) -> Any:
+    """Return `function` with a call of `limiter.try_acquire` before each of its calls."""
+    if is_async_callable(function) or is_async_generator(function):
+        raise ConfigurationError(
+            f"{describe_function(function)}; use AsyncLimiter.limit, "
+            "as a blocking limiter would stop the event loop"
+        )
+
+    @functools.wraps(function)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        _raise_if_refused(
+            limiter.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
+        )
+        return function(*args, **kwargs)
+
+    return limited
+
+
+def limit_async_function(limiter: _AsyncLimiter, key: Any, cost: Any, function: Any) -> Any:
+    """Do as `limit_function`, for coroutine functions and asynchronous generators."""
+    if is_async_generator(function):
+
+        async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            _raise_if_refused(
+                await limiter.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
+            )
+
+        return _limit_generator(function, admit)
+    if not is_async_callable(function):
+        raise ConfigurationError(f"{describe_function(function)}; use Limiter.limit")
+
+    @functools.wraps(function)
+    async def limited(*args: Any, **kwargs: Any) -> Any:
+        _raise_if_refused(
+            await limiter.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
+        )
+        return await function(*args, **kwargs)
+
+    return limited
+
+
+def _limit_generator(
     function: Callable[..., AsyncGenerator[Any, Any]],
     admit: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[object]],
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
@@ -162,7 +212,7 @@ def limit_generator(
                 except GeneratorExit:
                     await inner.aclose()
                     raise
-                except BaseException as exc:
+                except BaseException as exc:  # also `CancelledError`: `inner` handles all of them
                     item = await inner.athrow(exc)
                 else:
                     item = await inner.asend(sent)
@@ -170,6 +220,16 @@ def limit_generator(
             return
 
     return limited
+
+
+def _resolve(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the key or cost of one call, from what was given to the decorator."""
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def _raise_if_refused(decision: Decision) -> None:
+    if not decision.allowed:
+        raise RateLimitExceeded(decision)
 
 
 def function_name(function: Any) -> str:

@@ -1,8 +1,8 @@
 """`with limiter.entry(key)`: acquire before a block, and record its outcome after it.
 
-Where the outcome cannot be recorded (the store is away, or the limiter was closed meanwhile), that
-is logged, and nothing is raised: the work is done, and its result must not be lost because of
-statistics.
+Where the outcome cannot be recorded (the store does not answer, or the limiter was closed
+meanwhile), that is logged, and nothing is raised: the work is done, and its result must not be lost
+because of statistics.
 """
 
 from __future__ import annotations

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .async_limiter import AsyncLimiter
 from .base_limiter import (
     BaseLimiter,
-    F,
     OnStoreError,
     check_timeout,
     ignore_wake,
     raise_failure,
-    raise_if_refused,
-    resolve_argument,
 )
 from .connect import (
     ClockChoice,
@@ -31,7 +28,7 @@ from .connect import (
 )
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
-from .core.errors import ConfigurationError, DistwindowError
+from .core.errors import DistwindowError
 from .core.interrupts import (
     PATCH_STATE,
     check_patched_before_import,
@@ -41,14 +38,7 @@ from .core.interrupts import (
 from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.stats import Stats
-from .decorator import (
-    LimitDecorator,
-    check_arguments,
-    describe_function,
-    is_async_callable,
-    is_async_generator,
-    requires_key,
-)
+from .decorator import F, LimitDecorator, check_arguments, limit_function, requires_key
 from .entry import Entry
 from .operations import key_operations
 from .operations.acquire import wait_until_admitted
@@ -86,9 +76,9 @@ class Limiter(BaseLimiter):
     the part of each limit that one process may admit. docs/consistency.md has the bounds and the
     costs.
 
-    What is counted in this process (blocks, and the ends of entries) is flushed to the store every
-    `flush_interval` seconds by one worker for all limiters, and when the process ends. At most
-    `max_local_keys` keys are kept in this process, the most recently used ones.
+    What is counted in this process (permits blocked by cached refusals, and the ends of entries) is
+    flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the
+    process ends. At most `max_local_keys` keys are kept in this process, the most recently used.
 
     SIGTERM would end the process before that. If the application does not handle it, and the
     limiter is made in the main thread, a handler is installed that has everything sent first, for
@@ -236,26 +226,7 @@ class Limiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-
-        def make(function: Any) -> Any:
-            if is_async_callable(function) or is_async_generator(function):
-                raise ConfigurationError(
-                    f"{describe_function(function)}; use AsyncLimiter.limit, "
-                    "as a blocking limiter would stop the event loop"
-                )
-
-            @functools.wraps(function)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                raise_if_refused(
-                    self.try_acquire(
-                        resolve_argument(key, args, kwargs), resolve_argument(cost, args, kwargs)
-                    )
-                )
-                return function(*args, **kwargs)
-
-            return limited
-
-        return LimitDecorator(key, make)
+        return LimitDecorator(key, functools.partial(limit_function, self, key, cost))
 
     def entry(self, key: AnyKey, cost: int = 1) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
@@ -288,9 +259,8 @@ class Limiter(BaseLimiter):
             if not self._store_is_callers:
                 self._strategy.close()  # first: no flush would send what is counted later
                 ends = self._store.clock.monotonic() + self._timeout
-                for (
-                    fetch
-                ) in self._strategy.waits_for_lease_fetches():  # leases on their way are given back
+                # Leases that are being fetched arrive first, so that they are given back, too.
+                for fetch in self._strategy.waits_for_lease_fetches():
                     fetch.completion.wait(ends - self._store.clock.monotonic())
                 self._strategy.wake = ignore_wake  # this thread flushes from here on
             THREAD_WORKER.detach(self._flush_job)
@@ -327,11 +297,11 @@ class Limiter(BaseLimiter):
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    def _flush_now(self, last: bool) -> DistwindowError | None:
-        """Send what is due, or everything with `last`. Each of its exchanges has a deadline of its
-        own. Return the first failure.
+    def _flush_now(self, everything: bool) -> DistwindowError | None:
+        """Send what is due; with `everything`, all that is pending. Each exchange has a deadline of
+        its own. Return the first failure.
         """
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, final=everything)
         execute = functools.partial(self._execute_step, None)
         return run_blocking(operation, execute, self._store.clock.sleep)
 

@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ class SqliteStore:
         self._db = sqlite3.connect(
             file, timeout=timeout, isolation_level=None, check_same_thread=False
         )
-        self._db.execute("PRAGMA journal_mode = WAL")  # a write is one append, without fsync
+        self._switch_to_wal(timeout)
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(SCHEMA)
 
@@ -72,9 +73,23 @@ class SqliteStore:
             self._closed = True
             self._db.close()
 
+    def _switch_to_wal(self, timeout: float) -> None:
+        """Have each write append to a log, without fsync. The first process that opens a new file
+        changes the file, and here SQLite raises at once where others wait for a lock, so try again.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as exc:
+                if "locked" not in str(exc) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.005)
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Nobody else reads or writes before it is committed: IMMEDIATE takes the lock now."""
+        """No other store reads or writes until it is committed: IMMEDIATE takes the lock now."""
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this store is closed; make a new one")
@@ -85,7 +100,7 @@ class SqliteStore:
             try:
                 yield
                 self._db.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # also Ctrl-C: an open transaction would lock out all others
                 self._db.execute("ROLLBACK")
                 raise
 

@@ -30,7 +30,8 @@ def main(url: str = "memory://") -> list[tuple[str, int]]:
             try:
                 decision = limiter.try_acquire(f"examples:{tenant}")
             except StoreError as exc:
-                # The call may have been counted. Try again in a second in both cases.
+                # `charged` is False if the call was not counted, None if that is unknown. Try again
+                # in a second in both cases.
                 print(f"{tenant} {job}: {exc} (charged: {exc.charged})")
                 heapq.heappush(queue, (time.monotonic() + 1.0, order, tenant, job))
                 continue

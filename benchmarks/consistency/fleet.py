@@ -49,7 +49,7 @@ def _run_process(options: ProcessOptions) -> ProcessResult:
     with Limiter(
         options.url,
         options.limit,
-        consistency=options.mode,  # type: ignore[arg-type]
+        consistency=options.mode,  # type: ignore[arg-type]  # a str, but one of MODES
         share=options.share,
         prefix=options.prefix,
         timeout=peers.TIMEOUT_S,
@@ -64,6 +64,7 @@ def _run_process(options: ProcessOptions) -> ProcessResult:
         for decision in decisions_until(end, limiter.try_acquire, options.per_second):
             decisions += 1
             if decision:
+                # The type of any peer's decisions is object; these are distwindow's.
                 admitted[decision.now_ms // bucket_ms] += 1  # type: ignore[attr-defined]
         result.decisions = decisions
     return result

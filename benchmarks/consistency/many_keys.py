@@ -20,7 +20,7 @@ LATENCY_TARGET = Target(1.5)
 
 @contextmanager
 def _traced() -> Iterator[Callable[[], int]]:
-    """Return a function that returns the bytes that Python has allocated since the begin."""
+    """Return a function that returns the bytes that Python has allocated since this call."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     try:

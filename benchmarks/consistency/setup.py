@@ -17,7 +17,7 @@ ONE_PER_HOUR = Limit("1/hour")
 
 def open_limiter(server: Server, mode: str, limit: object, **more: object) -> Limiter:
     options: dict[str, object] = {"consistency": mode, "timeout": peers.TIMEOUT_S, **more}
-    return Limiter(server.url, limit, **options)  # type: ignore[arg-type]
+    return Limiter(server.url, limit, **options)  # type: ignore[arg-type]  # of any types
 
 
 def script_calls(server: Server) -> int:

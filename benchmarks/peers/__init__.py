@@ -1,8 +1,8 @@
 """The libraries that distwindow is compared with, and distwindow, behind one interface.
 
 Peers get their best settings: clients without retries or health checks, pools large enough, no
-background work, and the fastest documented call. Which of several settings is the best, a
-preselection before each comparison measures.
+background work, and the fastest documented call. Where there are several settings, a preselection
+before the comparison measures which are the best.
 """
 
 from benchmarks.peers.base import (

@@ -77,6 +77,7 @@ def pyrate_limiter(quota: Quota, make: Callable[[str, list[Any]], Any]) -> Any:
     rates = [package.Rate(quota.amount, quota.seconds * 1000)]
     buckets: dict[str, Any] = {}
 
+    # The base class is known only at run time.
     class PerKey(package.BucketFactory):  # type: ignore[misc, name-defined]
         def wrap_item(self, name: str, weight: int = 1) -> Any:
             return package.RateItem(name, time.time_ns() // 1_000_000, weight)

@@ -53,4 +53,5 @@ def redirect_to_devnull(stream: TextIO | None) -> None:
     on what is still buffered.
     """
     with suppress(OSError, ValueError, AttributeError):  # in tests it is not a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())  # type: ignore[union-attr]  # the error is suppressed

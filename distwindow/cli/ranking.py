@@ -1,6 +1,4 @@
-"""The order of keys in `stats`: from rings in the order of a scan to the statistics of keys in
-theirs.
-"""
+"""The order of keys in `stats`: groups the rings that a scan yields by key, and sorts the keys."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from .scan import Ring, ScanCounts, read_rings
 from .servers import Server
 
 _SPARE_CANDIDATES = 1000
+"""Candidates held beyond twice `top` before the last are dropped: with a small `top`, seldom."""
 
 
 class Order(str, Enum):
@@ -52,8 +51,8 @@ def used_share(window: WindowStats) -> float:
 def _window_score(order: Order, window: WindowStats) -> Score:
     """Return the score of a key by one of its windows.
 
-    A key's score is the lowest of its windows' scores. One window decides, so a scan that meets it
-    has the score of its key without the others.
+    A key's score is the lowest of its windows' scores. So a scan that has read this window has the
+    score of the key, without the other windows.
     """
     if order is Order.KEY:
         return 0, 0
@@ -90,8 +89,8 @@ class _Candidate(NamedTuple):
 def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     """Rank in bounded memory.
 
-    A candidate that is dropped cannot be missed: a key's score is that of its best ring, and if
-    that ring comes later, it makes the key a candidate again.
+    Dropping a candidate loses no key: a key's score is that of its best ring, and if that ring
+    comes later, it makes the key a candidate again.
     """
     best: dict[bytes, _Candidate] = {}
     parameters: set[tuple[int, int]] = set()

@@ -60,8 +60,8 @@ def watch_store(
 
 
 class StreamView:
-    """The output into a pipe or a file. The begin and the end of an outage are a line each on
-    stderr.
+    """The output into a pipe or a file. The beginning and the end of an outage are a line each
+    on stderr.
     """
 
     def __init__(self, print_result: Callable[[Sequence[Server]], None]) -> None:

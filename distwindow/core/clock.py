@@ -1,4 +1,6 @@
-"""The only module that reads a clock. All other modules get the time as an argument."""
+"""The clocks. No other module reads the time by itself, except for the commands in `cli/`: the
+others are given a `Clock` or the time, or use `SYSTEM`.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ SYSTEM: Clock = SystemClock()
 
 
 def check_clock(clock: Any) -> Clock:
-    """`clock` itself; `ConfigurationError` for what cannot tell the time as a `Clock` does."""
+    """Return `clock`. Raises `ConfigurationError` for what is not a `Clock`."""
     if inspect.isclass(clock):
         raise ConfigurationError(f"time={clock.__qualname__} is a class; make an object of it")
     methods = ("now_ms", "monotonic", "sleep")
@@ -81,4 +83,4 @@ def check_clock(clock: Any) -> Clock:
                 f"time={short_repr(clock)}: its {name} is a coroutine function, which neither "
                 f"Limiter nor AsyncLimiter awaits; write it as a plain function: def {name}"
             )
-    return clock  # type: ignore[no-any-return]
+    return clock  # type: ignore[no-any-return]  # it has the methods of a Clock

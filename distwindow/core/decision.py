@@ -35,7 +35,7 @@ class Decision(NamedTuple):
     reset_after: float
     """Seconds until the window of `limit` is empty if no more calls come."""
     wait: float
-    """Seconds to wait before proceeding; 0.0 unless permits were borrowed."""
+    """Seconds to wait before proceeding: 0.0, because this version lends no permits."""
     reason: Reason
     source: Source
     """What decided: `store` (Redis), or this process: `lease` from permits bought from the store,

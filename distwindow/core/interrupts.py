@@ -226,7 +226,7 @@ def run_to_completion(function: Callable[[], T]) -> T:
     def call() -> None:
         try:
             results.append(function())
-        except BaseException as exc:
+        except BaseException as exc:  # raised again in the thread that waits
             failures.append(exc)
         finally:
             finished.set()
@@ -241,3 +241,4 @@ def run_to_completion(function: Callable[[], T]) -> T:
 
 
 _CHECK_EVERY_S = 60.0
+"""Seconds of one wait in `run_to_completion`, which has no timeout of its own."""

@@ -211,9 +211,7 @@ def _parse(text: str) -> tuple[int, int, Bound | None, int | None]:
     found = _LIMIT_TEXT.fullmatch(text)
     if found is None:
         if _THOUSANDS.search(text):
-            raise ConfigurationError(
-                f"write amounts without a comma: {_THOUSANDS.sub('', text).strip()!r}"
-            )
+            raise ConfigurationError(_comma_message(text))
         hint = "; write several limits as a list" if re.search(_SEPARATORS, text) else ""
         raise ConfigurationError(f"not understood; {_EXAMPLES}{hint}")
     unit = found["unit"].lower()
@@ -234,6 +232,19 @@ def _parse(text: str) -> tuple[int, int, Bound | None, int | None]:
         bound = "strict" if found["bound"].lower() == "strict" else "leap"
     buckets = None if found["buckets"] is None else int(found["buckets"])
     return int(found["amount"]), interval_ms, bound, buckets
+
+
+def _comma_message(text: str) -> str:
+    """Return what to write instead of limits with commas in their amounts: the same without commas,
+    or, where that is not a limit either, what to write instead of that.
+    """
+    without_commas = _THOUSANDS.sub("", text).strip()
+    try:
+        for part in re.split(_SEPARATORS, without_commas):
+            Limit(part)
+    except ConfigurationError as exc:
+        return f"write amounts without a comma; {exc}"
+    return f"write amounts without a comma: {without_commas!r}"
 
 
 def _interval_ms(per: float) -> int:

@@ -5,8 +5,10 @@ It is the specification of `lua/shared/ring.lua`, and `memory://` uses it. It di
 detached bucket and loses what is counted in it. And it keeps a total, so that admission costs the
 same for any number of buckets.
 
-    number   start of a bucket divided by the length of a bucket
-    window   the `span` buckets up to the newest; earlier ones are dropped when a bucket opens
+    number         start of a bucket divided by the length of a bucket
+    window         the `span` buckets up to the newest; earlier ones are dropped when a bucket opens
+    used           permits counted in the window, with which admission compares the limit
+    closed_total   permits counted in the closed buckets: all but the newest
 """
 
 from __future__ import annotations
@@ -68,9 +70,8 @@ class Ring:
     def rotate(self, now: int, limit: str) -> None:
         """Open the bucket of `now`, and drop the buckets that have expired.
 
-        Time never goes back: the newest bucket stays the newest at an earlier `now`. Only a ring
-        that is ahead by more than its window is lost state (the clock was set back far), and is
-        emptied.
+        Time never goes back: the newest bucket stays the newest at an earlier `now`. But a ring
+        that is ahead by more than its window, because the clock was set back far, is emptied.
         """
         if self.is_stale(now):
             self._open(now, limit)

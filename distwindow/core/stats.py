@@ -92,8 +92,8 @@ def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats
     """Return the window of `limit` at `now_ms` from the state of its ring.
 
     Time never goes back: the window ends with the bucket of `now_ms` or with the ring's newest one,
-    whichever is later. A ring that is ahead of `now_ms` by more than its window is lost state (the
-    clock was set back far), and its window is empty.
+    whichever is later. But where the ring is ahead of `now_ms` by more than its window, because the
+    clock was set back far, the window is empty: the next counted call empties the ring.
     """
     bucket_ms, span = limit.bucket_ms, limit.span
     live: tuple[Bucket, ...] = ()

@@ -36,12 +36,12 @@ _ADMITTED = 50
 def store_conformance(
     make_store: MakeStore, *, seeds: Iterable[int] = range(25), length: int = 40
 ) -> None:
-    """Raise `AssertionError`, with what differs, where the store of `make_store` is not one.
+    """Raise `AssertionError`, with what differs, if a store of `make_store` fails a check.
 
     The store may be a `Store` or an `AsyncStore`; the latter is called in an event loop of its own,
     so this function must not be called in a running one. For each of `seeds` a random history of
-    `length` commands is executed here and by a `MemoryStore`; on a difference the history is cut
-    down to the commands that are needed for it.
+    `length` commands is executed by the store and by a `MemoryStore`; where they differ, the
+    history is cut down to the commands that are needed for the difference.
     """
     check_members(make_store)
     for seed in seeds:
@@ -90,7 +90,7 @@ class StoreTests:
 
 
 def check_members(make_store: MakeStore) -> None:
-    """The attributes that limiters read."""
+    """Check the attributes that limiters read."""
     clock = ManualClock(START_MS)
     with _opened(make_store, clock) as calls:
         store = calls.store
@@ -100,13 +100,13 @@ def check_members(make_store: MakeStore) -> None:
 
 
 def check_replies(make_store: MakeStore, seed: int, length: int = 40) -> None:
-    """Over the history of `seed`, every reply is that of `MemoryStore`, field for field."""
+    """Check that every reply over the history of `seed` is that of `MemoryStore`, in each field."""
     with _opened(make_store, ManualClock(START_MS)) as calls:
         compare_replies(calls.execute, random_history(seed, length), f"seed {seed}")
 
 
 def check_attempts(make_store: MakeStore, seed: int = 0) -> None:
-    """`attempt` on the store's clock comes to the decisions of `MemoryStore`."""
+    """Check that `attempt` on the store's clock returns the decisions of `MemoryStore`."""
     random, clock = Random(seed), ManualClock(START_MS)
     limits = [Limit(4, per=60, buckets=2), Limit(6, per=120, buckets=4, bound="strict")]
     key, specification = _new_key(), MemoryStore(clock)
@@ -121,7 +121,7 @@ def check_attempts(make_store: MakeStore, seed: int = 0) -> None:
 
 
 def check_exchange(make_store: MakeStore) -> None:
-    """`exchange` returns the reply to each command in its order, and nothing for no command."""
+    """Check that `exchange` returns the reply to each command in its order; for none, nothing."""
     with _opened(make_store, ManualClock(START_MS)) as calls:
         commands = list(commands_of(random_history(1), _new_key()))
         specification = MemoryStore(calls.store.clock)
@@ -134,7 +134,7 @@ def check_exchange(make_store: MakeStore) -> None:
 
 
 def check_atomicity(make_store: MakeStore) -> None:
-    """Concurrent calls admit exactly the limit, and count what they admit."""
+    """Check that concurrent calls admit exactly the limit, and count what they admit."""
     limit = Limit(_ADMITTED, per=60, buckets=1)
     charges = charges_for(_new_key(), [limit], 1)
     with _opened(make_store, ManualClock(START_MS)) as calls:
@@ -152,7 +152,9 @@ def check_atomicity(make_store: MakeStore) -> None:
 
 
 def check_closed(make_store: MakeStore) -> None:
-    """Once closed, calls raise `ConfigurationError`; closing twice is allowed."""
+    """Check that calls of a closed store raise `ConfigurationError`, and that it may be closed
+    twice.
+    """
     command = Acquire(charges_for(_new_key(), [Limit(1, per=60, buckets=1)], 1))
     with _opened(make_store, ManualClock(START_MS)) as calls:
         calls.close()
@@ -170,7 +172,7 @@ class Difference(NamedTuple):
     """Where a store differs from the specification."""
 
     commands: list[Command[Any]]
-    """All up to the one whose reply differs."""
+    """Those up to the one whose reply differs."""
     actual: Any
     expected: Any
 
@@ -180,8 +182,8 @@ def compare_replies(
     history: Sequence[HistoryStep],
     title: str = "this history",
 ) -> None:
-    """Raise `AssertionError` where `execute` replies otherwise than `MemoryStore`, with a history
-    that was cut down to the steps that are needed.
+    """Raise `AssertionError` where the replies of `execute` differ from those of `MemoryStore`,
+    with a history that was cut down to the steps that are needed for the difference.
     """
     found = _difference(execute, history)
     if found is None:
@@ -209,10 +211,12 @@ def _difference(
 def _shortest(
     execute: Callable[[Command[Any]], Any], history: list[HistoryStep], found: Difference
 ) -> Difference:
-    """Without every step that the difference does not need, from the last to the first."""
+    """Leave out every step that is not needed for a difference, from the last to the first. Return
+    the difference that is left.
+    """
     at = len(history) - 1
     while at >= 0:
-        # The time of the steps behind it stays, and with it the buckets they count in.
+        # The later steps keep their times, and so the buckets that they count in.
         without = history[:at] + history[at + 1 :]
         if at < len(without):
             passed = history[at].elapsed_ms + without[at].elapsed_ms
@@ -225,7 +229,7 @@ def _shortest(
 
 
 def describe(command: Command[Any]) -> str:
-    """A command in one line: its limits and costs, and its other arguments."""
+    """Return a command in one line: its limits and costs, and its other arguments."""
     charges = ", ".join(f"{charge.cost} of {charge.limit}" for charge in command.charges)
     arguments = [
         f"{each.name}={getattr(command, each.name)!r}"
@@ -242,7 +246,7 @@ def _check_equal(actual: Any, expected: Any, title: str) -> None:
 
 
 def _lines_of(actual: Any, expected: Any) -> list[str]:
-    """The fields that differ, or the whole values where they are of different kinds."""
+    """Return the fields that differ, or the whole values where they are of different types."""
     if type(actual) is not type(expected) or not hasattr(expected, "_fields"):
         return [f"  returned {actual!r}", f"  expected {expected!r}"]
     return [

@@ -41,7 +41,7 @@ LIMITS = (
     Limit(12, per=720, buckets=12),
     Limit(13, per=780, buckets=13, bound="strict"),
     Limit(11, per=780, buckets=13),
-    # The largest amounts there are: sums must stay exact, and be written in plain digits.
+    # The largest amount: sums must stay exact, and be written in plain digits.
     Limit(10**12, per=14_400, buckets=4),
 )
 LARGEST = len(LIMITS) - 1
@@ -49,10 +49,10 @@ LARGEST = len(LIMITS) - 1
 COMMAND_NAMES = (
     *["acquire"] * 5, *["lease"] * 2, *["flush"] * 3, "peek", "refund", "read", "reset",
 )  # fmt: skip
-"""The commands of a history, those that change most as often as they are named here."""
+"""The commands of a history. The more often one is named here, the more often it is drawn."""
 
 _JUMPS_MIN = (0, 1, 2, 3, 5, 12, 13, 14, 15, -1, -2, -5, -13, -14, -15, -400, 400)
-"""Minutes between commands that reach the borders of windows, and clocks that are set back."""
+"""Minutes between two commands, such that windows just end, and clocks are set back."""
 _AMOUNT_CHANGES = (0, 0, 0, 0, -2, -1, 1, 4)
 
 
@@ -76,7 +76,7 @@ class HistoryStep(NamedTuple):
 
 
 def random_history(seed: int, length: int = 40) -> list[HistoryStep]:
-    """The history of `seed`: the same in every process."""
+    """Return the history of `seed`, which is the same in every process."""
     random = Random(seed)
     return [_random_step(random) for _ in range(length)]
 
@@ -103,7 +103,7 @@ def _random_step(random: Random) -> HistoryStep:
 
 
 def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command[Any]]:
-    """The commands of a history on `key`: each step, and after it a `Read` of its rings."""
+    """Yield the commands of a history on `key`: each step, and after it a `Read` of its rings."""
     now, past = START_MS, [START_MS]
     for step in history:
         now = max(0, now + step.elapsed_ms)
@@ -114,8 +114,8 @@ def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command
 
 
 def charges_for(key: AnyKey, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:
-    """The charges of a call of `cost`. No ring is charged twice, as limiters never do that: one
-    strict bucket has the same ring as two leap buckets.
+    """Return the charges of a call of `cost`. No ring is charged twice, because limiters never do
+    that: a limit of one strict bucket has the same ring as one of two leap buckets.
     """
     charges = charges_of(key, ring_name_prefix("conformance", key), limits, cost)
     return tuple({charge.ring: charge for charge in charges}.values())
@@ -149,7 +149,7 @@ def _command(
 
 
 def _flush(step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Sequence[int]) -> Flush:
-    """Counts of now and of moments past, by one of three senders or without a sender."""
+    """Return a flush of counts of now and of earlier, by one of three senders or without one."""
     moments = [
         now,
         past[-1 - step.size % len(past)],

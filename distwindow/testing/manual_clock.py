@@ -8,8 +8,8 @@ import itertools
 import threading
 from collections.abc import Callable
 
-_LOOP_TURNS = 100
-"""Turns of the event loop that `advance_async` gives to the tasks it has woken."""
+_TICKS = 100
+"""Ticks of the event loop in which the tasks that `advance_async` has woken can run."""
 
 
 class ManualClock:
@@ -38,11 +38,11 @@ class ManualClock:
         """A heap: end of the sleep (elapsed ns), order of arrival, and what wakes the sleeper."""
 
     def now_ms(self) -> int:
-        """Wall-clock ms since the epoch."""
+        """Return the wall-clock time, ms since the epoch."""
         return self._start_ms + self._elapsed_ns // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return seconds since an arbitrary moment; never less than before."""
         # Far above 0, because the code under test may use 0 for "never".
         return 1_000_000.0 + self._elapsed_ns / 1e9
 
@@ -91,8 +91,8 @@ class ManualClock:
 
     async def advance_async(self, seconds: float) -> None:
         """`advance` for tests of tasks: stops the clock at the end of each sleep on the way, and
-        lets the tasks of this event loop run there, until they sleep again or have ended. Tasks
-        that wait for a socket or a thread are not waited for.
+        lets the tasks of this event loop run there, until they sleep again or have ended. Does not
+        wait for tasks that wait for a socket or a thread. Raises `ValueError` below 0.
         """
         if not seconds >= 0:
             raise ValueError(f"advance_async({seconds!r}): the clock moves forward only")
@@ -114,5 +114,5 @@ class ManualClock:
 
 
 async def _run_tasks() -> None:
-    for _ in range(_LOOP_TURNS):
+    for _ in range(_TICKS):
         await asyncio.sleep(0)

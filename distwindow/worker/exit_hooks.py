@@ -1,4 +1,4 @@
-"""Where processes end: what has to call the flush before that.
+"""How processes end, and what has the flush called before that.
 
     how the process ends                          what calls the flush
     the interpreter exits                         `atexit`, which a forked child inherits
@@ -29,7 +29,7 @@ class ExitHooks:
         self._hooked: set[str] = set()
         """Modules that call the flush in this process."""
         self._rehooked: set[str] = set()
-        """Modules that call `_install_again` when a child begins, and in its children, too."""
+        """Modules that call `_install_again` when a child begins. Children inherit this."""
 
     def after_fork(self) -> None:
         """Forget the hooks that a child does not inherit."""

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
+from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
-from ..core.clock import SYSTEM
+from ..core.clock import SYSTEM, Clock
 from ..core.errors import DistwindowError
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
@@ -19,7 +20,7 @@ from ..operations.strategy import Strategy
 LOG = logging.getLogger("distwindow")
 
 EXIT_TIMEOUT_S = 3.0
-"""Seconds that the end of a process waits until its counts have been sent."""
+"""The longest time, in seconds, that the end of a process waits for its counts to be sent."""
 RETRY_EVERY_S = 0.05
 """Seconds between two attempts to flush at the end of a process."""
 
@@ -27,8 +28,8 @@ monotonic = SYSTEM.monotonic
 
 
 class FlushJob:
-    """One limiter, as the worker sees it. `flush(last)` sends what is due, or everything with
-    `last`.
+    """One limiter, as the worker sees it. `flush(False)` sends what is due, `flush(True)` all that
+    is pending.
 
     state             attribute        set by                    until
     active            -                the worker's `add`        the limiter is closed
@@ -205,10 +206,21 @@ class FlushJobs:
         return sorted(jobs, key=lambda job: job.failure is not None)
 
     def wait_until_closed(self, deadline: float) -> None:
-        """Wait until no limiter is being closed: its close sends what it has counted."""
+        """Wait until no limiter is being closed, or until `deadline` (monotonic seconds): the close
+        of a limiter sends what it has counted.
+        """
         for job in self.all():
             if job.close_done is not None:
                 job.close_done.wait(deadline - monotonic())
+
+
+def needs_worker(strategy: Strategy, clock: Clock) -> bool:
+    """True if the limiter of this strategy and clock is flushed in the background.
+
+    Limiters of a store in this process have nothing to flush. Limiters whose clock is not the
+    system's are flushed by `flush()` and `close()` only, because that clock may stand still.
+    """
+    return clock is SYSTEM and not isinstance(strategy, InProcess)
 
 
 def job_names(jobs: Iterable[FlushJob]) -> str:

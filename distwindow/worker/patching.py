@@ -9,8 +9,8 @@ before it patches, and one after it:
     did patch     limiters begin anew, as in a forked child
 
 gunicorn's workers are forked before they patch, so that they have nothing to send. If gevent is
-imported only after the limiters were made, the events are not subscribed to; `PATCHES.check` then
-refuses the calls of these limiters.
+imported only after the limiters were made, the events are not subscribed to, and the limiters do
+not begin anew; `PATCH_STATE.check` then raises where one of them is to make a connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class GeventListener:
         """True once a limiter has been made."""
 
     def after_fork(self) -> None:
-        """Subscribe if gevent has been imported since. A child inherits the subscription."""
+        """Subscribe if gevent was imported after the last limiter was made. A child inherits a
+        subscription that its parent has.
+        """
         if self._limiter_made:
             self.subscribe()
 

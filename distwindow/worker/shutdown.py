@@ -1,7 +1,7 @@
-"""The end of the process: what its limiters have counted is sent before.
+"""The end of the process: before it, what its limiters have counted is sent.
 
-At exit, `flush_at_exit` sends it, in the thread that calls it, for at most EXIT_TIMEOUT_S. It is
-called by the hooks of `exit_hooks.py`, however the process ends.
+When the process exits, `flush_at_exit` sends it, in the thread that calls it, for at most
+EXIT_TIMEOUT_S. The hooks of `exit_hooks.py` call it.
 
 At SIGTERM, where the default action would end the process at once, a handler starts a thread and
 returns. The handler takes no lock, because the code that it interrupts may hold any lock, and needs
@@ -11,12 +11,12 @@ to go on in order to release it.
     signal handler    ^ starts the thread                                         ^ SIG_DFL
     shutdown thread   | first flush ..............| second flush, repeated until  | sends SIGTERM to
                       |                           | nothing is pending            | this process
-                      0 s      at most FIRST_FLUSH_S               at most EXIT_TIMEOUT_S
+                      0 s      at most FIRST_FLUSH_TIMEOUT_S       at most EXIT_TIMEOUT_S
 
     phase      calls of limiters    SIGTERM              next phase
     RUNNING    are decided          starts the thread    FLUSHING, at the first SIGTERM
     FLUSHING   are decided, slowly  is ignored           PAUSED, when everything has been sent once,
-                                                         or after FIRST_FLUSH_S
+                                                         or after FIRST_FLUSH_TIMEOUT_S
     PAUSED     wait                 is ignored           ENDING, when nothing is pending, or after
                                                          EXIT_TIMEOUT_S
     ENDING     wait                 ends the process     RUNNING, if the process has survived: the
@@ -25,17 +25,13 @@ to go on in order to release it.
 
 `tests/unit/test_shutdown.py` compares this table with the code.
 
-Calls wait, instead of being refused or raising: no flush would send what they count. Only the main
-thread runs signal handlers; where it stays in C code for longer than MAIN_THREAD_TIMEOUT_S, the
-shutdown thread restores the default action by itself. Calls are slow during the first flush because
-each sleeps for YIELD_S: a thread that calls without a break would leave the flush little time, and
-under gevent, where the shutdown thread is a greenlet, none at all.
+Calls wait from PAUSED on, because no flush would send what they count; they are not refused, and do
+not raise. Only the main thread runs signal handlers; where it stays in C code for longer than
+MAIN_THREAD_TIMEOUT_S, the shutdown thread restores the default action by itself. Calls are slow
+during the first flush because each sleeps for CALL_DELAY_S: a thread that calls without a break
+would leave the flush little time, and under gevent, where the shutdown thread is a greenlet, none.
 
-uvicorn replaces the handler, and when it has shut down, it restores the default action and raises
-SIGTERM at once. A limiter that is made while uvicorn's handler is installed wraps that handler. The
-wrapper blocks SIGTERM in the main thread, and starts a thread that waits until the default action
-is restored. Then the shutdown goes on as above, and SIGTERM ends the process when everything has
-been sent.
+uvicorn handles SIGTERM itself: see `uvicorn.py`.
 """
 
 from __future__ import annotations
@@ -46,18 +42,17 @@ import os
 import signal
 import threading
 import time
-from _thread import interrupt_main
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
 from .exit_hooks import ExitHooks
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
 from .signal_watch import SignalWatch
+from .uvicorn import UvicornHandler
 
 MAIN_THREAD_TIMEOUT_S = 0.5
 """Seconds after which the main thread has to have run the handler that ends the process."""
@@ -71,8 +66,6 @@ POLL_S = 0.005
 """Seconds between two checks where nothing can wake the waiting thread."""
 
 RUNNING, FLUSHING, PAUSED, ENDING = range(4)
-
-Handler = Callable[[int, "FrameType | None"], Any]
 
 
 class FlushWorker(Protocol):
@@ -94,8 +87,7 @@ class Shutdown:
         self._workers: list[FlushWorker] = []
         self._signal_watch = SignalWatch(self._waits_for_sigterm)
         self._exit_hooks = ExitHooks(self.flush_at_exit, self._signal_watch.start_in_child)
-        self._sigterm_blocked = False
-        """True while SIGTERM is blocked in the main thread, for uvicorn."""
+        self._uvicorn_handler = UvicornHandler(self._shut_down)
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -104,14 +96,11 @@ class Shutdown:
         self.flushing_threads: set[int] = set()
         """Identifiers of the threads that flush during the shutdown, and must not be paused."""
         self._sigterm_survived = OneShotEvent()
-        self._uvicorn_watched = False
         self._exit_hooks.after_fork()
         self._signal_watch.after_fork()
         self._exit_began = False
         self._paused_for_exit = False
-        if self._sigterm_blocked:
-            self._sigterm_blocked = False
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._uvicorn_handler.after_fork()
 
     def add(self, worker: FlushWorker) -> None:
         """Have `worker` flush before the process ends."""
@@ -120,14 +109,14 @@ class Shutdown:
     def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
         """Install the hooks that a limiter needs. Pause its calls if the shutdown has begun."""
         self.hook_exit()
-        if handle_sigterm and install_sigterm_handler():
+        if handle_sigterm and self._install_sigterm_handler():
             self._signal_watch.install()
             self._signal_watch.start_in_child()
         if self.phase != RUNNING:
             strategy.pause_calls(self.hold_call)
 
     def hook_exit(self) -> None:
-        """Have `flush_at_exit` called when this process ends, however it ends."""
+        """Have `flush_at_exit` called when this process exits, by each hook of `exit_hooks.py`."""
         self._exit_hooks.install()
 
     def on_worker_started(self) -> None:
@@ -166,11 +155,7 @@ class Shutdown:
         for worker in self._workers:
             worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
             report_lost(worker.jobs.active())
-        if self._sigterm_blocked and threading.current_thread() is threading.main_thread():
-            # The main thread got here before the thread of `_wait_for_uvicorn` checked again. Now
-            # that SIGTERM is no longer blocked, it ends the process, as uvicorn intended.
-            self._sigterm_blocked = False
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._uvicorn_handler.end_process_if_blocked()
 
     # -- SIGTERM ----------------------------------------------------------------------------------
 
@@ -186,16 +171,19 @@ class Shutdown:
         elif self.phase == RUNNING:
             self._start_shutdown(number)
 
-    def on_uvicorns_sigterm(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM where uvicorn had installed `handler`, which is called first."""
-        handler(number, frame)
-        if not self._uvicorn_watched:
-            self._uvicorn_watched = True
-            with suppress(RuntimeError):  # no thread can be started: uvicorn ends the process
-                # Start the thread before SIGTERM is blocked, because threads inherit the mask.
-                _thread.start_new_thread(self._wait_for_uvicorn, (number, signal.getsignal(number)))
-                self._sigterm_blocked = True
-                signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    def _install_sigterm_handler(self) -> bool:
+        """Install the handler where the default action (or uvicorn) would end the process, and
+        where this is the main thread: Python lets no other thread install handlers. True if it has
+        replaced the default action.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self.on_sigterm)
+            return True
+        self._uvicorn_handler.wrap(handler)
+        return False
 
     def _waits_for_sigterm(self) -> bool:
         return self.phase == RUNNING and signal.getsignal(signal.SIGTERM) == self.on_sigterm
@@ -226,16 +214,11 @@ class Shutdown:
             self.phase = RUNNING
             signal.signal(number, signal.SIG_DFL)
 
-    def _wait_for_uvicorn(self, number: int, handler: Any) -> None:
-        """Wait until uvicorn restores the action that it found, and then end the process."""
-        while (action := signal.getsignal(number)) == handler:
-            time.sleep(POLL_S)
-        if action == signal.SIG_DFL:
-            self.phase = FLUSHING
-            self._pause_calls()
-            self._flush_and_end(number)
-        else:  # another handler, which would not be called while the signal is blocked
-            interrupt_main(signal.Signals(number))
+    def _shut_down(self, number: int) -> None:
+        """Flush in the calling thread, and end the process by this signal."""
+        self.phase = FLUSHING
+        self._pause_calls()
+        self._flush_and_end(number)
 
     def _flush_and_end(self, number: int) -> None:
         """Send everything that is pending, and end the process."""
@@ -258,6 +241,7 @@ class Shutdown:
                 job.gave_up_at_exit = job.loss_reported = False
 
     def _send_all(self, began: float) -> None:
+        """Run the phases FLUSHING and PAUSED of a shutdown that began at `began` (monotonic)."""
         first = self._flush_workers(began + FIRST_FLUSH_TIMEOUT_S, final=False)
         for worker in self._workers:
             worker.jobs.wait_until_closed(began + FIRST_FLUSH_TIMEOUT_S)
@@ -316,30 +300,6 @@ class Shutdown:
 
 
 SHUTDOWN = Shutdown()
-
-
-def install_sigterm_handler() -> bool:
-    """Install the handler of SIGTERM, where the default action (or uvicorn) would end the process,
-    and where this is the main thread: Python lets no other thread install handlers. True if it has
-    replaced the default action.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handler = signal.getsignal(signal.SIGTERM)
-    if handler is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, SHUTDOWN.on_sigterm)
-        return True
-    if callable(handler) and _is_uvicorns(handler) and hasattr(signal, "pthread_sigmask"):
-        uvicorns = handler
-        signal.signal(
-            signal.SIGTERM,
-            lambda number, frame: SHUTDOWN.on_uvicorns_sigterm(uvicorns, number, frame),
-        )
-    return False
-
-
-def _is_uvicorns(handler: Handler) -> bool:
-    return str(getattr(handler, "__module__", "")).startswith("uvicorn.")
 
 
 def _log_unexpected(jobs: list[FlushJob]) -> None:

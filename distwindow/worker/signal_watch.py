@@ -1,4 +1,4 @@
-"""Notice a SIGTERM whose handler does not run, and send it again.
+"""Notices a SIGTERM whose handler does not run, and sends it again.
 
 CPython's own handler, in C, only sets a flag; the handler in Python runs when the main thread next
 executes bytecode. A signal that comes after the main thread has last looked at the flag, and before
@@ -30,9 +30,9 @@ from .flush_job import monotonic
 GRACE_S = 0.02
 """Seconds that the main thread has to run the handler before the signal is sent again."""
 MAX_RESENDS = 50
-"""How often it is sent again: the second one can be missed in the same way."""
+"""How often it is sent again at most: each one can be missed in the same way."""
 HANDLED_RECENTLY_S = 1.0
-"""Seconds after a call of the handler in which no signal counts as one that was missed."""
+"""Seconds after a run of the handler in which no signal counts as missed."""
 
 
 class SignalWatch:
@@ -72,7 +72,7 @@ class SignalWatch:
             before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
             if before != -1:
                 signal.set_wakeup_fd(before)
-        except ValueError:
+        except ValueError:  # this is not the main thread
             before = 0
         if before == -1:
             self._pipe = reading, writing

@@ -7,7 +7,7 @@ nothing is pending                    ends; the next `wake` creates another
 it is cancelled, as its loop ends     flushes everything, for at most EXIT_TIMEOUT_S, and ends
 `wake` after it was cancelled         is created only when the flush is due: the loop is about
                                       to end, and nobody would cancel a task that sleeps
-its loop is closed without that       its jobs go to the task of the next loop that wakes; at
+its loop is closed without that       its jobs go to the task of the loop of the next `wake`; at
                                       exit `flush_all` flushes them in a loop of its own
 """
 
@@ -23,12 +23,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
-from ..core.clock import SYSTEM, Clock
+from ..core.clock import Clock
 from ..core.interrupts import OneShotEvent
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, LOG, RETRY_EVERY_S, FlushJob, FlushJobs, job_names, monotonic
+from .flush_job import (
+    EXIT_TIMEOUT_S,
+    LOG,
+    RETRY_EVERY_S,
+    FlushJob,
+    FlushJobs,
+    job_names,
+    monotonic,
+    needs_worker,
+)
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
 
 _STORE_FOLDER = Path(__file__).parents[1] / "store"
@@ -58,13 +66,11 @@ class WorkerTasks:
         name: str,
         handle_sigterm: bool,
     ) -> FlushJob:
-        """Return a job whose `flush` is awaited whenever `strategy` has something due.
-
-        Limiters whose clock is not the system's are not flushed in the background: their time does
-        not pass by itself. Those of a store in this process have nothing to flush.
+        """Return a job whose `flush` is awaited whenever `strategy` has something due, unless the
+        limiter needs no worker.
         """
         job = FlushJob(strategy, flush, name)
-        if clock is SYSTEM and not isinstance(strategy, InProcess):
+        if needs_worker(strategy, clock):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
             SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
@@ -171,8 +177,8 @@ class _LoopWorker:
         self._task = this_task
         try:
             while self.unsent:
-                # During a shutdown the shutdown thread flushes. What this task took to flush would
-                # not be sent, as soon as a paused call blocks this loop.
+                # During a shutdown the shutdown thread flushes: a paused call may block this loop,
+                # and then nothing that this task has begun to flush would be sent.
                 while SHUTDOWN.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
                     await asyncio.sleep(POLL_S)
                 now = monotonic()
@@ -186,7 +192,7 @@ class _LoopWorker:
                     await self._sleep(next_due_at - now)
                 else:
                     due = [job for job in self.unsent if job.strategy.next_due_at <= now]
-                    await asyncio.gather(*(_start_flush(job, last=False) for job in due))
+                    await asyncio.gather(*(_start_flush(job, everything=False) for job in due))
                     self._drop_idle()
         except asyncio.CancelledError:
             # The loop is shutting down, and runs until all its tasks have ended.
@@ -226,31 +232,28 @@ async def _flush_all_jobs(jobs: set[FlushJob]) -> None:
 
 async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
     """Send everything that is pending in `job`, with as many attempts as there is time for until
-    `deadline`, unless an earlier step of the shutdown has waited for its store in vain.
+    `deadline` (monotonic seconds), but only one if the store did not answer an earlier step of the
+    shutdown.
     """
-    await _start_flush(job, last=True)
-    while (
-        (job.failure or (final and job.has_unsent))
-        and not job.gave_up_at_exit
-        and monotonic() < deadline
-    ):
+    await _start_flush(job, everything=True)
+    while job.needs_retry(final) and monotonic() < deadline:
         await asyncio.sleep(RETRY_EVERY_S)
-        await _start_flush(job, last=True)
+        await _start_flush(job, everything=True)
 
 
-def _start_flush(job: FlushJob, *, last: bool) -> asyncio.Task[None]:
-    """Create the task of one flush. `flush_done` is set here, and not in the task: whoever looks
-    before the loop has started the task has to wait for it, too.
+def _start_flush(job: FlushJob, *, everything: bool) -> asyncio.Task[None]:
+    """Create the task of one flush. `flush_done` is set here, and not in the task, so that a caller
+    who looks before the loop has started the task waits for it, too.
     """
     done = job.flush_done = OneShotEvent()
-    task = job.flush_task = asyncio.get_running_loop().create_task(_flush_job(job, last))
+    task = job.flush_task = asyncio.get_running_loop().create_task(_flush_job(job, everything))
     task.add_done_callback(lambda _: done.set())
     return task
 
 
-async def _flush_job(job: FlushJob, last: bool) -> None:
+async def _flush_job(job: FlushJob, everything: bool) -> None:
     try:
-        flush: Awaitable[Exception | None] = job.flush(last)
+        flush: Awaitable[Exception | None] = job.flush(everything)
         job.record_flush(await flush)
     except Exception as exc:
         job.record_unexpected_error(exc)

@@ -5,7 +5,8 @@ calls of C functions (see `core/interrupts.py`), in an order in which nothing ha
 
     the caller was interrupted        the next caller that wakes the worker
     before it started the thread      finds no thread, and starts one
-    after it started the thread       finds that the thread holds `_running`, and starts no other
+    after it started the thread       finds that the thread holds `_running_lock`, and starts no
+                                      other
     before it woke the thread         wakes it; the worker then looks at all limiters, and not only
                                       at the one that woke it
 
@@ -22,12 +23,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
-from ..core.clock import SYSTEM, Clock
+from ..core.clock import Clock
 from ..core.interrupts import PATCH_STATE, OneShotEvent, WakeUp, start_thread
 from ..operations.strategy import Strategy
-from .flush_job import EXIT_TIMEOUT_S, RETRY_EVERY_S, FlushJob, FlushJobs, monotonic
+from .flush_job import (
+    EXIT_TIMEOUT_S,
+    RETRY_EVERY_S,
+    FlushJob,
+    FlushJobs,
+    monotonic,
+    needs_worker,
+)
 from .patching import GEVENT_LISTENER
 from .shutdown import SHUTDOWN
 from .uwsgi import UWSGI
@@ -66,13 +73,11 @@ class WorkerThread:
         name: str,
         handle_sigterm: bool,
     ) -> FlushJob:
-        """Return a job whose `flush` is called whenever `strategy` has something due.
-
-        Limiters whose clock is not the system's are not flushed in the background: their time does
-        not pass by itself. Those of a store in this process have nothing to flush.
+        """Return a job whose `flush` is called whenever `strategy` has something due, unless the
+        limiter needs no worker.
         """
         job = FlushJob(strategy, flush, name)
-        if clock is SYSTEM and not isinstance(strategy, InProcess):
+        if needs_worker(strategy, clock):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
             GEVENT_LISTENER.subscribe()
@@ -95,22 +100,22 @@ class WorkerThread:
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything that is pending, in the calling thread, with as many attempts as there is
-        time for until `deadline` (monotonic seconds). Without `final`, callers go on counting, and
-        what they count meanwhile is not waited for.
+        time for until `deadline` (monotonic seconds). Without `final`, calls are still decided, and
+        what they count meanwhile need not be sent.
         """
         jobs = self.jobs.active()
         for job in jobs:
             # Nothing would be counted twice (a ring takes each flush once), but what the worker is
             # just sending might not have arrived when this returns.
             job.wait_for_flush(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
-            _flush_job(job, last=True)
+            _flush_job(job, everything=True)
         while monotonic() < deadline:
             late = [job for job in jobs if job.needs_retry(final)]
             if not late:
                 return
             time.sleep(RETRY_EVERY_S)
             for job in late:
-                _flush_job(job, last=True)
+                _flush_job(job, everything=True)
 
     def _wake(self, job: FlushJob) -> None:
         job.detached = False  # the store of a closed limiter may be the caller's, and open
@@ -122,7 +127,8 @@ class WorkerThread:
     def _start(self) -> None:
         PATCH_STATE.check()
         SHUTDOWN.on_worker_started()
-        start_thread(self._run)  # False where Python is exiting: then `flush_all` flushes instead
+        # False where Python is exiting (then `flush_all` flushes), or uWSGI is about to fork.
+        start_thread(self._run)
 
     def _run(self) -> None:
         running, wake_up = self._running_lock, self._wake_up
@@ -134,8 +140,8 @@ class WorkerThread:
             while True:
                 next_due_at = self._flush_due()
                 wake_up.sleep(None if next_due_at == NEVER else max(0.0, next_due_at - monotonic()))
-                if self._wake_up is not wake_up:  # gevent has patched threads: start another
-                    return
+                if self._wake_up is not wake_up:
+                    return  # gevent has patched threads: the next `_wake` starts another one
         finally:
             if self._running_lock is running:
                 self._thread_ident = None
@@ -164,13 +170,13 @@ class WorkerThread:
         done = job.flush_done = OneShotEvent()
         try:
             if not job.detached:  # `detach` may have looked before `flush_done` was set
-                _flush_job(job, last=False)
+                _flush_job(job, everything=False)
         finally:
             done.set()
 
 
-def _flush_job(job: FlushJob, *, last: bool) -> None:
+def _flush_job(job: FlushJob, *, everything: bool) -> None:
     try:
-        job.record_flush(job.flush(last))
+        job.record_flush(job.flush(everything))
     except Exception as exc:
         job.record_unexpected_error(exc)

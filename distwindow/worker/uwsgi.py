@@ -49,7 +49,7 @@ def _hook(uwsgi: Any) -> None:
         # This module replaces the hook that is installed. So it is imported first, and the hook is
         # added to its list.
         chain = import_module("uwsgidecorators").postfork_chain
-    except Exception:  # it raises a plain `Exception` without a master process
+    except Exception:  # it is not installed, or (a plain `Exception`) there is no master process
         uwsgi.post_fork_hook = _chain(getattr(uwsgi, "post_fork_hook", None))
     else:
         chain.insert(0, _chain(None))

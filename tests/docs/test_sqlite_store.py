@@ -6,6 +6,7 @@ import runpy
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,21 @@ print(sum(limiter.try_acquire("k").allowed for _ in range(40)))
     words = [sys.executable, "-c", program, str(EXAMPLE), str(tmp_path / "limits.db")]
     running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert sum(int(process.communicate(timeout=60)[0]) for process in running) == 50
+
+
+def test_opening_a_new_file_waits_while_another_process_writes_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "limits.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # SQLite does not wait for this lock to switch to WAL
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        SqliteStore(file, timeout=0.01)
+    release = threading.Timer(0.3, other.execute, ["ROLLBACK"])
+    release.start()
+    store = SqliteStore(file, timeout=30)
+    release.join()
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
+    other.close()
 
 
 def test_a_locked_file_is_a_timeout_that_charged_nothing(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_it_is_a_value() -> None:
         ("10 per 2 months", "10/60 days"),
         ("5/year", "5/365 days"),
         ("1,000/minute", "1000/minute"),
+        ("1,000/month", "1000/30 days"),
         ("12,345,678 per day", "12345678 per day"),
     ],
 )

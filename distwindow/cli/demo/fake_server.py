@@ -60,7 +60,7 @@ class FakeServer:
         server.block_on_close = False
         handler = server.RequestHandlerClass
 
-        class Handler(handler):  # type: ignore[misc,valid-type]
+        class Handler(handler):  # type: ignore[misc,valid-type]  # a base known only at run time
             current_client: Any
 
             def setup(self) -> None:
