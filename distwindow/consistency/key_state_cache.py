@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
-from ..core.errors import ConfigurationError
+from ..core.errors import closed_failure
 from ..core.key import AnyKey
 from .key_state import KeyState, StateName
 
@@ -105,7 +105,7 @@ class KeyStateCache(Generic[S]):
     def check_open(self) -> None:
         """Raise `ConfigurationError` if this is closed."""
         if self.closed:
-            raise ConfigurationError("this limiter is closed; make a new one")
+            raise closed_failure()
 
     def is_current(self, state: S) -> bool:
         """True if `state` is the one that calls of its key find: not evicted, reset or closed."""

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from ..core.charge import Charge
 from ..core.clock import SYSTEM, AsyncClock, Clock
 from ..core.decision import Decision, Source
+from ..core.errors import closed_failure
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
 from ..protocol.commands import Acquire, Command, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import admitted_decision, decision_of
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
-from .base import closed_failure
 
 Reply = TypeVar("Reply")
 
