@@ -130,7 +130,7 @@ class Limiter(BaseLimiter):
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._store_is_callers = self._store is store
+        self._owns_store = self._store is not store
         self._timeout = options.timeout
         self._strategy = make_strategy(
             options, self._command_cache, self._store, self._store.attempt
@@ -285,7 +285,7 @@ class Limiter(BaseLimiter):
 
     def _close(self) -> None:
         with self._flush_job.closing_lock, self._flush_job.being_closed():
-            if not self._store_is_callers:
+            if self._owns_store:
                 self._strategy.close()  # first: no flush would send what is counted later
                 ends = self._store.clock.monotonic() + self._timeout
                 for (
@@ -295,7 +295,7 @@ class Limiter(BaseLimiter):
                 self._strategy.wake = ignore_wake  # this thread flushes from here on
             THREAD_WORKER.detach(self._flush_job)
             failure = self._flush_now(True)
-            if not self._store_is_callers:
+            if self._owns_store:
                 failure = self._flush_now(True) or failure  # of calls that were being decided
                 self._store.close()
             self._flush_job.record_close(failure)
@@ -327,11 +327,11 @@ class Limiter(BaseLimiter):
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
 
-    def _flush_now(self, last: bool) -> DistwindowError | None:
-        """Send what is due, or everything with `last`. Each of its exchanges has a deadline of its
+    def _flush_now(self, everything: bool) -> DistwindowError | None:
+        """Send what is due, or all that is pending. Each of its exchanges has a deadline of its
         own. Return the first failure.
         """
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=last)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, everything=everything)
         execute = functools.partial(self._execute_step, None)
         return run_blocking(operation, execute, self._store.clock.sleep)
 

@@ -27,8 +27,8 @@ monotonic = SYSTEM.monotonic
 
 
 class FlushJob:
-    """One limiter, as the worker sees it. `flush(last)` sends what is due, or everything with
-    `last`.
+    """One limiter, as the worker sees it. `flush(everything)` sends what is due, or all
+    that is pending.
 
     state             attribute        set by                    until
     active            -                the worker's `add`        the limiter is closed

@@ -186,7 +186,7 @@ class _LoopWorker:
                     await self._sleep(next_due_at - now)
                 else:
                     due = [job for job in self.unsent if job.strategy.next_due_at <= now]
-                    await asyncio.gather(*(_start_flush(job, last=False) for job in due))
+                    await asyncio.gather(*(_start_flush(job, everything=False) for job in due))
                     self._drop_idle()
         except asyncio.CancelledError:
             # The loop is shutting down, and runs until all its tasks have ended.
@@ -228,29 +228,29 @@ async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> N
     """Send everything that is pending in `job`, with as many attempts as there is time for until
     `deadline`, unless an earlier step of the shutdown has waited for its store in vain.
     """
-    await _start_flush(job, last=True)
+    await _start_flush(job, everything=True)
     while (
         (job.failure or (final and job.has_unsent))
         and not job.gave_up_at_exit
         and monotonic() < deadline
     ):
         await asyncio.sleep(RETRY_EVERY_S)
-        await _start_flush(job, last=True)
+        await _start_flush(job, everything=True)
 
 
-def _start_flush(job: FlushJob, *, last: bool) -> asyncio.Task[None]:
+def _start_flush(job: FlushJob, *, everything: bool) -> asyncio.Task[None]:
     """Create the task of one flush. `flush_done` is set here, and not in the task: whoever looks
     before the loop has started the task has to wait for it, too.
     """
     done = job.flush_done = OneShotEvent()
-    task = job.flush_task = asyncio.get_running_loop().create_task(_flush_job(job, last))
+    task = job.flush_task = asyncio.get_running_loop().create_task(_flush_job(job, everything))
     task.add_done_callback(lambda _: done.set())
     return task
 
 
-async def _flush_job(job: FlushJob, last: bool) -> None:
+async def _flush_job(job: FlushJob, everything: bool) -> None:
     try:
-        flush: Awaitable[Exception | None] = job.flush(last)
+        flush: Awaitable[Exception | None] = job.flush(everything)
         job.record_flush(await flush)
     except Exception as exc:
         job.record_unexpected_error(exc)

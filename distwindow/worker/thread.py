@@ -103,14 +103,14 @@ class WorkerThread:
             # Nothing would be counted twice (a ring takes each flush once), but what the worker is
             # just sending might not have arrived when this returns.
             job.wait_for_flush(min(EXIT_TIMEOUT_S / 6, deadline - monotonic()))
-            _flush_job(job, last=True)
+            _flush_job(job, everything=True)
         while monotonic() < deadline:
             late = [job for job in jobs if job.needs_retry(final)]
             if not late:
                 return
             time.sleep(RETRY_EVERY_S)
             for job in late:
-                _flush_job(job, last=True)
+                _flush_job(job, everything=True)
 
     def _wake(self, job: FlushJob) -> None:
         job.detached = False  # the store of a closed limiter may be the caller's, and open
@@ -164,13 +164,13 @@ class WorkerThread:
         done = job.flush_done = OneShotEvent()
         try:
             if not job.detached:  # `detach` may have looked before `flush_done` was set
-                _flush_job(job, last=False)
+                _flush_job(job, everything=False)
         finally:
             done.set()
 
 
-def _flush_job(job: FlushJob, *, last: bool) -> None:
+def _flush_job(job: FlushJob, *, everything: bool) -> None:
     try:
-        job.record_flush(job.flush(last))
+        job.record_flush(job.flush(everything))
     except Exception as exc:
         job.record_unexpected_error(exc)
