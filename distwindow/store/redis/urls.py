@@ -146,9 +146,9 @@ def make_client(address: StoreUrl, timeout: float) -> Any:
         return redis.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
         service, sentinel = _split_sentinel_options(address.options)
-        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # redis-py does not annotate it
-        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]  # redis-py does not annotate it
-    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]  # redis-py does not annotate it
+        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
+        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]  # not annotated
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]  # not annotated
     options = address.options | _timeouts(timeout)
     return redis.RedisCluster(startup_nodes=nodes, **options)
 
@@ -160,7 +160,7 @@ def make_async_client(address: StoreUrl, timeout: float) -> Any:
         return redis.asyncio.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
         service, sentinel = _split_sentinel_options(address.options)
-        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # redis-py does not annotate it
+        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
         return manager.master_for(address.service, **service, **no_retries)
     nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
     options = address.options | _timeouts(timeout)
@@ -220,7 +220,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
 def _options(query: str, url: str) -> dict[str, Any]:
     """The options in a query, with the types that redis-py gives them."""
     try:
-        options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]  # redis-py does not annotate it
+        options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]  # not annotated
     except ValueError as exc:
         raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     del options["host"]
@@ -259,7 +259,7 @@ def _check_single_server(address: StoreUrl, parts: SplitResult) -> None:
     try:
         # No pool is made of the URL: its destructor is Python code, and Python drops what a signal
         # handler raises in a destructor.
-        options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]  # redis-py does not annotate it
+        options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]  # not annotated
     except (ValueError, TypeError) as exc:
         raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
     for name in options.keys() - {"connection_class"}:
