@@ -115,8 +115,8 @@ def _above_limit(section: Section, quick: bool) -> None:
                 [one._replace(at_ms=one.bucket_start_ms) for one in found.admitted], limit.bucket_ms
             )
             over = max(0, most_in_buckets(counts, limit.span) - limit.amount)
-            # How old the counts of other processes may be: two syncs, and two round trips.
-            staleness_ms = 2000 * sync + 4 * ONE_WAY_MS
+            # How old the counts of other processes may be (docs/guarantees.md).
+            staleness_ms = 2000 * sync + 2 * ONE_WAY_MS
             arrivals = most_arrivals(found.arrivals, staleness_ms)
             bound = min((processes - 1) * limit.amount, arrivals)
             section.add(

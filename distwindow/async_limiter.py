@@ -81,7 +81,7 @@ class AsyncLimiter(BaseLimiter):
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._store_is_callers = self._store is store or isinstance(store, MemoryStore)
+        self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
         self._timeout = options.timeout
         self._strategy = make_strategy(
             options, self._command_cache, self._store, in_process_attempt(self._store)
@@ -204,7 +204,7 @@ class AsyncLimiter(BaseLimiter):
 
     async def _flush_and_close(self) -> None:
         with self._flush_job.being_closed():
-            if not self._store_is_callers:
+            if self._owns_store:
                 self._strategy.close()
                 if self._strategy.uses_leases:
                     # Leases that are being fetched arrive first, so that they are given back, too.
@@ -212,7 +212,7 @@ class AsyncLimiter(BaseLimiter):
                 self._strategy.wake = ignore_wake
             await TASK_WORKER.detach(self._flush_job)
             failure = await self._flush_now(True)
-            if not self._store_is_callers:
+            if self._owns_store:
                 failure = await self._flush_now(True) or failure
                 await self._store.aclose()
             self._flush_job.record_close(failure)
@@ -233,7 +233,7 @@ class AsyncLimiter(BaseLimiter):
 
     async def _flush_now(self, everything: bool) -> DistwindowError | None:
         """See `Limiter._flush_now`."""
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=everything)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, everything=everything)
         return await run_async(
             operation, functools.partial(self._execute_step, None), self._store.sleep
         )

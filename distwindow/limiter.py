@@ -120,7 +120,7 @@ class Limiter(BaseLimiter):
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._store_is_callers = self._store is store
+        self._owns_store = self._store is not store
         self._timeout = options.timeout
         self._strategy = make_strategy(
             options, self._command_cache, self._store, self._store.attempt
@@ -256,7 +256,7 @@ class Limiter(BaseLimiter):
 
     def _close(self) -> None:
         with self._flush_job.closing_lock, self._flush_job.being_closed():
-            if not self._store_is_callers:
+            if self._owns_store:
                 self._strategy.close()  # first: no flush would send what is counted later
                 ends = self._store.clock.monotonic() + self._timeout
                 # Leases that are being fetched arrive first, so that they are given back, too.
@@ -265,7 +265,7 @@ class Limiter(BaseLimiter):
                 self._strategy.wake = ignore_wake  # this thread flushes from here on
             THREAD_WORKER.detach(self._flush_job)
             failure = self._flush_now(True)
-            if not self._store_is_callers:
+            if self._owns_store:
                 failure = self._flush_now(True) or failure  # of calls that were being decided
                 self._store.close()
             self._flush_job.record_close(failure)
@@ -301,7 +301,7 @@ class Limiter(BaseLimiter):
         """Send what is due; with `everything`, all that is pending. Each exchange has a deadline of
         its own. Return the first failure.
         """
-        operation = flush_due(self._strategy, self._store.clock.monotonic, final=everything)
+        operation = flush_due(self._strategy, self._store.clock.monotonic, everything=everything)
         execute = functools.partial(self._execute_step, None)
         return run_blocking(operation, execute, self._store.clock.sleep)
 

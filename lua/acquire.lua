@@ -12,7 +12,7 @@
 --- opens. Where a ring's newest bucket begins after now_ms (the clock was set back), the reply names
 --- the bucket in which each ring has counted.
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
--- Where the arguments behind those of the rings stand.
+-- The positions of the arguments that follow those of the rings.
 local CALLS, NOW, WRITE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua

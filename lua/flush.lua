@@ -9,7 +9,7 @@
 --- takes every flush. `senders` of a ring: the hash `<ring>:senders`, with the last flush that the
 --- ring has taken of each sender.
 local ring_count = #KEYS / 2
--- Where the arguments behind those of the rings stand: the first counts are behind PULL.
+-- The positions of the arguments that follow those of the rings. The first counts follow PULL.
 local NOW = ring_count * 4 + 3
 local SENDER, SEQ, PULL = NOW + 1, NOW + 2, NOW + 3
 local guard, client_now = ARGV[1], ARGV[NOW]
@@ -27,8 +27,8 @@ local function add_finished(finished, success, error, rt_sum_ms, rt_min_ms)
     successes + success, errors + error, rt_sum + rt_sum_ms, math.min(rt_min, rt_min_ms))
 end
 
--- Add counts to the bucket of this number. No total grows beyond MAX_TOTAL: it would be written with an
--- exponent somewhere, and then never be taken out of the window again.
+-- Add counts to the bucket of this number. No total grows beyond MAX_TOTAL: a larger one would be
+-- written with an exponent, and could not be subtracted from the total when its bucket expires.
 local function add_counts(ring, number, pass, block, ...)
   local key, call = ring.key, redis.call
   pass = math.min(pass, MAX_TOTAL - ring.used)
@@ -125,7 +125,7 @@ for i = 1, rings and ring_count or 0 do
   local buckets = {}
   rings[i].senders = rings[i].key .. ':senders'
   if KEYS[ring_count + i] ~= rings[i].senders then rings = nil break end
-  -- (`%f[%d]`: so that a match is tried where a number begins, not at each of its digits.)
+  -- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
   local rest = string.gsub(ARGV[PULL + i] or '-',
     '%f[%d](%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+);', function(...)
       local bucket = {...}

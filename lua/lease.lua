@@ -8,7 +8,7 @@
 --- At most half of what the call leaves is added, so that other processes find permits too. With
 --- `prefetch` 1 no caller waits yet, and a refusal counts no block. Where the newest bucket of one of
 --- several rings begins after now_ms (the clock was set back), nothing is added to the call.
--- Where the arguments behind those of the rings stand.
+-- The positions of the arguments that follow those of the rings.
 local NOW, EXTRA, PREFETCH = #KEYS * 4 + 3, #KEYS * 4 + 4, #KEYS * 4 + 5
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua

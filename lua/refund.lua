@@ -3,7 +3,7 @@
 --- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms bucket_start_ms...
 --- RETURN guard refunded now_ms                              the fewest permits given back by any ring
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
--- Where the arguments behind those of the rings stand: the first bucket_start_ms is behind NOW.
+-- The position of now_ms, after the arguments of the rings. The first bucket_start_ms follows it.
 local NOW = #KEYS * 4 + 3
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua

@@ -45,9 +45,9 @@ class CommandSource(Protocol):
     def after_fork(self) -> None:
         """Start empty in a forked child."""
 
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
-        """Add what is to be sent now to `found`; with `last`, everything that is ever to be sent.
-        If this raises, the caller calls each `on_reply` of `found` with "not sent".
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add what is due to `outgoing`; with `everything`, all that is pending, and nothing that
+        fetches. If this raises, the caller calls each `on_reply` of `outgoing` with "not sent".
         """
 
     def next_due_at(self, now: float) -> float:
@@ -68,7 +68,7 @@ class LocalStrategy(Generic[S]):
         counts: PendingCounts[S],
         sources: Sequence[CommandSource],
     ) -> None:
-        """`sources`: the parts that have commands to send, in this order."""
+        """`sources`: the parts that have commands to send, in the order of sending."""
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
@@ -98,13 +98,13 @@ class LocalStrategy(Generic[S]):
     # -- decisions --------------------------------------------------------------------------------
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
-        raise NotImplementedError
+        raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        raise NotImplementedError
+        raise NotImplementedError  # each strategy has one
 
     def reset(self, key: AnyKey) -> None:
-        """Drop what is known and counted of `key`: its windows are being emptied."""
+        """Drop what is known and counted of `key`: its windows have been emptied."""
         state = self._key_states.drop(key)
         if state is not None:
             with self._key_states.state_lock:
@@ -176,11 +176,11 @@ class LocalStrategy(Generic[S]):
         return []
 
     def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        """Add what is to be sent now to `found`; see `CommandSource.collect`."""
+        """Add what is to be sent to `outgoing`; see `CommandSource.collect`."""
         for source in self._sources:
-            source.collect(now, outgoing, final=final)
+            source.collect(now, outgoing, everything=everything)
 
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""
@@ -223,7 +223,7 @@ class LocalStrategy(Generic[S]):
     # -- key states -------------------------------------------------------------------------------
 
     def _new_state(self, name: StateName, charges: tuple[Charge, ...], offset_ms: float) -> S:
-        raise NotImplementedError
+        raise NotImplementedError  # each strategy has key states of its own
 
     def _open_bucket(self, state: S, now: float) -> None:
         with self._key_states.state_lock:
@@ -266,7 +266,9 @@ class LocalStrategy(Generic[S]):
 
 
 class _ClosedLock(Generic[S]):
-    """Takes the place of a closed limiter's lock and raises, so that an open one checks nothing."""
+    """Takes the place of a closed limiter's lock, and raises. So calls of an open limiter need not
+    check whether it is closed.
+    """
 
     def __init__(self, states: KeyStateCache[S]) -> None:
         self._states = states

@@ -17,7 +17,7 @@ _INITIAL_OBSERVED_S = 0.01
 that many more follow.
 """
 _MIN_LEASE = 2
-"""The least permits that are worth a lease: getting it and giving the rest back are two commands.
+"""A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
 """
 
 
@@ -36,9 +36,9 @@ class Demand:
 
     def observe(self, now: float, permits: int) -> None:
         """Take in that `permits` were asked for since the last observation."""
-        passed = now - self.observed_at
-        if passed > 0:
-            fade = exp(-passed / _DECAY_TIME_S)
+        elapsed_s = now - self.observed_at
+        if elapsed_s > 0:
+            fade = exp(-elapsed_s / _DECAY_TIME_S)
             self.permits *= fade
             self.observed_s = self.observed_s * fade + _DECAY_TIME_S * (1 - fade)
             self.observed_at = now

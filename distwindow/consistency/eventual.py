@@ -50,7 +50,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         states: KeyStateCache[EventualKeyState] = KeyStateCache(max_keys)
         schedule = FlushSchedule(sync_interval)
         counts = PendingCounts(states, schedule, clock.monotonic)
-        counts.observer = self._sync = FleetSync(states, schedule, counts, clock)
+        counts.flush_hooks = self._sync = FleetSync(states, schedule, counts, clock)
         super().__init__(commands, clock, states, schedule, counts, [self._sync, counts])
         cap = min(max(1, int(limit.amount * share)) for limit in commands.limits)
         self._max_cost = min(self._max_cost, cap)
@@ -58,7 +58,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
     # -- decisions --------------------------------------------------------------------------------
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision:
-        """Decide the call. Raises `ValueError` and `TypeError` for a key or cost that is none."""
+        """Decide the call. Raises `ValueError` or `TypeError` for an invalid key or cost."""
         try:
             state = self._get(key)
             if state is None and key.__class__ is not str:
@@ -71,14 +71,14 @@ class Eventual(LocalStrategy[EventualKeyState]):
                 raise
             state = None
         # A memoryview is equal to the bytes in it, but is not a key.
-        wrong = key.__class__ is memoryview  # type: ignore[comparison-overlap]
-        if state is None or wrong or type(cost) is not int or not 1 <= cost <= self._max_cost:
+        is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in exact.py
+        if state is None or not is_key or type(cost) is not int or not 1 <= cost <= self._max_cost:
             state = self._first_call(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:
             self._sync.recompute_permits_left(state, now)
-        # Before it is counted, as a signal handler may raise in between; and again after, where a
-        # flush has taken it from the queue in between.
+        # Before the call is counted, as a signal handler may raise in between; and again after it,
+        # where a flush has taken `state` from the queue in between.
         if not state.dirty:
             self._counts.mark_dirty(state)
         with self._lock:
@@ -176,8 +176,8 @@ class Eventual(LocalStrategy[EventualKeyState]):
         return refusal_decision(state, refusal, key, cost, now, "local")
 
     def _new_refusal(self, state: EventualKeyState, cost: int, now: float) -> CachedRefusal:
-        # The windows below were last computed with the counts that were closed then. Those that
-        # were flushed since are not in `passed` any more, so compute them anew.
+        # The windows were last computed with the counts of that moment. Counts that were flushed
+        # since are not in `state.passed` any more, so compute the windows again.
         self._sync.recompute_permits_left(state, now)
         now_ms = state.now_ms(now)
         longest_ms, binding = -1, state.binding_window
@@ -197,9 +197,10 @@ class Eventual(LocalStrategy[EventualKeyState]):
         return self._sync.clock_probe()
 
     def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        self._sync.polls_enabled = not final
-        # Without the store's time no count can be sent, unless there is no later flush.
-        if self._sync.offset_ms is not None or final:
-            super().collect_commands(now, outgoing, final=final)
+        self._sync.polls_enabled = not everything
+        # Before the store's time is known, counts are kept for a later flush. With `everything`
+        # there may be none, so they are sent all the same.
+        if self._sync.offset_ms is not None or everything:
+            super().collect_commands(now, outgoing, everything=everything)

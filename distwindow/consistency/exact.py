@@ -66,7 +66,7 @@ class ExactStrategy(LocalStrategy[S]):
         if cost.__class__ is not int or cost < 1:
             return None
         # A memoryview is equal to the bytes in it, but is not a key.
-        if key.__class__ is memoryview:  # type: ignore[comparison-overlap]
+        if key.__class__ is memoryview:  # type: ignore[comparison-overlap]  # callers may be untyped
             return None
         now = self._monotonic()
         if now < state.permits_until:
@@ -92,11 +92,11 @@ class ExactStrategy(LocalStrategy[S]):
                 )  # fmt: skip
         if now < state.refused_until and state.refused_cost <= cost <= self._max_cost:
             refusal = state.refusal
-            if refusal is not None:  # it may have been forgotten in between
+            if refusal is not None:  # another thread may have dropped it since the line above
                 if now >= state.bucket_ends_at:
                     self._open_bucket(state, now)
-                # Before it is counted, as a signal handler may raise in between; and again after,
-                # where a flush has taken it from the queue in between.
+                # Before the refusal is counted, as a signal handler may raise in between; and again
+                # after it, where a flush has taken `state` from the queue in between.
                 if not state.dirty:
                     self._counts.mark_dirty(state)
                 with self._lock:
@@ -128,4 +128,6 @@ class ExactStrategy(LocalStrategy[S]):
         self._refusals.forget(key)
 
     def _on_few_left(self, state: S, now: float) -> None:
-        """Called when a call has left `refill_below` permits or fewer. Only leases set that."""
+        """Called when a call has left `prefetch_at_or_below` permits or fewer, which only a lease
+        sets.
+        """

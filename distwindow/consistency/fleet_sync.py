@@ -1,4 +1,4 @@
-"""Keeps the windows of this process in step with what all processes count.
+"""Updates the windows of this process with what all processes count.
 
 Every flush of a key returns the fleet's counts of it. A key that is not called any more has nothing
 to flush, and is polled instead, ever more slowly:
@@ -18,6 +18,7 @@ import itertools
 
 from ..core.charge import with_bucket_starts
 from ..core.clock import Clock
+from ..core.limit import expires_in_ms
 from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
@@ -30,8 +31,8 @@ from .pending_counts import PendingCounts
 POLL_FOR_S = 60.0
 """Seconds after its last call for which a key is polled. Never for longer than its window."""
 POLL_DELAY_DIVISOR = 8
-"""A key is polled again after this part of the time since its last call: what is known of it is
-never older than that.
+"""A key is polled again after the time since its last call divided by this: what is known of it is
+not older than that.
 """
 _MAX_POLLS = 1000
 """The most polls in one flush."""
@@ -54,7 +55,7 @@ class FleetSync:
         self._clock = clock
         self._heap_order = itertools.count()
         self.polls_enabled = True
-        """False during the last flush, as nobody decides by what polls return."""
+        """False while everything is flushed, as nobody may decide any more by what polls return."""
         self.offset_ms: float | None = None
         """From monotonic time to the store's, ms; None before its first reply. Kept in a forked
         child, which has the same clocks."""
@@ -107,23 +108,23 @@ class FleetSync:
             if not state.open_bucket(lock, now):
                 state.close_bucket(lock)
             now_ms = state.now_ms(now)
-            unsent = (
+            unacknowledged = (
                 state.closed_buckets
                 if state.in_flight is None
                 else (*state.in_flight.buckets, *state.closed_buckets)
             )
             least, binding = None, state.binding_window
             for window in state.windows:
-                left = window.permits_left(now_ms, unsent)
+                left = window.permits_left(now_ms, unacknowledged)
                 if least is None or left < least:
                     least, binding = left, window
             assert least is not None
             state.binding_window = binding
-            limit = binding.limit
-            state.reset_at = now + (limit.span * limit.bucket_ms - now_ms % limit.bucket_ms) / 1000
+            state.reset_at = now + expires_in_ms(binding.limit, now_ms) / 1000
             charges = state.charges
             if state.bucket_start > now_ms:
-                # The store's clock was set back, and calls are counted in a later bucket than its.
+                # The store's clock was set back, and calls are counted in a bucket that begins
+                # after the store's time.
                 widths = (charge.limit.bucket_ms for charge in charges)
                 charges = with_bucket_starts(
                     charges, [state.bucket_start - state.bucket_start % width for width in widths]
@@ -132,7 +133,7 @@ class FleetSync:
                 charges = tuple(charge._replace(bucket_start_ms=None) for charge in charges)
             with lock:
                 state.charges = charges
-                # Without what other threads have admitted since the bucket was closed above.
+                # `passed` is what other threads have admitted since the bucket was closed above.
                 state.permits_left = least - state.passed
                 state.permits_until = state.bucket_ends_at
 
@@ -150,20 +151,24 @@ class FleetSync:
             window.set_fleet_counts(passed)
 
     def on_flush_ended(self, state: EventualKeyState, now: float) -> None:
-        """Decide anew, as the counts of the flush may be among the fleet's now."""
+        """Drop the refusal and compute the permits again, as the fleet's counts may now include
+        those of the flush.
+        """
         state.refused_until = 0.0
         self.recompute_permits_left(state, now)
 
     # -- polls ------------------------------------------------------------------------------------
 
     def wants_poll(self, state: EventualKeyState) -> bool:
-        """True if `state` is called now and then: its next call then needs recent counts."""
+        """True if `state` was called repeatedly and not long ago: its next call needs recent
+        counts.
+        """
         idle_s = self._monotonic() - state.last_called_at
         wanted = state.called_repeatedly and idle_s < min(POLL_FOR_S, state.longest_ms / 1000)
         return wanted and self.polls_enabled and self._states.get(state.key) is state
 
     def schedule_poll(self, state: EventualKeyState, now: float) -> bool:
-        """Poll `state` later, the later the longer it is not called; False if it is not wanted."""
+        """Poll `state` later, the later the longer it was not called. False if it needs none."""
         if not self.wants_poll(state):
             return False
         if not state.poll_scheduled:
@@ -174,8 +179,8 @@ class FleetSync:
             self._schedule.flush_by(at)
         return True
 
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
-        """Add the polls that are due to `found`."""
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add the polls that are due to `outgoing`."""
         with self._states.state_lock:
             while self._heap and self._heap[0][0] <= now and len(outgoing) < _MAX_POLLS:
                 state = heapq.heappop(self._heap)[2]

@@ -1,6 +1,6 @@
 """One limit as all processes have counted it, by what this process has received.
 
-      buckets             | 10 | 20 |  5 |  0 |      all processes, by the store's last reply
+      fleet               | 10 | 20 |  5 |  0 |      all processes, by the store's last reply
       unacknowledged                |  2 |  4 |      counted here, sent or not, not in that reply
       own                 |  4 |  9 |  3 |  4 |      all that was counted here, if a share caps it
 
@@ -27,6 +27,7 @@ class FleetWindow:
         self._fleet: dict[int, int] = {}
         self._own: dict[int, int] = {}
         self._known_counts: dict[int, int] = {}
+        """The sums of fleet and unacknowledged, as `permits_left` has last computed them."""
 
     def count_own(self, start: int, permits: int) -> None:
         """Add permits that this process has admitted in the bucket of `start`."""
@@ -36,7 +37,8 @@ class FleetWindow:
 
     def shift_own(self, ms: int) -> None:
         """Move what `count_own` has counted by `ms`, as the clock offset was wrong by that. Each
-        goes into the later of the two buckets that it may belong to, and so counts long enough.
+        count goes into the later of the two buckets that it may belong to, so that it does not
+        leave the window too early.
         """
         own, self._own = self._own, {}
         for start, permits in own.items():
@@ -46,9 +48,9 @@ class FleetWindow:
         """Replace what all processes have admitted, by bucket start."""
         self._fleet = fleet
 
-    def permits_left(self, now_ms: int, unsent: Iterable[Bucket]) -> int:
-        """Return the permits left at `now_ms`. `unsent` is what this process has counted beside the
-        fleet's counts.
+    def permits_left(self, now_ms: int, unacknowledged: Iterable[Bucket]) -> int:
+        """Return the permits left at `now_ms`. `unacknowledged` is what this process has counted
+        and the fleet's counts do not include.
         """
         bucket_ms, span = self.limit.bucket_ms, self.limit.span
         newest = now_ms - now_ms % bucket_ms
@@ -56,7 +58,7 @@ class FleetWindow:
         self._fleet = {start: n for start, n in self._fleet.items() if start >= oldest}
         self._own = {start: n for start, n in self._own.items() if start >= oldest}
         sums = dict(self._fleet)
-        for counted in unsent:
+        for counted in unacknowledged:
             start = counted.start - counted.start % bucket_ms
             if counted.passed and start >= oldest:
                 sums[start] = sums.get(start, 0) + counted.passed

@@ -1,6 +1,6 @@
 """When the worker has to flush one limiter.
 
-next_due_at      NEVER ------- due_at(t) -------> t ------ recompute() ------> NEVER or later
+next_due_at      NEVER ------ flush_by(t) ------> t ------ recompute() ------> NEVER or later
 the worker       sleeps        wake()             flushes                      sleeps
 """
 
@@ -24,25 +24,25 @@ class FlushSchedule:
 
     def flush_by(self, at: float) -> None:
         """Have the worker flush at `at` (monotonic seconds) or earlier."""
-        # A time that has passed by more than a second is replaced, too: whoever was to flush then
-        # (an event loop, for example) is gone.
+        # A time that is more than an interval and a second before `at` is replaced, too: what was
+        # to flush then (the task of an event loop, for example) has ended.
         if at < self.next_due_at or self.next_due_at < at - self.interval_s - 1:
             self.next_due_at = at
             try:
                 self.wake()
-            except BaseException:  # raised by a signal handler: the next caller wakes the worker
-                self.next_due_at = NEVER
+            except BaseException:  # a signal handler may raise anything in it
+                self.next_due_at = NEVER  # so that the next caller wakes the worker
                 raise
 
     def recompute(self, now: float, sources: Iterable[Callable[[float], float]]) -> None:
         """Set the next time after a flush: the earliest that one of `sources` returns."""
         try:
-            self.next_due_at = NEVER  # before looking, as `flush_by` may be called meanwhile
+            self.next_due_at = NEVER  # first, as `flush_by` may be called meanwhile
             for due in sources:
                 at = due(now)
                 self.next_due_at = min(self.next_due_at, at)
-        except BaseException:  # raised by a signal handler
-            self.next_due_at = now
+        except BaseException:  # a signal handler may raise anything in it
+            self.next_due_at = now  # so that the worker computes it again
             raise
         finally:
             if self.next_due_at < NEVER:

@@ -28,7 +28,7 @@ class InProcess:
         def decide_locally(key: AnyKey, cost: int) -> Decision | None:
             return attempt(command(key, cost))
 
-        # A closure, as a method would have to look up both names in each call.
+        # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
@@ -69,7 +69,7 @@ class InProcess:
         return []
 
     def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None: ...
 
     def reschedule(self, now: float) -> None: ...

@@ -3,7 +3,8 @@
     permits_left, permits_until   permits that may be spent here, and until when
     refused_cost, refused_until   direct, leased: the least refused cost; eventual: the cost of the
                                   cached refusal; and until when
-    bucket_start .. rt_min        what has been counted in the present bucket
+    passed .. rt_min_ms           what has been counted in the present bucket, from `bucket_start`
+                                  to `bucket_ends_at`
     closed_buckets                what was counted in earlier buckets and not sent yet, oldest first
     in_flight                     what has been sent without its outcome being known yet
 
@@ -34,7 +35,9 @@ from ..core.stats import Bucket
 NEVER = float("inf")
 
 StateName: TypeAlias = "AnyKey | tuple[bytes, ...]"
-"""What a key state is found by: its key, or the rings of a call over several keys."""
+"""What a key state is found by: its key, or the rings of the charges of a decision that are not
+those of its key, as after a call over several keys.
+"""
 
 
 class InFlightBatch(NamedTuple):

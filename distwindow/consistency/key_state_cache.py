@@ -4,9 +4,10 @@ A key state that is evicted with counts that the store has not acknowledged is k
 cache until they are. A key that is called again meanwhile gets the same key state back: two of them
 would send their counts side by side, and the store takes the batches of a sender in order only.
 
-    cached  -- evicted, all acknowledged ----------------------------> dropped
-    cached  -- evicted with counts --> evicted_unsent -- on_all_sent -> dropped
-                                       evicted_unsent -- add(key) ----> cached
+    cached   -- evicted, all acknowledged --> dropped
+    cached   -- evicted with counts --------> evicted
+    evicted  -- on_all_acknowledged --------> dropped
+    evicted  -- get_or_add(key) ------------> cached
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
-from ..core.errors import ConfigurationError
+from ..core.errors import closed_failure
 from ..core.key import AnyKey
 from .key_state import KeyState, StateName
 
@@ -32,6 +33,7 @@ class KeyStateCache(Generic[S]):
         """Nothing is counted any more."""
         self.on_evicted = on_evicted
         self._evicted_unacknowledged: dict[StateName, S] = {}
+        """The evicted key states that are kept for their counts."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -45,6 +47,7 @@ class KeyStateCache(Generic[S]):
         self._states: OrderedDict[StateName, S] = OrderedDict()
         self._evicted_unacknowledged.clear()
         self._states_at_close: list[S] = []
+        """The key states that `clear` has removed."""
         # Bound once, as the hot path calls both.
         self.get: Callable[[StateName], S | None] = self._states.get
         """Return the key state of a name, or None."""
@@ -60,7 +63,7 @@ class KeyStateCache(Generic[S]):
             return [*self._states.values(), *self._evicted_unacknowledged.values()]
 
     def all_including_closed(self) -> list[S]:
-        """Return all key states, and those that there were when this was closed."""
+        """Return all key states, and those that `clear` has removed."""
         return [*self.all(), *self._states_at_close]
 
     def get_or_add(self, name: StateName, new: Callable[[], S]) -> S:
@@ -75,7 +78,7 @@ class KeyStateCache(Generic[S]):
             while len(self._states) >= self.max_keys:
                 # A loop rather than `next(iter(...))`, which is two calls: another thread may use
                 # a key between them, and the iterator raises then.
-                for oldest_name in self._states:  # noqa: B007
+                for oldest_name in self._states:  # noqa: B007 - it is used after the loop
                     break
                 # In both dicts for a moment: a signal handler that raises in between loses nothing.
                 oldest = self._evicted_unacknowledged[oldest_name] = self._states[oldest_name]
@@ -105,7 +108,7 @@ class KeyStateCache(Generic[S]):
     def check_open(self) -> None:
         """Raise `ConfigurationError` if this is closed."""
         if self.closed:
-            raise ConfigurationError("this limiter is closed; make a new one")
+            raise closed_failure()
 
     def is_current(self, state: S) -> bool:
         """True if `state` is the one that calls of its key find: not evicted, reset or closed."""
@@ -116,7 +119,8 @@ class KeyStateCache(Generic[S]):
         holds `state_lock` is not blocked, as the last flush needs that lock.
         """
         states = self._states
-        owned: Callable[[], bool] = getattr(self.state_lock, "_is_owned")  # noqa: B009
+        # `getattr`, because the type stubs of `RLock` do not have this method.
+        owned: Callable[[], bool] = getattr(self.state_lock, "_is_owned")  # noqa: B009 - see above
 
         def get(name: StateName) -> S | None:
             if not owned():

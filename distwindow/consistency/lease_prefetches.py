@@ -19,7 +19,7 @@ from .leases import Leases
 from .refusals import Refusals
 
 MAX_LEASE_S = 0.25
-"""Seconds for which a lease is to last at most: a killed process takes so much with it."""
+"""Seconds for which a lease is to last at most: what a killed process has leased is lost."""
 
 
 class LeasePrefetches:
@@ -50,13 +50,13 @@ class LeasePrefetches:
         self._queue.append(state)
         self._schedule.flush_by(now)
 
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
-        """Add the fetches that were requested to `found`; with `last`, forget them. The caller
-        holds `state_lock`.
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add the fetches that were requested to `outgoing`; with `everything`, drop them. The
+        caller holds `state_lock`.
         """
         for _ in range(len(self._queue)):
             state = self._queue.popleft()
-            if not final:
+            if not everything:
                 self._leases.observe_demand(state, now)
                 self.add_if_needed(state, now, state.permits_until - now, outgoing)
 
@@ -67,7 +67,7 @@ class LeasePrefetches:
     def add_if_needed(
         self, state: LeasedKeyState, now: float, seconds: float, outgoing: list[OutgoingCommand]
     ) -> None:
-        """Add the command that fetches what is needed within `seconds` to `found`, if more is
+        """Add the command that fetches what is needed within `seconds` to `outgoing`, if more is
         needed than `state` has left.
         """
         extra = state.demand.permits_needed(now, min(MAX_LEASE_S, seconds)) - state.permits_left
@@ -82,7 +82,7 @@ class LeasePrefetches:
             command, lambda reply, sent_at: self._on_reply(state, completion, reply, sent_at)
         )
         self._leases.fetches.add(completion)
-        if self._states.closed:  # `close` may not have seen this fetch, and so not wait for it
+        if self._states.closed:  # `close` may not have seen this fetch, and then does not wait
             self._leases.fetches.discard(completion)
             return
         state.lease_fetch = completion

@@ -92,12 +92,12 @@ class LeaseRefunds:
             self._schedule.flush_by(self._monotonic())
 
     def collect(self, outgoing: list[OutgoingCommand]) -> None:
-        """Add the refunds in the queue to `found`."""
+        """Add the refunds in the queue to `outgoing`."""
         with self._states.state_lock:
             refunds, self._queue = self._queue, deque()
             try:
                 commands = [self._command_of(refund) for refund in refunds if refund.permits]
-            except BaseException:  # raised by a signal handler
+            except BaseException:  # a signal handler may raise anything in it
                 self._queue.extend(refunds)
                 raise
             outgoing.extend(commands)  # from here on, the caller calls their `on_reply`

@@ -1,5 +1,5 @@
-"""Every lease is looked at when it has ended, and every flush interval before that: what nobody
-spends is given back, and where there is demand the next lease is fetched.
+"""Every lease is reviewed when it has ended, and every flush interval before that: permits that
+nobody spends are given back, and where there is demand the next lease is fetched.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class LeaseReviews:
         self._prefetches.after_fork()
         self._refunds.after_fork()
 
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
-        """Add the fetches and refunds that are due to `found`; with `last`, refunds of all leases
-        and no fetches.
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add the fetches and refunds that are due to `outgoing`; with `everything`, refunds of all
+        leases and no fetches.
         """
         with self._states.state_lock:  # closing a limiter may do this beside the worker
-            self._prefetches.collect(now, outgoing, final=final)
+            self._prefetches.collect(now, outgoing, everything=everything)
             while self._leases.unscheduled_reviews:
                 self._schedule_review(self._leases.unscheduled_reviews.popleft(), now)
-            while self._heap and (final or self._heap[0][0] <= now):
-                self._review(heapq.heappop(self._heap)[2], now, outgoing, final)
-            if final:
+            while self._heap and (everything or self._heap[0][0] <= now):
+                self._review(heapq.heappop(self._heap)[2], now, outgoing, everything)
+            if everything:
                 # All key states: a signal handler may have raised after one had left the heap.
                 for state in self._states.all_including_closed():
                     self._refunds.queue_unspent(state)
@@ -77,7 +77,7 @@ class LeaseReviews:
         heapq.heappush(self._heap, (at, next(self._heap_order), state))
 
     def _review(
-        self, state: LeasedKeyState, now: float, outgoing: list[OutgoingCommand], final: bool
+        self, state: LeasedKeyState, now: float, outgoing: list[OutgoingCommand], everything: bool
     ) -> None:
         """Give back what is not needed, and fetch the next lease where this one has ended."""
         before = state.left_at_observation
@@ -88,12 +88,12 @@ class LeaseReviews:
         bucket_ended = (
             lease_ended and now * 1000 + state.offset_ms >= state.lease_bucket_ends_ms - 1
         )
-        if final or idle or bucket_ended:
+        if everything or idle or bucket_ended:
             self._refunds.queue_unspent(state)
         nothing_to_do = idle and not state.permits_left
-        if final or bucket_ended or nothing_to_do or not self._states.is_current(state):
+        if everything or bucket_ended or nothing_to_do or not self._states.is_current(state):
             state.review_scheduled = False
         else:
             self._schedule_review(state, now)
-        if lease_ended and not final and not idle:
+        if lease_ended and not everything and not idle:
             self._prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)

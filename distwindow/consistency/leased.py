@@ -33,8 +33,9 @@ or near its limit, the store decides each call, as in `direct`.
     held      a call that costs more than is left          refunded, before the store decides
     held      its key is reset                             none
 
-`leased_key_state.py` has until when a lease may be spent; `leases.py` grants; `lease_prefetches.py`
-and `lease_reviews.py` what the worker does; `lease_refunds.py` what is given back.
+`leased_key_state.py` computes until when a lease may be spent; `leases.py` takes in grants;
+`lease_prefetches.py` and `lease_reviews.py` are what the worker does; `lease_refunds.py` gives
+permits back.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
             and 0 < bucket_left_s < _NO_LEASE_NEAR_END_S
             and state.demand.permits_needed(now, MAX_LEASE_S)
         ):
-            # The lease has ended and its bucket has not quite. Sleep until it ends: a lease granted
-            # now would expire at once, and every thread would open a connection to ask.
+            # The lease has ended, and its bucket ends in a few ms. Sleep until then: a lease
+            # granted now would expire at once, and every thread would open a connection to ask.
             yield Sleep(bucket_left_s)
             local = self.decide_locally(key, cost)
             if local is not None:
@@ -152,13 +153,13 @@ class Leased(ExactStrategy[LeasedKeyState]):
         if state.lease_fetch is None and now >= state.no_lease_until:
             # What is left of a lease that has ended before its bucket can be spent again with any
             # reply from the same bucket.
-            kept = (
+            unspent = (
                 state.permits_left
                 if now * 1000 + state.offset_ms < state.lease_bucket_ends_ms
                 else 0
             )
             seconds = min(MAX_LEASE_S, state.seconds_to_bucket_end(now))
-            extra = state.demand.permits_needed(now, seconds) - kept
+            extra = state.demand.permits_needed(now, seconds) - unspent
         if extra < 1:
             decision = yield command
             with self._key_states.state_lock:
@@ -175,9 +176,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
         failure: StoreError | None = None
         try:
             self._leases.fetches.add(completion)
-            if (
-                self._key_states.closed
-            ):  # `close` may not have seen this fetch, and so not wait for it
+            if self._key_states.closed:
+                # `close` may not have seen this fetch, and then does not wait for it.
                 decision: Decision = yield command
                 return decision
             lease = Lease(command.charges, extra=extra)
@@ -218,7 +218,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         self, state: LeasedKeyState, command: Acquire
     ) -> Operation[Decision]:
         """Have the store decide a call that costs more than the lease has left. The lease is given
-        back before, as the store might refuse the call for want of these permits.
+        back first, as the store might otherwise refuse the call for lack of these permits.
         """
         yield from send_all(self.before_multi_key([command.charges[0].key]), self._monotonic)
         decision: Decision = yield command
@@ -251,7 +251,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         self._prefetches.request(state, now)
 
     def _after_reset(self, state: LeasedKeyState) -> None:
-        # Its buckets are emptied, and so there is nothing to give back.
+        # Its buckets have been emptied, so there is nothing to give back.
         with self._key_states.counter_lock:
             state.permits_left = state.left_at_observation = 0
             state.prefetch_at_or_below = -1

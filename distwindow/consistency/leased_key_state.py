@@ -59,8 +59,9 @@ class LeasedKeyState(KeyState):
         self.extended_at = 0.0
         """When the request was sent whose reply `permits_until` comes from, monotonic seconds."""
         self.no_lease_until = 0.0
-        """Nothing is leased before then (monotonic seconds): the outcome of a lease is unknown, and
-        it may have been charged in vain."""
+        """Nothing is leased before then (monotonic seconds), because the outcome of a lease is
+        unknown: see `Leases.on_outcome_unknown`.
+        """
         self.left_at_observation = 0
         """Permits that were left when the demand was last observed."""
         self.left_at_review = -1

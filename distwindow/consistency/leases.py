@@ -16,7 +16,7 @@ from .leased_key_state import LeasedKeyState, lease_end
 PREFETCH_LEAD_S = 0.02
 """Seconds before a lease will be spent in which the worker fetches the next one."""
 REVIEW_DELAY_S = 0.002
-"""Seconds after the end of a lease until the store has come to the next bucket, too."""
+"""Seconds from the end of a lease to its review: by then the store's bucket may have ended, too."""
 
 
 class Leases:
@@ -87,12 +87,12 @@ class Leases:
             # Read without `counter_lock`: other threads can only lower it meanwhile.
             left = state.permits_left + permits
             enough = left >= rate * max(0.0, until - now)
-            refill_below = -1 if enough else min(left // 2, int(rate * PREFETCH_LEAD_S))
+            prefetch_at = -1 if enough else min(left // 2, int(rate * PREFETCH_LEAD_S))
             with self._states.counter_lock:
                 state.charges = charges
                 state.permits_left += permits
                 state.left_at_observation += permits
-                state.prefetch_at_or_below = refill_below
+                state.prefetch_at_or_below = prefetch_at
                 if sent_at >= state.extended_at:  # see `LeasedKeyState.extend_lease`
                     state.permits_until, state.extended_at = until, sent_at
             if not state.review_scheduled:
@@ -101,8 +101,8 @@ class Leases:
             self._schedule.flush_by(min(until + REVIEW_DELAY_S, now + self._schedule.interval_s))
 
     def on_outcome_unknown(self, state: LeasedKeyState) -> None:
-        """Lease nothing more until the bucket ends, as a lease may have been charged whose permits
-        nobody has: so at most one is lost in a bucket.
+        """Lease nothing more until the bucket ends, so that at most one lease is lost in a bucket:
+        this one may have been charged, and nobody has its permits.
         """
         now = self._monotonic()
         state.no_lease_until = now + state.seconds_to_bucket_end(now)

@@ -17,8 +17,8 @@ whose outcome is unknown can be sent again (docs/decisions/0011-flush-by-sequenc
 be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it, and
 the second is ignored.
 
-A key state with something to flush is in a queue, and its `dirty` is set. It is put there before
-and, if a flush has taken it meanwhile, again after it is counted: an exception out of a signal
+A key state with something to flush is in a queue, and its `dirty` is set. It is put there before a
+call is counted, and again after it if a flush has taken it meanwhile: an exception out of a signal
 handler at any moment then leaves no count that nobody sends.
 """
 
@@ -83,7 +83,8 @@ class PendingCounts(Generic[S]):
         self._states = states
         self._schedule = schedule
         self._monotonic = monotonic
-        self.observer: FlushHooks[S] | None = None
+        self.flush_hooks: FlushHooks[S] | None = None
+        """Set by `eventual` only."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -118,9 +119,10 @@ class PendingCounts(Generic[S]):
                 raise
             return None
 
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, final: bool) -> None:
-        """Add the flushes of all key states in the queue to `found`; with `last`, of all that have
-        counts. If this raises, the caller calls each `on_reply` of `found` with "not sent".
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add the flushes of all key states in the queue to `outgoing`; with `everything`, of all
+        that have counts. If this raises, the caller calls each `on_reply` of `outgoing` with "not
+        sent".
         """
         done: dict[int, S] = {}
         with self._collect_lock:
@@ -132,14 +134,14 @@ class PendingCounts(Generic[S]):
                     # Removed only now, so that it stays if a signal handler raises above.
                     if self._dirty and self._dirty[0] is state:
                         self._dirty.popleft()
-                if final:
+                if everything:
                     # Some have counts and are not in the queue: a signal handler has raised just
                     # before they were put there, or after the reply to their flush.
                     for state in self._states.all_including_closed():
                         if state.has_unacknowledged():
                             self._collect_one(state, done, outgoing)
-            except BaseException:
-                self._dirty.extend(done.values())  # nothing in `found` will be sent
+            except BaseException:  # raised by a signal handler: nothing in `outgoing` will be sent
+                self._dirty.extend(done.values())
                 raise
 
     def next_due_at(self, now: float) -> float:
@@ -150,8 +152,8 @@ class PendingCounts(Generic[S]):
         """Return the command that sends the counts of `state`: the batch in flight again, or else a
         new one. None if there is nothing to send.
         """
-        if self.observer is not None:
-            self.observer.before_flush(state)
+        if self.flush_hooks is not None:
+            self.flush_hooks.before_flush(state)
         with self._states.state_lock:
             batch = state.in_flight
             if batch is None:
@@ -174,7 +176,7 @@ class PendingCounts(Generic[S]):
             counts=counts,
             sender=sender,
             seq=batch.seq,
-            pull=self.observer is not None,
+            pull=self.flush_hooks is not None,
         )
         return OutgoingCommand(
             command, lambda reply, sent_at: self._on_flush_reply(state, batch, reply, sent_at)
@@ -195,7 +197,7 @@ class PendingCounts(Generic[S]):
         return total
 
     def _collect_one(self, state: S, done: dict[int, S], outgoing: list[OutgoingCommand]) -> None:
-        """Add the flush of `state` to `found`, once."""
+        """Add the flush of `state` to `outgoing`, once."""
         if id(state) not in done:
             done[id(state)] = state
             pending = self.flush_of(state)
@@ -214,24 +216,24 @@ class PendingCounts(Generic[S]):
                 return
             if isinstance(reply, FleetCounts):
                 state.update_clock_offset(reply.now_ms, sent_at, now)
-                if self.observer is not None:
-                    self.observer.on_fleet_counts(state, reply)
+                if self.flush_hooks is not None:
+                    self.flush_hooks.on_fleet_counts(state, reply)
             else:
                 self.dropped += _number_of(batch.buckets)
             # After `on_fleet_counts`: where a signal handler raises in between, this process takes
             # its own counts for more than they are until the batch is sent again, and never for
             # less.
             state.in_flight = None
-            if self.observer is not None:
-                self.observer.on_flush_ended(state, now)
+            if self.flush_hooks is not None:
+                self.flush_hooks.on_flush_ended(state, now)
             if state.has_unacknowledged():
                 if not state.dirty:
                     self.mark_dirty(state)
-            elif self.observer is None or not self.observer.schedule_poll(state, now):
+            elif self.flush_hooks is None or not self.flush_hooks.schedule_poll(state, now):
                 self._states.on_all_acknowledged(state)
 
     def _wants_poll(self, state: S) -> bool:
-        return self.observer is not None and self.observer.wants_poll(state)
+        return self.flush_hooks is not None and self.flush_hooks.wants_poll(state)
 
     def _worth_resending(self, state: S, batch: InFlightBatch, now: float) -> bool:
         """True if any count of `batch` is still in a window, and there is room to keep it."""

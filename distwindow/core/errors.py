@@ -25,6 +25,11 @@ class ConfigurationError(DistwindowError, ValueError):
     """A limit, URL, argument or server setup that cannot work, and for which no retry helps."""
 
 
+def closed_failure() -> ConfigurationError:
+    """Return the error of every call of a limiter or store after `close`."""
+    return ConfigurationError("this limiter is closed; make a new one")
+
+
 class RateLimitExceeded(DistwindowError):  # the usual name in rate limiters, hence no "Error"
     """A call was refused by its limit (`acquire`, the `limit` decorator, `entry`).
 

@@ -1,4 +1,4 @@
-"""Waiting for permits until the exact moment at which they are there."""
+"""Waiting for permits until the moment at which the store has them."""
 
 from __future__ import annotations
 

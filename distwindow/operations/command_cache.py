@@ -21,7 +21,7 @@ from ..protocol.keys import check_prefix, ring_name_prefix
 _MAX_COMMANDS = 16_384
 _MAX_CACHED_KEY_LENGTH = 256
 _COST_MARKER = object()
-"""Part of the cache key of commands whose cost is not 1, as no caller's key can be equal to it."""
+"""Part of the cache key of commands whose cost is not 1: no caller's key can be equal to it."""
 _CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
 _MAX_CACHED_COST = 10**9
 """The scripts count exactly up to 10**13, so ten thousand calls of this cost may share one script
@@ -50,14 +50,13 @@ class CommandCache:
                 command = self._commands.get(key if cost == 1 else (_COST_MARKER, key, cost))
                 if command is None and self._previous_generation:
                     command = self._promote(_cache_key(key, cost))
-            except (
-                TypeError
-            ) as exc:  # an unhashable key: `ring_name_prefix` raises a better error below
+            except TypeError as exc:  # an unhashable key: `ring_name_prefix` raises a better one
                 if is_interruption(exc):
                     raise
                 command = None
             # A memoryview is equal to the bytes in it, and not a key: `ring_name_prefix` raises.
-            is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]
+            # (mypy rules a memoryview out; callers may be untyped.)
+            is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # see above
             if command is not None and is_key:
                 return command
         check_cost(cost, self._highest_cost)
@@ -77,8 +76,8 @@ class CommandCache:
         if self._previous_generation:
             return command
         # The first call of a key also stores the limits in its ring, so that `stats` shows a new
-        # limit at once. That makes the script take its longer way, so it stops once there are more
-        # keys than are cached: any call could then seem to be the first of its key.
+        # limit at once. The script is slower then, so this is not done once there are more keys
+        # than are cached: any call could then seem to be the first of its key.
         return Acquire(charges, write_limit=True)
 
     def _promote(self, name: _CacheKey) -> Acquire | None:
@@ -88,9 +87,9 @@ class CommandCache:
         return command
 
     def _cache(self, name: _CacheKey, command: Acquire) -> None:
-        """Cache `command`. When the cache is full, what was not used since it was last full is
-        dropped, and the rest moves over as it is used: commands of keys in use are not all built
-        anew at once.
+        """Cache `command`. When the cache is full, a new generation begins. Commands of the
+        previous one move over as they are used, so that those in use are not all built again at
+        once; the rest is dropped when the cache is full again.
         """
         if len(self._commands) >= _MAX_COMMANDS:
             self._previous_generation, self._commands = self._commands, {}

@@ -10,7 +10,7 @@ from ..core.interrupts import OneShotEvent
 
 
 class Completion:
-    """Completed once. After that, nobody waits."""
+    """Completed once. Waits that begin after that return at once."""
 
     __slots__ = ("_done", "_waiters", "failure")
 
@@ -19,7 +19,7 @@ class Completion:
         """Why there is no result; None if there is one."""
         self._done = OneShotEvent()
         self._waiters: list[Callable[[], object]] = []
-        """Wake the waiting tasks, one function each."""
+        """One function for each waiting task, which wakes it."""
 
     @property
     def is_complete(self) -> bool:

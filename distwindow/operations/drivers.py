@@ -1,4 +1,4 @@
-"""The two drivers of operations. No other code works with both threads and tasks."""
+"""The two drivers of operations: one for threads, one for tasks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_blocking(
                     reply = execute(step)
             except Exception as exc:
                 failure = exc
-    except BaseException:
+    except BaseException:  # the operation is closed however this ends, see above
         operation.close()
         raise
 
@@ -90,6 +90,6 @@ async def run_async(
                     reply = await execute(step)
             except Exception as exc:
                 failure = exc
-    except BaseException:
+    except BaseException:  # as in `run_blocking`
         operation.close()
         raise

@@ -1,5 +1,5 @@
-"""The worker's operation: send what is pending, and take in what comes back. One exchange for all
-keys of a limiter.
+"""The worker's operation: send what is pending of all keys of a limiter in one exchange, and take
+in the replies.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ _OUTCOME_UNKNOWN = StoreTimeout(
 
 
 def flush_due(
-    strategy: Strategy, monotonic: Callable[[], float], *, final: bool = False
+    strategy: Strategy, monotonic: Callable[[], float], *, everything: bool = False
 ) -> Operation[DistwindowError | None]:
-    """Send what is due; with `last`, everything. Return the first error, None if there is none."""
+    """Send what is due; with `everything`, all that is pending. Return the first error, None if
+    there is none.
+    """
     failure = yield from send_all(strategy.clock_probe(), monotonic)
     outgoing: list[OutgoingCommand] = []
     try:
-        strategy.collect_commands(monotonic(), outgoing, final=final)
+        strategy.collect_commands(monotonic(), outgoing, everything=everything)
         later = yield from send_all(outgoing, monotonic)
     except BaseException:  # raised by a signal handler, anywhere
-        for (
-            command
-        ) in outgoing:  # where `send_all` has called it already, a second call does nothing
-            command.on_reply(_NOT_SENT, 0.0)
+        # Where `send_all` has called `on_reply` already, a second call does nothing.
+        for each in outgoing:
+            each.on_reply(_NOT_SENT, 0.0)
         raise
     finally:
         strategy.reschedule(monotonic())
@@ -37,23 +38,23 @@ def flush_due(
 
 
 def send_all(
-    command: Sequence[OutgoingCommand], monotonic: Callable[[], float]
+    outgoing: Sequence[OutgoingCommand], monotonic: Callable[[], float]
 ) -> Operation[DistwindowError | None]:
     """Send these commands in one exchange, and call each `on_reply`, whatever happens. Return the
     first error, None if there is none.
     """
-    if not command:
+    if not outgoing:
         return None
     sent_at = monotonic()
-    replies: Sequence[object] = [_NOT_SENT] * len(command)
+    replies: Sequence[object] = [_NOT_SENT] * len(outgoing)
     try:
-        pipeline = Pipeline(tuple([each.command for each in command]))
-        replies = [_OUTCOME_UNKNOWN] * len(command)
+        pipeline = Pipeline(tuple([each.command for each in outgoing]))
+        replies = [_OUTCOME_UNKNOWN] * len(outgoing)
         replies = yield pipeline
-        for each, reply in zip(command, replies, strict=True):
+        for each, reply in zip(outgoing, replies, strict=True):
             each.on_reply(reply, sent_at)
     except BaseException:  # a cancellation, or raised by a signal handler
-        for each, reply in zip(command, replies, strict=True):
+        for each, reply in zip(outgoing, replies, strict=True):
             each.on_reply(reply, sent_at)  # a second call does nothing
         raise
     failures = (reply for reply in replies if isinstance(reply, DistwindowError))

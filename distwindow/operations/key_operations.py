@@ -28,7 +28,7 @@ def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Ope
 
 
 def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Operation[Stats]:
-    """Return the statistics of a key. What this process has counted is sent before."""
+    """Return the statistics of a key. What this process has counted is sent first."""
     key = charges[0].key
     yield from _flush_key(strategy, key, clock)
     states, now_ms = yield from send(Read(charges))
@@ -41,7 +41,7 @@ def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Oper
 
 def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
     """Give back what `decision` was charged, to the bucket it was charged in. Return how many
-    permits were still there. Raises `ValueError` for a decision that was charged nothing.
+    permits the store has given back. Raises `ValueError` for a decision that was charged nothing.
     """
     charges = _checked_charges(decision)
     yield from _flush_key(strategy, decision.key, clock)

@@ -2,7 +2,7 @@
 
     step       given
     Command    its reply; for an `Acquire` the `Decision`, as stores build that directly
-    Pipeline   a list of replies, with an error in the place of each reply that there is not
+    Pipeline   a list of replies, with an error in place of each reply that did not come
     Fetch      the reply
     Sleep      None, after that time
     WaitFor    None, when the completion is complete or after that time

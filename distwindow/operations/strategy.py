@@ -29,7 +29,7 @@ class Strategy(Protocol):
 
     @property
     def dropped(self) -> int:
-        """How many counts were dropped, because the store did not take them for so long."""
+        """How many counts were dropped, because the store could not take them in time."""
 
     wake: Callable[[], object]
     """Called when `next_due_at` is earlier than it was. Set by the worker."""
@@ -46,7 +46,9 @@ class Strategy(Protocol):
         """Have the store decide a call, after `decide_locally` has returned None."""
 
     def peek(self, key: AnyKey) -> Decision | None:
-        """Return the decision of a call of cost 1 without counting it; None as above."""
+        """Return the decision of a call of cost 1 without counting it; None if the store has to
+        decide.
+        """
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
@@ -54,7 +56,7 @@ class Strategy(Protocol):
         """
 
     def invalidate(self, key: AnyKey) -> None:
-        """Drop what is known of `key`, as its windows have changed in the store."""
+        """Do not decide by what was known of `key`, as its windows have changed in the store."""
 
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`, as its windows have been emptied."""
@@ -74,10 +76,11 @@ class Strategy(Protocol):
         """Return what has to be sent before any counts can be: its reply has the store's time."""
 
     def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, final: bool = False
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        """Add what is to be sent now to `found`; with `last`, everything that is ever to be sent.
-        If this raises, the caller calls each `on_reply` of `found` with "not sent".
+        """Add what is to be sent now to `outgoing`; with `everything`, all that is pending, and
+        nothing that fetches. If this raises, the caller calls each `on_reply` of `outgoing` with
+        "not sent".
         """
 
     def reschedule(self, now: float) -> None:

@@ -41,7 +41,7 @@ ScriptReply: TypeAlias = "Sequence[Any]"
 """A script's reply as RESP has it: the guard, then integers; `read` and `flush` append lists."""
 
 _MAX_CACHED_COMBINED = 64
-"""An `Acquire` keeps its combined calls up to this number of calls."""
+"""An `Acquire` caches its combined commands up to this number of calls."""
 
 GUARD_BYTES = 20
 """13 digits of ms, a point, 6 digits of nonce."""
@@ -74,6 +74,7 @@ class Command(Generic[Reply]):
     charges: tuple[Charge, ...]
     now_ms: int | None = None
     _split_frame: list[tuple[bytes, bytes]] = field(default_factory=list, repr=False, kw_only=True)
+    """What comes before and after the guard in `frame`; empty until the first call of it."""
 
     @property
     def keys(self) -> list[bytes]:
@@ -82,14 +83,16 @@ class Command(Generic[Reply]):
 
     def arguments(self) -> list[bytes | int | str]:
         """Return ARGV without the guard, which is its first word."""
-        raise NotImplementedError
+        raise NotImplementedError  # each command has arguments of its own
 
     def reply(self, raw: ScriptReply) -> Reply:
         """Return the script's reply, which begins with the guard, as a named tuple."""
-        raise NotImplementedError
+        raise NotImplementedError  # each script has a reply of its own
 
     def frame(self, guard: bytes) -> bytes:
-        """Return the EVALSHA in RESP. A guard has 20 bytes, so what surrounds it is built once."""
+        """Return the EVALSHA in RESP. All guards have 20 bytes, so what surrounds them is built
+        once.
+        """
         if not self._split_frame:
             self._split_frame.append(
                 self._frame_around_guard(b"EVALSHA", load_script(self.script).sha)
@@ -146,6 +149,7 @@ class Acquire(Command[AcquireReply]):
     """Store the limits in their rings, for `stats`: on the first call of a key in this process."""
 
     _combined: dict[int, Acquire] = field(default_factory=dict, repr=False, kw_only=True)
+    """The cached commands of `combined`, by their number of calls."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = _ring_arguments(self.charges, self.calls)

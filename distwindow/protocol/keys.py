@@ -17,6 +17,7 @@ from ..core.limit import Limit
 
 _MAX_ESCAPED_BYTES = 64
 _KEPT_BYTES = 31
+"""Bytes of a longer key before its digest: 31, '~' and 32 hexadecimal digits are 64 bytes."""
 _DIGEST_BYTES = 16
 # Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters, and
 # bytes that are not UTF-8, could not be read or typed in a terminal.

@@ -10,7 +10,7 @@ from ..core.interrupts import is_interruption
 from ..core.stats import Bucket, RingState
 
 PAST_DEADLINE = -2
-"""The word behind the guard if a script ran after its deadline, and therefore did nothing."""
+"""What follows the guard in a reply if the script ran after its deadline, and so did nothing."""
 
 
 class AcquireReply(NamedTuple):
@@ -84,8 +84,8 @@ def parse_acquire_reply(raw: Sequence[Any], calls: int) -> AcquireReply:
 
 
 def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[AcquireReply]:
-    """Return the replies that `calls` equal calls would have got one after the other. `costs` are
-    those of one call, by ring.
+    """Return the replies that `calls` equal calls would have got one after the other. `costs` is
+    what one call charges each ring.
     """
     admitted, refused = reply.admitted, calls - reply.admitted
     index, left, reset_ms = reply.admitted_binding or (

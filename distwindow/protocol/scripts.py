@@ -42,10 +42,10 @@ def scripts_folder() -> Path:
 
 
 def _files(folder: Path) -> list[str]:
-    # A function in C: `Path.is_file` takes a `ValueError` of a signal handler for "no", and the
-    # frames of pathlib look like those of a handler.
+    # `os.listdir` is written in C. pathlib is Python code: a signal handler may raise inside it,
+    # and `Path.is_file` takes a `ValueError` raised there to mean that there is no such file.
     try:
-        return os.listdir(folder)  # noqa: PTH208
+        return os.listdir(folder)  # noqa: PTH208 - pathlib is avoided, see above
     except OSError as exc:
         if is_interruption(exc):
             raise
@@ -53,8 +53,8 @@ def _files(folder: Path) -> list[str]:
 
 
 def load_scripts() -> None:
-    """Read all scripts, so that no call has to: what a signal handler raises amid reading files may
-    be taken for an error of the file.
+    """Read all scripts, so that no call has to: what a signal handler raises while a file is read
+    may be taken for an error of the file.
     """
     for name in script_names():
         load_script(name)

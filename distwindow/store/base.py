@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
-from ..core.errors import ConfigurationError
 from ..protocol.commands import Acquire, Command
 
 Reply = TypeVar("Reply")
@@ -86,8 +85,3 @@ class AsyncStore(Protocol):
     async def aclose(self) -> None:
         """Close the store. Calls after this raise `ConfigurationError`."""
         ...
-
-
-def closed_failure() -> ConfigurationError:
-    """The error of every call after `close`."""
-    return ConfigurationError("this limiter is closed; make a new one")

@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 from ..core.charge import Charge
 from ..core.clock import SYSTEM, AsyncClock, Clock
 from ..core.decision import Decision, Source
+from ..core.errors import closed_failure
 from ..core.limit import Limit
 from ..core.ring import Ring, SenderRecords
 from ..protocol.commands import Acquire, Command, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import admitted_decision, decision_of
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
-from .base import closed_failure
 
 Reply = TypeVar("Reply")
 
 _MIN_SWEEP_SIZE = 1024
-"""Rings up to which none is dropped."""
+"""Up to this number of rings, none is dropped."""
 
 
 class MemoryStore:
@@ -42,7 +42,7 @@ class MemoryStore:
         senders: dict[bytes, SenderRecords] | None = None,
     ) -> None:
         """`rings` and `senders`, by the names of the rings: where to keep them. A store that keeps
-        them elsewhere gives those of one command, and keeps what is in them after it.
+        rings elsewhere passes those of one command, and stores what is in the dicts after it.
         """
         self.clock = clock
         self._now_ms = clock.now_ms
@@ -231,7 +231,9 @@ class MemoryStore:
 
 
 class _Closed:
-    """Takes the place of the lock in a closed store, so that calls need not check for it."""
+    """Takes the place of the lock in a closed store, and raises. So calls of an open store need not
+    check whether it is closed.
+    """
 
     def __enter__(self) -> None:
         raise closed_failure()
@@ -249,6 +251,7 @@ class AsyncMemoryStore:
         self.unknown_total = 0
         self._store = store
         self.decide = store.attempt
+        """As `attempt`, for callers that need not await it."""
 
     async def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
         return self._store.attempt(command)

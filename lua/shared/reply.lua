@@ -1,4 +1,4 @@
--- The words of a reply. The binding ring is the one with the fewest permits left; of the rings that
+-- The values of a reply. The binding ring is the one with the fewest permits left; of the rings that
 -- refuse, it is the one that has room last, as no call can pass before that moment.
 
 -- ms until the ring is empty if nobody calls again.
@@ -17,9 +17,10 @@ local function binding_ring(rings, now)
   return index, left, reset_ms_of(rings[index], now)
 end
 
--- index, left, reset_ms, retry_ms of the refusal of one more call (of ring.cost each). Each refusing
--- ring gets `passed_before` and `passed_upto`: the refusal is the same for every cost whose need n
--- is passed_before < n <= passed_upto.
+-- index, left, reset_ms, retry_ms of the refusal of one more call, which costs ring.cost in each ring.
+-- A call needs as many permits to expire as it is above the limit. Each refusing ring gets
+-- `passed_before` and `passed_upto`: the refusal is the same for every cost that needs more than
+-- `passed_before` and at most `passed_upto`.
 local function refusal(rings, now)
   local index, latest
   for i = 1, #rings do
@@ -44,7 +45,7 @@ local function any_ahead(rings, now)
   return false
 end
 
--- `reply`, with the start of each ring's newest bucket appended if that does not follow from now: a
+-- `reply`, with the start of each ring's newest bucket appended if any of them is ahead of now: a
 -- refund has to name the bucket.
 local function append_bucket_starts(reply, rings, now)
   if any_ahead(rings, now) then

@@ -35,9 +35,8 @@ local function closed_buckets(ring, first, last)
 end
 
 -- Complete `ring` with what its hash holds at `now`; writes nothing.
--- Time never goes back: the newest bucket is that of `now` or the stored one, whichever is later.
--- A ring that is ahead of now by more than its window (the clock was set back far) is lost state and
--- taken for empty.
+-- The newest bucket is that of `now` or the stored one, whichever is later. A ring that is ahead of
+-- now by more than its window (the clock was set back far) is treated as empty.
 local function read_ring(ring, now)
   local bucket_ms, span = ring.bucket_ms, ring.span
   local values = redis.call('HMGET', ring.key, 'head', 'used', 'closed')
@@ -104,9 +103,10 @@ local function add_used(ring, permits)
   ring.used = redis.call('HINCRBY', ring.key, 'used', permits)
 end
 
--- When the bucket expires with which `need` permits are reached, adding up buckets from the oldest
--- (step 1) or from the newest (step -1), in ms since the epoch; with it, how many permits the buckets
--- before it on this way hold, without and with its own. Holds before and after `rotate`.
+-- Adds up buckets from the oldest (step 1) or the newest (step -1) until they hold `need` permits.
+-- Returns when the last of these buckets expires, in ms since the epoch, and how many permits they
+-- hold without and with that one; nothing but the time where no bucket had to be read. The result is
+-- the same before and after `rotate`.
 local function expires_at(ring, need, step)
   local newest = ring.start / ring.bucket_ms
   local oldest = newest + 1 - ring.span

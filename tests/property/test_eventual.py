@@ -438,8 +438,8 @@ def accepting_every_reply(on_flush_reply: Any) -> Any:
         in_flight = state.in_flight
         on_flush_reply(self, state, batch, reply, sent_at)
         if in_flight is not batch and not isinstance(reply, Exception):
-            self.observer.on_fleet_counts(state, reply)
-            self.observer.on_flush_ended(state, self._monotonic())
+            self.flush_hooks.on_fleet_counts(state, reply)
+            self.flush_hooks.on_flush_ended(state, self._monotonic())
 
     return accept
 

@@ -170,9 +170,11 @@ class Process:
         assert isinstance(found, Decision)
         return found
 
-    def flush(self, *, last: bool = False) -> OperationRun:
+    def flush(self, *, everything: bool = False) -> OperationRun:
         """Begin the worker's flush."""
-        return OperationRun(self.store, flush_due(self.strategy, self.clock.monotonic, final=last))
+        return OperationRun(
+            self.store, flush_due(self.strategy, self.clock.monotonic, everything=everything)
+        )
 
     def due_at_ms(self) -> float:
         """Return when the worker has to flush, on the store's clock."""

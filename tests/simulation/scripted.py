@@ -226,7 +226,7 @@ class ScriptedFleet:
         """Close the limiter of every process."""
         self._end_runs()
         for process in self.processes.values():
-            run = process.flush(last=True)
+            run = process.flush(everything=True)
             while not run.done:
                 run.deliver()
 

@@ -70,9 +70,9 @@ class Leasing:
         with pytest.raises(type(error)):
             operation.throw(error)
 
-    def works(self, *, last: bool = False) -> OperationRun:
+    def works(self, *, everything: bool = False) -> OperationRun:
         """Let the worker flush, and execute all its commands."""
-        run = self.process.flush(last=last)
+        run = self.process.flush(everything=everything)
         while not run.done:
             run.execute()
             if isinstance(run.step, Pipeline):  # which `execute` does not log
@@ -281,7 +281,7 @@ def _() -> str:
 def _() -> str:
     it = held()
     it.strategy.close()
-    it.works(last=True)
+    it.works(everything=True)
     return it.where()
 
 

@@ -46,7 +46,7 @@ class Counting:
 
     def flush(self) -> OutgoingCommand:
         found: list[OutgoingCommand] = []
-        self.counts.collect(self.clock.monotonic(), found, final=False)
+        self.counts.collect(self.clock.monotonic(), found, everything=False)
         [pending] = found
         return pending
 

@@ -41,7 +41,7 @@ class Work:
         self.next_due_at = SYSTEM.monotonic()
         self.wake()
 
-    def send(self, last: bool) -> None:
+    def send(self, everything: bool) -> None:
         self.senders.add(threading.get_ident())
         self.next_due_at = NEVER
         self.sent = self.counted
@@ -145,10 +145,10 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
     job = serve(worker, work)
     entered, release = threading.Event(), threading.Event()
 
-    def send(last: bool) -> None:
+    def send(everything: bool) -> None:
         entered.set()
         release.wait(5)
-        work.send(last)
+        work.send(everything)
 
     job.flush = send
 

@@ -1,6 +1,6 @@
 """One script call may stand for several equal calls: what each of their callers gets of its reply.
 
-For both stores: which replies are short ones, the share of each caller, and the decision it makes.
+Both stores recognize short replies here, split a reply into shares, and make the decision of each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ...core.decision import Decision
+from ...core.limit import expires_in_ms
 from ...protocol.commands import Command
 from ...protocol.decisions import admitted_decision, decision_of
 from ...protocol.replies import AcquireReply, split_reply
@@ -39,7 +40,7 @@ def short_reply_time_ms(raw: RawReply) -> int | None:
 
 def split_share(share: CallShare, calls: int, costs: Sequence[int]) -> Sequence[CallShare]:
     """The shares that `calls` equal calls would have got one after the other. `share` is the reply
-    to the one call that stood for them; `costs` are what a single call charges, ring by ring.
+    to the one call that stood for them; `costs` is what a single call charges each ring.
     """
     if isinstance(share, AcquireReply):
         return split_reply(share, calls, costs)
@@ -52,7 +53,8 @@ def decision_of_share(command: Command[AcquireReply], share: CallShare) -> Decis
     if isinstance(share, AcquireReply):
         return decision_of(command, share, "store")
     left, now_ms = share
-    return admitted_decision(command, 0, left, _reset_ms(command, now_ms), now_ms, "store")
+    reset_ms = expires_in_ms(command.charges[0].limit, now_ms)
+    return admitted_decision(command, 0, left, reset_ms, now_ms, "store")
 
 
 def decisions_of_reply(
@@ -65,7 +67,7 @@ def decisions_of_reply(
         costs = [charge.cost for charge in command.charges]
         return [decision_of(command, each, "store") for each in split_reply(reply, calls, costs)]
     left, now_ms = reply
-    reset_ms = _reset_ms(command, now_ms)
+    reset_ms = expires_in_ms(command.charges[0].limit, now_ms)
     return [
         admitted_decision(command, 0, each, reset_ms, now_ms, "store")
         for each in _permits_left(left, calls, command.charges[0].cost)
@@ -75,10 +77,3 @@ def decisions_of_reply(
 def _permits_left(left: int, calls: int, cost: int) -> range:
     """The permits left after each of the calls, of which the last one leaves `left`."""
     return range(left + cost * (calls - 1), left - 1, -cost)
-
-
-def _reset_ms(command: Command[AcquireReply], now_ms: int) -> int:
-    """Ms until the window is empty, counted from a bucket that includes `now_ms`."""
-    limit = command.charges[0].limit
-    bucket_ms = limit.bucket_ms
-    return limit.span * bucket_ms - now_ms % bucket_ms

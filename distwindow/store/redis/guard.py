@@ -20,22 +20,22 @@ class ServerClock:
     """An estimate of one server's clock, from its time in the last reply and our time then.
 
     It is the last reply and not the fastest one, so that a step of the server's clock is corrected
-    by the next reply. A reply is older than its arrival, so the estimate is never ahead of the
-    server, and a deadline on it is never later than the caller's own.
+    by the next reply. The server takes its time before the reply arrives here, so the estimate is
+    never ahead of the server, and a deadline by it is never later than the caller's own.
     """
 
     __slots__ = ("_counter", "_monotonic", "_offset_ms", "enabled")
 
-    def __init__(self, clock: Clock, *, used: bool = True) -> None:
+    def __init__(self, clock: Clock, *, enabled: bool = True) -> None:
         self._monotonic = clock.monotonic
         self._counter = itertools.count()
         self._offset_ms: float | None = None
-        self.enabled = used
+        self.enabled = enabled
         """False with clock="client": scripts do not look at the server's time."""
 
     def update(self, now_ms: int, at: float | None = None) -> float:
-        """Take the server's time from a reply that came `at` (monotonic seconds), by default now.
-        Return `at`.
+        """Take in the server's time in a reply that came at `at` (monotonic seconds), by default
+        now. Return `at`.
         """
         if at is None:
             at = self._monotonic()

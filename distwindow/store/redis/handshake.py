@@ -24,9 +24,9 @@ class HandshakeResult(NamedTuple):
     now_ms: int | None
     """The server's time, if scripts may look at it."""
     at: float
-    """Our time then, monotonic seconds."""
+    """When its reply came, in monotonic seconds of our clock."""
     round_trip_s: float
-    """Seconds that asking for it took."""
+    """Seconds that the round trip of TIME took, if it was sent."""
 
     def apply(self, node: Node) -> None:
         """Note on `node` that it can be connected to, and what its clock says."""
@@ -79,8 +79,8 @@ def time_ms(reply: Any) -> int:
 
 
 def connect_failure(exc: Exception, node: str) -> DistwindowError:
-    """The error to raise when a client could not start. redis-py names the reason in the causes of
-    its error, so all of them are looked at, the innermost first.
+    """The error to raise when a client could not connect. redis-py may name the reason only in the
+    causes of its error, so all of them are looked at, the innermost first.
     """
     causes: list[BaseException] = [exc]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -92,7 +92,7 @@ def connect_failure(exc: Exception, node: str) -> DistwindowError:
 
 
 def configuration_failure(exc: BaseException, node: str) -> ConfigurationError | None:
-    """The error to raise for a failure to connect that another try cannot mend; else None."""
+    """The error to raise for a failure to connect for which no retry helps; else None."""
     if isinstance(exc, ConfigurationError):
         return exc
     text = str(exc)

@@ -1,10 +1,10 @@
-"""The outcomes of a call, which are kept apart everywhere:
+"""The outcomes of a call. Retries, errors and statistics distinguish them:
 
     surely not executed   an error reply, or no byte was sent        sent once more, if time is left
     executed              a reply that begins with the right guard
     unknown               bytes were sent, and no such reply came    never sent again
 
-Beside them there are configuration errors, which no retry mends and no failure policy may hide.
+Beside them there are configuration errors, for which no retry helps.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class ErrorReply:
 _CODES = {
     kind: token for token, kind in DefaultParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)
 }
+"""The first word of an error reply, by the exception class that redis-py has for it."""
 
 
 def restore_code(error: ResponseError) -> ResponseError:
-    """The error reply as the server sent it. redis-py removes a token that it has a class for."""
+    """The error reply as the server sent it: redis-py removes a first word that has a class."""
     token = _CODES.get(type(error))
     return error if token is None else ResponseError(f"{token} {error}")
 
@@ -72,10 +73,10 @@ def restore_code(error: ResponseError) -> ResponseError:
 def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
     """Classify the text of an error reply; raise `ConfigurationError` if no retry can help.
 
-    Old servers and Dragonfly wrap errors of scripts, so the token may be anywhere in the text.
+    Old servers and Dragonfly wrap errors of scripts, so the code may be anywhere in the text.
     """
     found = _NOT_EXECUTED.search(text)
-    # The error of an unknown command quotes its arguments, so also keys, which may be any word.
+    # The error of an unknown command quotes the arguments, and so a key, which may be such a code.
     if found is not None and "unknown command" not in text:
         return ErrorReply(found[1], text)
     fix = next((f"; {fix}" for sign, fix in _FIXES if sign in text), "")

@@ -1,7 +1,7 @@
 """Which node has a ring: the only server, the primary that Sentinel names, or a node of a cluster.
 
-redis-py connects (TLS, AUTH, topology). Its connections are made one by one here, with its retries
-off: a client library that sends a lost call again charges it again.
+redis-py connects (TLS, AUTH, topology). Its connections are made one by one here, without its
+retries: a client library that sends a call again, because no reply came, may charge it twice.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ...protocol.commands import Command
 from .guard import ServerClock
 
 _BACKOFF_S = 0.1
-"""Seconds in which a node is not connected to again after a failure."""
+"""Seconds in which a node is not connected to again, see `Node.on_connect_failed`."""
 
 _MIN_REFRESH_S = 1.0
-"""The least number of seconds between two readings of a cluster's map."""
+"""The least number of seconds between two readings of a cluster's map of slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Node:
         self.name = name
         self.new_connection = new_connection
         """Makes a redis-py connection to it that is not connected yet; blocking or asyncio."""
-        self.clock = ServerClock(settings.clock, used=not settings.client_clock)
+        self.clock = ServerClock(settings.clock, enabled=not settings.client_clock)
         self.generation = 0
         """A connection that was opened in an earlier generation is closed before its next call."""
         self.version_checked = False
@@ -62,7 +62,9 @@ class Node:
         """Makes the next connection ask another sentinel first."""
         self._clock = settings.clock
         self._down: tuple[float, object] | None = None
+        """Until when connecting is not tried (monotonic seconds), and why."""
         self._failed_before = False
+        """True if the last attempt to connect has failed."""
 
     def invalidate_connections(self) -> None:
         """Have every connection opened again, because the server is no longer a primary, or its
@@ -100,7 +102,7 @@ class Topology(Protocol):
         ...
 
     def request_refresh(self) -> None:
-        """Have the map read again soon, because a node did not serve."""
+        """Have the cluster's map of slots read again soon, because a node did not serve."""
         ...
 
     def follow_redirect(
@@ -157,6 +159,7 @@ class ClusterTopology:
         self._settings = settings
         self._nodes: dict[tuple[str, int], Node] = {}
         self._moved: dict[int, Node] = {}
+        """By slot, the nodes that MOVED has named since the map was read."""
         self._refreshed = settings.clock.monotonic()
         self._stale = False
 
@@ -240,7 +243,8 @@ def _slot_of(command: Command[Any]) -> int:
 
 
 _DROPPED_ARGUMENTS = (
-    # For redis-py's retries, health checks and push messages, which the exchange here replaces.
+    # For redis-py's retries, health checks and push messages: with them, commands would be sent
+    # again or between our requests, and messages would come in place of replies.
     "retry_on_error", "retry_on_timeout", "health_check_interval",
     "maint_notifications_config", "maint_notifications_pool_handler", "event_dispatcher",
     "maint_notifications_handler", "oss_cluster_maint_notifications_handler", "orig_host_address",

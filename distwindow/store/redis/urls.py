@@ -60,8 +60,8 @@ _TLS = _arguments(redis.SSLConnection, redis.asyncio.SSLConnection)
 _UNIX = _arguments(redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection)
 _CLIENTS = _arguments(redis.Redis, redis.RedisCluster)
 _OPTIONS = {"redis": _CONNECTION, "rediss": _CONNECTION | _TLS, "unix": _CONNECTION | _UNIX}
-"""Options that may stand in a URL of one server, by its scheme. redis-py would complain of others
-only when it connects, and its cluster client drops them unseen.
+"""Options that may stand in a URL of one server, by its scheme. redis-py would raise for others
+only when it connects, and its cluster client ignores them.
 """
 _LIMITER_ARGUMENTS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
 """Arguments of a limiter that look as if they might stand in a URL."""
@@ -110,7 +110,7 @@ def parse_url_text(url: str) -> StoreUrl:
     _check_escapes(parts, url)
     if kind == "one":
         address = StoreUrl(url, kind, f"{plain_scheme}://{rest}")
-        _check_one(address, parts)
+        _check_single_server(address, parts)
         return address
     user, _, hosts = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
@@ -146,9 +146,9 @@ def make_client(address: StoreUrl, timeout: float) -> Any:
         return redis.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
         service, sentinel = _split_sentinel_options(address.options)
-        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]
-        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]
-    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]
+        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
+        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]  # not annotated
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]  # not annotated
     options = address.options | _timeouts(timeout)
     return redis.RedisCluster(startup_nodes=nodes, **options)
 
@@ -160,7 +160,7 @@ def make_async_client(address: StoreUrl, timeout: float) -> Any:
         return redis.asyncio.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
         service, sentinel = _split_sentinel_options(address.options)
-        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]
+        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
         return manager.master_for(address.service, **service, **no_retries)
     nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
     options = address.options | _timeouts(timeout)
@@ -168,7 +168,7 @@ def make_async_client(address: StoreUrl, timeout: float) -> Any:
 
 
 def close_client(client: Any) -> None:
-    """Close a client that `client` made, and its connections to sentinels."""
+    """Close a client that `make_client` made, and its connections to sentinels."""
     client.close()
     for sentinel in _sentinels(client):
         sentinel.close()
@@ -206,7 +206,7 @@ def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], di
 
 
 def _check_escapes(parts: SplitResult, url: str) -> None:
-    """Refuse a password with / ? # in it: it would end there, and its rest would be shown in
+    """Raise for a password with / ? # in it: it would end there, and its rest would be shown in
     messages as a host or port.
     """
     cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
@@ -220,7 +220,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
 def _options(query: str, url: str) -> dict[str, Any]:
     """The options in a query, with the types that redis-py gives them."""
     try:
-        options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]  # not annotated
     except ValueError as exc:
         raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     del options["host"]
@@ -243,7 +243,7 @@ def _check_option(name: str, plain: str, known: set[str], url: str) -> None:
     raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}; {hint}")
 
 
-def _check_one(address: StoreUrl, parts: SplitResult) -> None:
+def _check_single_server(address: StoreUrl, parts: SplitResult) -> None:
     database = parts.path.strip("/")
     if parts.scheme == "unix" and "@" in parts.path:
         raise ConfigurationError(
@@ -257,8 +257,9 @@ def _check_one(address: StoreUrl, parts: SplitResult) -> None:
     if database and parts.scheme != "unix":
         _number(database, "a database number", address.url)
     try:
-        # Not a pool: its destructor is Python code, and drops what a signal handler raises in it.
-        options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]
+        # No pool is made of the URL: its destructor is Python code, and Python drops what a signal
+        # handler raises in a destructor.
+        options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]  # not annotated
     except (ValueError, TypeError) as exc:
         raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
     for name in options.keys() - {"connection_class"}:

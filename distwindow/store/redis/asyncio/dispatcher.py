@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 import redis.asyncio
 
 from ....core.decision import Decision
-from ....core.errors import ConfigurationError
+from ....core.errors import ConfigurationError, closed_failure
 from ....protocol.commands import Acquire, Command
-from ...base import closed_failure
 from ..attempts import RawReply, Request, execute_once
 from ..handshake import connect_failure
 from ..outcome import timed_out
@@ -47,18 +46,20 @@ class LoopDispatcher:
         client: Any,
         settings: CallSettings,
         count_unknown: Callable[[int], None],
-        release: Callable[[Any], Awaitable[object]] | None,
+        close_client: Callable[[Any], Awaitable[object]] | None,
     ) -> None:
         self._loop = loop
         self.client = client
         """A redis-py client, either kind: its connection classes and settings are used."""
         self.count_unknown = count_unknown
-        self._close_client = release
+        self._close_client = close_client
         """Closes `client`; None if it is the caller's."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
-        self._finding: asyncio.Future[None] | None = None
+        self._first_reading: asyncio.Future[None] | None = None
+        """The task that reads the map of a cluster before the first call."""
         self._refreshing: asyncio.Future[None] | None = None
+        """The task that reads it again."""
         self._closed = False
         self._left_to_parent = False
         self._ticks: list[LoopTick] = []
@@ -79,11 +80,11 @@ class LoopDispatcher:
 
     async def find_topology(self) -> None:
         """Read the map of the cluster; callers at the same time share one reading."""
-        if self._finding is None or self._finding.done():
-            self._finding = asyncio.ensure_future(self._read_map())
-            # All callers may have been cancelled by then.
-            self._finding.add_done_callback(_retrieve_exception)
-        await asyncio.shield(self._finding)
+        if self._first_reading is None or self._first_reading.done():
+            self._first_reading = asyncio.ensure_future(self._read_map())
+            # If it fails when all callers have been cancelled, nobody else retrieves the exception.
+            self._first_reading.add_done_callback(_retrieve_exception)
+        await asyncio.shield(self._first_reading)
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """A future of the decision on `command`. Equal commands of one tick share a script call.
@@ -169,7 +170,7 @@ class LoopDispatcher:
         self._end_shutdown_hook()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
-        for task in (self._finding, self._refreshing):
+        for task in (self._first_reading, self._refreshing):
             if task is not None:
                 task.cancel()
 
@@ -203,7 +204,7 @@ class LoopDispatcher:
     def _start_execution(self, batch: Batch) -> Generator[Request, RawReply, Any]:
         assert self.topology is not None
         sent = None
-        if batch.connection is not None:  # `_send_tick` has sent it directly
+        if batch.connection is not None:  # `_send_tick` has sent its frame without an execution
             sent = Request(
                 batch.connection.node, batch.command, batch.deadline, guard=batch.guard or b""
             )
@@ -247,15 +248,15 @@ class LoopDispatcher:
             at -= 1
         self._in_flight.insert(at, tick)
         topology = self.topology
-        direct = self._direct_connection(topology)
-        until_ms = 0 if direct is None else direct.node.clock.server_time_ms(tick.deadline)
+        only = self._only_connection(topology)
+        until_ms = 0 if only is None else only.node.clock.server_time_ms(tick.deadline)
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
-            elif direct is not None and batch.wants_decision:
-                batch.connection = direct
-                batch.guard = guard = direct.node.clock.new_guard(until_ms)
-                direct.send_frame(batch.combined().frame(guard), batch)
+            elif only is not None and batch.wants_decision:
+                batch.connection = only
+                batch.guard = guard = only.node.clock.new_guard(until_ms)
+                only.send_frame(batch.combined().frame(guard), batch)
             else:
                 self.on_reply(batch, None)
         for connection in list(self._connections.values()):
@@ -268,7 +269,7 @@ class LoopDispatcher:
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
-    def _direct_connection(self, topology: Topology | None) -> PipelinedConnection | None:
+    def _only_connection(self, topology: Topology | None) -> PipelinedConnection | None:
         """The open connection that every call takes if there is only one server."""
         if not isinstance(topology, SingleServer) or self._settings.client_clock:
             return None
@@ -287,9 +288,10 @@ class LoopDispatcher:
             connection = self._connections[request.node] = PipelinedConnection(
                 request.node, self._settings, self
             )
-        again, batch.connection, batch.request = batch.connection is not None, connection, request
+        is_first = batch.connection is None
+        batch.connection, batch.request = connection, request
         connection.send(request, batch)
-        if again:  # not from `_send_tick`, which flushes all connections
+        if not is_first:  # the first one is sent by `_send_tick`, which flushes all connections
             connection.flush()
 
     def _end_overdue(self) -> None:

@@ -1,6 +1,6 @@
 """The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
 
-Calls of one tick of the loop are written together, and equal ones (same key, same cost) go as one
+Calls of one tick of the loop are written together, and equal ones (same key, same cost) are one
 script call. Replies come in the order of the requests, also those to cancelled callers, which are
 discarded or passed to `on_late_reply`.
 """
@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 from ....core.clock import Clock
 from ....core.decision import Decision, Source
-from ....core.errors import DistwindowError
+from ....core.errors import DistwindowError, closed_failure
 from ....protocol.commands import Acquire, Command
-from ...base import closed_failure
 from ..topology import CallSettings
 from .dispatcher import LoopDispatcher
 
@@ -38,11 +37,11 @@ class AsyncRedisStore:
         self,
         new_client: Callable[[], Any],
         settings: CallSettings,
-        release: Callable[[Any], Awaitable[object]] | None = None,
+        close_client: Callable[[Any], Awaitable[object]] | None = None,
     ) -> None:
         self.clock: Clock = settings.clock
         self._new_client = new_client
-        self._close_client = release
+        self._close_client = close_client
         """Closes a client that `new_client` made; None if the client is the caller's."""
         self._settings = settings
         self._closed = False
@@ -78,7 +77,7 @@ class AsyncRedisStore:
     async def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """The commands are calls of one tick of the loop, so they go together.
+        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in one write.
 
         A cancellation waits until what has been sent is answered, and takes effect at the next
         await: leases that are given back, or fetched, would be lost with the replies.

@@ -25,7 +25,7 @@ A key has one of three states: `idle` (it has no `InFlightCall`), `in flight` (i
 
 "Interrupted early" means before it has sent anything. "Too late" means after the deadline of the
 call in flight: its thread was ended by the interpreter, or by a signal handler's exception in the
-middle of the clean-up, and nobody would ever end that call.
+middle of the clean-up, and nobody would ever end that call. Then the new call takes its place.
 
 A signal handler may raise anywhere in the main thread. Ending a call or a group is therefore
 idempotent, and is done again by the caller that was interrupted in it.
@@ -230,14 +230,14 @@ class CallSharing:
             if waiter is None:
                 return make_call(command, began, deadline)
             return self._wait_for_share(command, waiter, make_call)
-        except BaseException as exc:
+        except BaseException as exc:  # raised by a signal handler, too: others may wait for it
             if waiter is not None and waiter.group is not None:
                 self._leave(command, waiter, exc)
             raise
         finally:
             if waiter is None or waiter.group is None:
-                # Repeated if a signal handler raises in here: a call that stays in `_in_flight`
-                # would block later callers of this key until its deadline.
+                # Repeated if a signal handler raises in it, whatever it raises: a call that stays
+                # in `_in_flight` would block later callers of this key until its deadline.
                 try:
                     self._end_call(command, call)
                 except BaseException:

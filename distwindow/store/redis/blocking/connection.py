@@ -14,10 +14,10 @@ A signal handler may raise anywhere in the main thread, so each step leaves one 
 from __future__ import annotations
 
 # Python imports these when it first looks a host up, and redis-py when it makes its first client,
-# in the thread that connects. A child that is forked in the midst of that could never connect: it
+# in the thread that connects. A child that is forked during such an import could never connect: it
 # would wait for the import's lock, or find half of a module.
-import email.parser  # noqa: F401
-import encodings.idna  # noqa: F401
+import email.parser  # noqa: F401 - imported before a fork, see above
+import encodings.idna  # noqa: F401 - imported before a fork, see above
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,9 +35,8 @@ from ..topology import Node
 from .transport import Transport, detach_socket, make_transport
 
 _FRESH_S = 0.005
-"""Seconds after the start of a call in which a connection is taken to be alive, because looking
-costs a system call. No longer: servers and load balancers close idle connections, and that other
-connections are busy does not show whether this one is open.
+"""Seconds after the start of a call in which a connection is taken to be open, because a check
+costs a system call. It is no longer, because servers and load balancers close idle connections.
 """
 
 
@@ -86,7 +85,7 @@ class BlockingConnection:
 
     def validate(self, now: float) -> bool:
         """True if there is a connection that seems to be open. One that does not is closed. It is
-        not looked at if a call began on it in the last few milliseconds.
+        not checked if a call began on it in the last few milliseconds.
         """
         if self._transport is None:
             return False
@@ -114,8 +113,8 @@ class BlockingConnection:
             if replies > 1 and type(raw) is not NoReply:
                 raw = transport.receive(deadline)
         except BaseException as exc:
-            # Before any call: an interruption here would keep the transport for later calls. See
-            # `_discard_transport`.
+            # First, and without a call in which a signal handler could raise again: later calls
+            # must not use this transport. See `_discard_transport`.
             self._transport_to_close, self._transport = transport, None
             self._close_in_background()
             failed = isinstance(exc, (OSError, hiredis.HiredisError))
@@ -140,7 +139,7 @@ class BlockingConnection:
             raws = [self.round_trip(frames, deadline)]
             while len(raws) < len(requests) and type(raws[-1]) is not NoReply:
                 raws.append(self.round_trip(None, deadline))
-        except BaseException:  # between two replies, too
+        except BaseException:  # a signal handler may also raise between two replies
             self._discard_transport()
             raise
         return raws + [raws[-1]] * (len(requests) - len(raws))

@@ -73,7 +73,7 @@ class RedisStore:
                 deadline = began + self._timeout
             share = self._call_sharing.call(command, began, deadline, self._make_call)
             return decision_of_share(command, share)
-        except BaseException as exc:
+        except BaseException as exc:  # raised by a signal handler, too: the outcome is unknown
             self._count_unknown(exc)
             raise
         finally:
@@ -88,7 +88,7 @@ class RedisStore:
             if deadline is None:
                 deadline = self._monotonic() + self._timeout
             return self._execute_alone(command, deadline)
-        except BaseException as exc:
+        except BaseException as exc:  # as in `attempt`
             self._count_unknown(exc)
             raise
         finally:
@@ -122,7 +122,7 @@ class RedisStore:
         this_thread = self._connections.this_thread
         connection = this_thread.only_connection
         if connection is None and self._topology is not None:
-            # A new thread: it may take over an open connection, and then has the short way, too.
+            # A new thread may take over an open connection, and then needs no `execute_once`.
             self._connection_to(self._topology.node_of(command))
             connection = this_thread.only_connection
         if connection is None or not connection.validate(began):
@@ -211,8 +211,8 @@ class RedisStore:
         replies: list[Any],
         deadline: float | None,
     ) -> bool:
-        """Send the commands of these numbers to `node` in one write, and put what each comes to
-        into `replies`. True if the node has answered all of them.
+        """Send the commands of these numbers to `node` in one write, and put the reply or error of
+        each into `replies`. True if the node has answered all of them.
         """
         topology = self._topology
         assert topology is not None
@@ -245,7 +245,7 @@ class RedisStore:
         try:
             deadline = self._monotonic() + self._timeout
             return self._nested(lambda: self._execute_alone(command, deadline))
-        except BaseException as exc:
+        except BaseException as exc:  # as in `attempt`
             self._count_unknown(exc)
             raise
 
@@ -254,13 +254,13 @@ class RedisStore:
         use the connections of the interrupted call, nor wait for it.
         """
         this_thread = self._connections.this_thread
-        connections, direct = this_thread.connections, this_thread.only_connection
+        connections, only = this_thread.connections, this_thread.only_connection
         # No calls between here and `try`: a handler that raised there would lose the connections.
         this_thread.connections, this_thread.only_connection = {}, None
         try:
             return call()
         finally:
-            self._connections.restore(connections, direct)
+            self._connections.restore(connections, only)
 
     def _count_unknown(self, exc: BaseException) -> None:
         if isinstance(exc, StoreTimeout):
@@ -281,10 +281,10 @@ class RedisStore:
         except JobTimeout:
             raise timed_out("the store", self._timeout, sent=False) from None
         with self._lock:
-            kept = self._topology = self._topology or topology  # another thread may have been first
-        if kept is not topology:
+            used = self._topology = self._topology or topology  # another thread may have been first
+        if used is not topology:
             _close_topology_client(topology)
-        return kept
+        return used
 
 
 def _close_topology_client(topology: Topology) -> None:

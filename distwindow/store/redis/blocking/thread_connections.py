@@ -16,13 +16,13 @@ import weakref
 from collections.abc import Mapping
 
 from ....core.clock import Clock
+from ....core.errors import closed_failure
 from ....core.interrupts import PATCH_STATE
-from ...base import closed_failure
 from ..topology import Node
 from .connection import BlockingConnection
 
 _MAX_IDLE = 16
-"""Connections of ended threads that are kept for new threads."""
+"""The most connections of ended threads that are kept for new threads."""
 
 
 class _ThreadLifetime:
@@ -94,7 +94,7 @@ class ThreadConnections:
 
     def connection_to(self, node: Node, *, only_server: bool) -> BlockingConnection:
         """The current thread's connection to `node`; not opened yet if it is new. If `node` is the
-        only server, later calls find it as `direct`.
+        only server, later calls find it as `only_connection`.
         """
         this_thread = self.this_thread
         connection = this_thread.connections.get(node)
@@ -116,14 +116,14 @@ class ThreadConnections:
         return connection
 
     def restore(
-        self, connections: dict[Node, BlockingConnection], direct: BlockingConnection | None
+        self, connections: dict[Node, BlockingConnection], only: BlockingConnection | None
     ) -> None:
         """Give the interrupted call its connections back at the end of a call by a signal handler,
-        and close those of the latter.
+        and close those that the handler's call has opened.
         """
         this_thread = self.this_thread
         opened = this_thread.connections
-        this_thread.connections, this_thread.only_connection = connections, direct
+        this_thread.connections, this_thread.only_connection = connections, only
         for connection in opened.values():
             connection.close()
 
