@@ -53,7 +53,7 @@ def fleet(run: Run) -> None:
         left = stop - time.monotonic()
         if turn and left < 3:
             return
-        Fleet(run, derive_seed(run.seed, "fleet", turn)).play(min(RUN_S, max(1.0, left - 1)))
+        Fleet(run, derive_seed(run.seed, "fleet", turn)).run_for(min(RUN_S, max(1.0, left - 1)))
         run.count("fleets")
 
 
@@ -72,7 +72,7 @@ class Fleet:
         self.killed: list[str] = []
         self._names = itertools.count()
 
-    def play(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         folder = Path(tempfile.mkdtemp(prefix="distwindow-attack-"))
         try:
             with Standalone() as server, Proxy(server.port) as proxy:

@@ -210,11 +210,11 @@ def test_a_swallowed_exception_is_found() -> None:
         rounds = Interrupter(random.Random(1))
         Interrupter.KINDS, kinds = (ValueError,), Interrupter.KINDS
         assert rounds.round("fair", lambda: time.sleep(0.5), 0.01).interrupted
-        assert not any(name.startswith("wrong") for name in rounds.tally)
+        assert not any(name.startswith("wrong") for name in rounds.figures)
         rounds.round("x", _swallowing, 0.01)
         rounds.round("y", _replacing, 0.01)
-        assert rounds.tally["wrong: swallowed"] == 1
-        assert rounds.tally["wrong: replaced by RuntimeError"] == 1
+        assert rounds.figures["wrong: swallowed"] == 1
+        assert rounds.figures["wrong: replaced by RuntimeError"] == 1
         assert not rounds.round("quick", lambda: None, 0.5).interrupted
         Interrupter.KINDS = kinds
     finally:

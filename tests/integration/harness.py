@@ -58,7 +58,7 @@ class Call:
         return self.admitted
 
 
-def tally(calls: Iterable[Call]) -> Counter[str]:
+def count_outcomes(calls: Iterable[Call]) -> Counter[str]:
     """Return the number of calls by outcome: `ok`, `refused`, or the name of the error."""
     return Counter(
         type(call.outcome).__name__

@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.consistency.key_state import KeyState
-from tests.integration.harness import PLENTY, Harness, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, count_outcomes, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until
 
@@ -269,17 +269,17 @@ def test_closing_amid_calls_loses_nothing(
         until(lambda calls=calls: len(calls) > 30, every=0.001)  # type: ignore[misc]
         limiter.close()
         calls = load.result()
-        tallied = tally(calls)
-        assert set(tallied) <= {"ok", "refused", "ConfigurationError", "StoreUnavailable"}
+        outcomes = count_outcomes(calls)
+        assert set(outcomes) <= {"ok", "refused", "ConfigurationError", "StoreUnavailable"}
         other = harness.limiter(redis_url, limits, **options)
         seen = [other.stats(key) for key in "abc"]
         passed = sum(s.windows[0].passed for s in seen)
         if mode == "eventual":
-            assert passed == tallied["ok"]
+            assert passed == outcomes["ok"]
         else:  # a call in flight may have been executed, and may have fetched a lease
-            assert tallied["ok"] <= passed
-            assert passed <= tallied["ok"] + tallied["StoreUnavailable"] or mode == "leased"
-        assert sum(s.windows[-1].blocked for s in seen) >= tallied["refused"]
+            assert outcomes["ok"] <= passed
+            assert passed <= outcomes["ok"] + outcomes["StoreUnavailable"] or mode == "leased"
+        assert sum(s.windows[-1].blocked for s in seen) >= outcomes["refused"]
 
 
 # -- forks ----------------------------------------------------------------------------------------
@@ -362,9 +362,9 @@ def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
         limiter.close()
         return time.monotonic() - began
 
-    with proxy.spoiled(DropReply()):
+    with proxy.inject(DropReply()):
         limiter.try_acquire("k")  # a cached refusal, which is flushed soon
-        until(lambda: proxy.swallowed > 0)
+        until(lambda: proxy.dropped_bytes > 0)
         took = Child(work).result()
     assert took < 0.4
     limiter.close()

@@ -12,7 +12,7 @@ import pytest
 from distwindow import Key, RateLimitExceeded
 from tests.integration.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Proxy, until
-from tests.unit.stage import ManualClock, fresh
+from tests.unit.clock_and_stores import ManualClock, fresh_key
 
 MODES = ["direct", "leased", "eventual"]
 NEVER = {"flush_interval": 3600.0, "sync_interval": 3600.0}
@@ -153,7 +153,7 @@ def test_ends_when_the_window_has_room(harness: Harness, redis_url: str, prefix:
     clock = ManualClock()
     options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
     limiter = harness.limiter(redis_url, "5/second 10 buckets", **options)
-    key = fresh()
+    key = fresh_key()
     for _ in range(30):
         clock.move(37)
         decision = limiter.try_acquire(key)

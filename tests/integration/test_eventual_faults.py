@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, StoreError
-from tests.integration.harness import PLENTY, Call, Harness, admin, in_time, tally, used
+from tests.integration.harness import PLENTY, Call, Harness, admin, count_outcomes, in_time, used
 from tests.integration.test_leased_processes import PROCESSES, crowd, most_aligned, most_anywhere
 from tests.servers import (
     Blackhole,
@@ -26,7 +26,7 @@ from tests.servers import (
     free_port,
     until,
 )
-from tests.unit.stage import ManualClock
+from tests.unit.clock_and_stores import ManualClock
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -101,7 +101,7 @@ def test_calls_of_others_are_seen_after_a_poll(
 def test_it_is_exact_where_one_process_calls(harness: Harness, redis_url: str, prefix: str) -> None:
     limiter = harness.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
     calls = limiter.burst(["k"] * 500, at_once=8)
-    assert tally(calls) == {"ok": 300, "refused": 200}
+    assert count_outcomes(calls) == {"ok": 300, "refused": 200}
     stats = limiter.stats("k")
     assert [(w.passed, w.blocked) for w in stats.windows] == [(300, 200)] * 2
 
@@ -128,7 +128,7 @@ def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: s
                 calls += limiter.burst(["k", "new"] * 20, at_once=1)
         finally:
             own.resume()
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
         in_time(calls, 0.0)
         assert {call.outcome.source for call in calls} == {"local"}  # type: ignore[union-attr]
         if what != "dead":
@@ -168,7 +168,7 @@ def test_counts_are_neither_lost_nor_doubled(
     limiter.each(keys)
     count = 3
     for faulty in (True, False) * 2:
-        with proxy.spoiled(fault if faulty else Delay()):
+        with proxy.inject(fault if faulty else Delay()):
             ends = time.monotonic() + 0.12
             while time.monotonic() < ends:
                 count += sum(map(bool, limiter.each(keys)))
@@ -188,7 +188,7 @@ def test_neither_lost_nor_doubled_at_length(
     limiter = harness.limiter(proxy.url, "10000000/50s 500 buckets", **options)
     load = limiter.load([f"k{n}" for n in range(20)], threading.Event(), at_once=2)
     for turn in range(16):
-        with proxy.spoiled(FAULTS[turn % len(FAULTS)]):
+        with proxy.inject(FAULTS[turn % len(FAULTS)]):
             time.sleep(0.06)
         time.sleep(0.02)
     count = admitted(load.result())
@@ -208,7 +208,7 @@ def test_after_a_long_partition_counts_that_have_expired_are_not_stored(
         limiter.try_acquire("k")
         limiter.flush()
     limiter.flush()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         for _ in range(30):
             assert limiter.try_acquire("k")
             with pytest.raises(StoreError):

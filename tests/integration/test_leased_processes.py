@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, Limiter, StoreError
-from tests.integration.harness import PLENTY, Harness, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, count_outcomes, used
 from tests.servers import (
     Blackhole,
     Delay,
@@ -257,7 +257,7 @@ def test_exactly_the_limit_where_one_process_calls(
 ) -> None:
     limiter = harness.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
     calls = limiter.burst(["k"] * 1000, at_once=8)
-    assert tally(calls) == {"ok": 777, "refused": 223}
+    assert count_outcomes(calls) == {"ok": 777, "refused": 223}
     # If the worker is flushing at this moment, the last refusals are in its next flush.
     until(lambda: limiter.stats("k").blocked == 223, timeout=2)
     assert limiter.stats("k").passed == 777
@@ -332,7 +332,7 @@ def test_never_more_whatever_is_lost_on_the_way(
                     admitted += bool(limiter.try_acquire("k"))
 
     some(300)
-    with proxy.spoiled(fault):
+    with proxy.inject(fault):
         ends = time.monotonic() + 0.2
         while time.monotonic() < ends:
             some(1)

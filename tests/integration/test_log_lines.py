@@ -194,7 +194,7 @@ def test_a_limiter_that_is_closed_while_the_store_is_away(
         with limiter.entry("k"):
             pass
     kept = limiter._strategy.unacknowledged_counts()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         limiter.close()
         limiter.close()
     check_closed(caplog, f"limiter {prefix!r} at {proxy.url}", mode, kept)
@@ -209,7 +209,7 @@ async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_away(
         async with limiter.entry("k"):
             pass
     kept = limiter._strategy.unacknowledged_counts()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         await limiter.aclose()
         await limiter.aclose()
     check_closed(caplog, f"limiter {prefix!r} at {proxy.url}", mode, kept)
@@ -252,7 +252,7 @@ def test_counts_that_are_given_up_are_reported(
     ) as limiter:
         limiter.try_acquire("k")
         limiter.flush()
-        with proxy.spoiled(Refuse()):
+        with proxy.inject(Refuse()):
             limiter.try_acquire("k", cost=7)
             ends = time.monotonic() + 10
             while not limiter._strategy.dropped and time.monotonic() < ends:

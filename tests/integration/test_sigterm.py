@@ -118,7 +118,9 @@ def known(url: str, prefix: str, mode: str, keys: int = KEYS) -> int:
     return asyncio.run(ask())
 
 
-def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int) -> None:
+def check_no_count_is_lost(
+    url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int
+) -> None:
     """Check that no count is lost whatever SIGTERM interrupts, and that the shutdown takes no
     needless time.
     """
@@ -148,7 +150,7 @@ def test_nothing_is_lost_amid_calls(
     redis_url: str, prefix: str, kind: str, threads: int, mode: str, tmp_path: Path
 ) -> None:
     runs = int(os.environ.get("SIGTERM_RUNS", "2"))
-    storm(redis_url, prefix, tmp_path, kind, mode, threads, runs)
+    check_no_count_is_lost(redis_url, prefix, tmp_path, kind, mode, threads, runs)
 
 
 # -- single cases of the handler ------------------------------------------------------------------

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, StoreError, StoreUnavailable
-from tests.integration.harness import PLENTY, Harness, LimiterAdapter, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, LimiterAdapter, admin, count_outcomes, used
 from tests.integration.responder import Responder, Words, admitting, guard_of
 from tests.servers import Cluster, Proxy, Standalone, until
-from tests.unit.stage import ManualClock
+from tests.unit.clock_and_stores import ManualClock
 
 
 def counted(server: Any, *commands: str) -> int:
@@ -63,7 +63,7 @@ def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
     limiter.try_acquire("k")
     before = proxy.requests
     calls = limiter.burst(["k"] * 999, at_once=16)
-    assert tally(calls) == {"ok": 699, "refused": 300}
+    assert count_outcomes(calls) == {"ok": 699, "refused": 300}
     remaining = [c.outcome.remaining for c in calls if c.admitted]  # type: ignore[union-attr]
     assert sorted(remaining) == list(range(699))
     assert proxy.requests - before < 999
@@ -129,7 +129,7 @@ def test_scripts_that_are_lost_all_the_time_under_load(harness: Harness, prefix:
             time.sleep(0.05)
             server.script_flush()
         calls = load.result()
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
         assert used(server, prefix) == len(calls)
 
 
@@ -223,7 +223,7 @@ def test_swapped_replies_are_never_given_to_the_wrong_caller(harness: Harness) -
 
         server.script = swap
         calls = limiter.burst(["a", "b"] * 20, at_once=2)
-        assert set(tally(calls)) == {"StoreUnavailable"}
+        assert set(count_outcomes(calls)) == {"StoreUnavailable"}
         assert {call.charged for call in calls} == {None}
         server.script = admitting
         assert limiter.try_acquire("a")
@@ -404,7 +404,7 @@ def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: An
             before = rings(server)
             (call,) = limiter.burst(["k"])
             if not call.admitted:
-                assert tally([call]) == {"StoreUnavailable": 1}
+                assert count_outcomes([call]) == {"StoreUnavailable": 1}
                 assert call.charged is False
                 after = rings(server)
                 assert {name: after.get(name, ring) for name, ring in before.items()} == before

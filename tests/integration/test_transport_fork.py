@@ -20,7 +20,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter
 from tests.event_loops import program_header
-from tests.integration.harness import PLENTY, Call, admin, tally, timed, used
+from tests.integration.harness import PLENTY, Call, admin, count_outcomes, timed, used
 from tests.servers import Cluster
 
 pytestmark = [
@@ -137,7 +137,7 @@ def test_forks_while_other_threads_call(redis_url: str, prefix: str) -> None:
         stop.set()
         for thread in threads:
             thread.join(10)
-    assert set(tally(calls)) == {"ok"}
+    assert set(count_outcomes(calls)) == {"ok"}
     with admin(redis_url) as server:
         assert used(server, prefix) == 1 + len(calls) + 8 * 20
     limiter.close()

@@ -15,7 +15,15 @@ import pytest
 
 from distwindow import StoreError, StoreTimeout, StoreUnavailable
 from distwindow.store.redis.guard import ServerClock
-from tests.integration.harness import Call, Harness, LimiterAdapter, admin, in_time, tally, used
+from tests.integration.harness import (
+    Call,
+    Harness,
+    LimiterAdapter,
+    admin,
+    count_outcomes,
+    in_time,
+    used,
+)
 from tests.servers import (
     Blackhole,
     Delay,
@@ -51,7 +59,7 @@ def conserved(calls: Iterable[Call], held: int) -> None:
     calls = list(calls)
     admitted = sum(call.admitted for call in calls)
     unknown = sum(call.charged is None for call in calls)
-    assert admitted <= held <= admitted + unknown, f"{held} of {tally(calls)}"
+    assert admitted <= held <= admitted + unknown, f"{held} of {count_outcomes(calls)}"
 
 
 def heals(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
@@ -81,11 +89,11 @@ def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
-    with proxy.spoiled(DropReply(close=True, only=SCRIPT, times=lost)):
+    with proxy.inject(DropReply(close=True, only=SCRIPT, times=lost)):
         calls = limiter.burst(["k"] * 90, at_once=1 if way == "alone" else 6)
-    assert proxy.hits == lost
+    assert proxy.affected == lost
     unknown = [call for call in calls if call.charged is None]
-    assert set(tally(unknown)) == {"StoreUnavailable"}
+    assert set(count_outcomes(unknown)) == {"StoreUnavailable"}
     assert len(unknown) == lost if way == "alone" else len(unknown) >= lost
     assert sum(call.charged is False for call in calls) == 0
     with admin(redis_url) as server:
@@ -97,9 +105,9 @@ def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.15)
     before = warm(limiter)
-    with proxy.spoiled(DropReply(only=SCRIPT, times=2)):
+    with proxy.inject(DropReply(only=SCRIPT, times=2)):
         calls = limiter.burst(["k"] * 6, at_once=1)
-    assert tally(calls) == {"StoreTimeout": 2, "ok": 4}
+    assert count_outcomes(calls) == {"StoreTimeout": 2, "ok": 4}
     assert {call.charged for call in calls} == {True, None}
     in_time(calls, 0.15)
     with admin(redis_url) as server:
@@ -116,10 +124,10 @@ def test_a_reset_after_bytes_were_sent_is_unknown_and_never_repeated(
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
-    with proxy.spoiled(fault):
+    with proxy.inject(fault):
         calls = limiter.burst(["k"] * 10, at_once=1)
-    assert proxy.hits == 4
-    assert tally(calls) == {"StoreUnavailable": 4, "ok": 6}
+    assert proxy.affected == 4
+    assert count_outcomes(calls) == {"StoreUnavailable": 4, "ok": 6}
     assert [call.charged for call in calls[:4]] == [None] * 4
     with admin(redis_url) as server:
         assert used(server, prefix) == before + (10 if executed else 6)
@@ -144,9 +152,9 @@ def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
 def test_a_connect_that_fails_once_is_tried_once_more(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    with proxy.spoiled(ResetBeforeSend(times=1)):
+    with proxy.inject(ResetBeforeSend(times=1)):
         assert harness.limiter(proxy.url, prefix=prefix, timeout=2).try_acquire("k")
-    assert proxy.hits == 1
+    assert proxy.affected == 1
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
 
@@ -155,11 +163,11 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
-    with proxy.spoiled(ResetBeforeSend()):
+    with proxy.inject(ResetBeforeSend()):
         (call,) = limiter.burst(["k"])
-    assert tally([call]) == {"StoreUnavailable": 1}
+    assert count_outcomes([call]) == {"StoreUnavailable": 1}
     assert call.charged is False
-    assert proxy.hits == 2
+    assert proxy.affected == 2
     heals(limiter)
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
@@ -174,7 +182,7 @@ def test_refused_connections_fail_fast_until_the_server_is_back(
     proxy.fault = Refuse()
     down = limiter.burst(["k"] * 40, at_once=4)
     proxy.fault = Pass()
-    assert set(tally(down)) == {"StoreUnavailable"}
+    assert set(count_outcomes(down)) == {"StoreUnavailable"}
     # Only calls in flight when the connection broke can have an unknown outcome.
     assert sum(call.charged is None for call in down) <= 4
     assert sorted(call.seconds for call in down)[len(down) // 2] < 0.1
@@ -215,7 +223,7 @@ def test_every_call_ends_by_its_deadline_and_later_calls_succeed(
     slow = limiter.burst(["k", "j"] * 3, at_once=2)
     proxy.fault = Pass()
     if hang == "blackhole for scripts" or not hang.startswith("accepts"):
-        assert "ok" not in tally(slow)
+        assert "ok" not in count_outcomes(slow)
     assert all(isinstance(call.outcome, StoreError) for call in slow)
     in_time(slow, timeout)
     calls += slow + heals(limiter)
@@ -230,9 +238,9 @@ def test_time_spent_on_connecting_counts(
 ) -> None:
     """Each step takes less than the timeout, and all of them together take more."""
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)
-    with proxy.spoiled(Delay(replies=0.15)):
+    with proxy.inject(Delay(replies=0.15)):
         calls = limiter.burst(["k"], at_once=1)
-    assert set(tally(calls)) <= {"StoreTimeout", "StoreUnavailable"}
+    assert set(count_outcomes(calls)) <= {"StoreTimeout", "StoreUnavailable"}
     in_time(calls, 0.2)
 
 
@@ -241,7 +249,7 @@ def test_time_spent_on_connecting_counts(
 def test_time_spent_on_finding_the_node_counts(harness: Harness, proxy: Proxy, kind: str) -> None:
     path = "/service/0" if kind == "sentinel" else ""
     limiter = harness.limiter(f"redis+{kind}://127.0.0.1:{proxy.port}{path}", timeout=0.2)
-    with proxy.spoiled(Silent()):
+    with proxy.inject(Silent()):
         calls = limiter.burst(["k"], at_once=1)
     assert all(isinstance(call.outcome, StoreError) for call in calls)
     assert {call.charged for call in calls} == {False}
@@ -323,7 +331,7 @@ def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness)
         # second.
         until(lambda: admitted_since(load.calls, resumed), 5.0, what="healing")
         calls = load.result()
-        assert set(tally(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
+        assert set(count_outcomes(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
         in_time(calls, 0.2)
         with server.client() as client:
             held = used(client, "distwindow") - 6
@@ -372,7 +380,7 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
     calls = load.result()
     stop.set()
     thread.join()
-    assert set(tally(calls)) <= {"ok", "StoreUnavailable"}
+    assert set(count_outcomes(calls)) <= {"ok", "StoreUnavailable"}
     assert any(call.charged is None for call in calls)
     with admin(redis_url) as server:
         conserved(calls, used(server, prefix))
@@ -381,10 +389,10 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
 def test_errors_name_the_outcome(harness: Harness, proxy: Proxy, prefix: str) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.1)
     warm(limiter)
-    with proxy.spoiled(DropReply(only=SCRIPT, times=1)):
+    with proxy.inject(DropReply(only=SCRIPT, times=1)):
         with pytest.raises(StoreTimeout, match=r"within 0\.1 s; the outcome .* unknown") as timeout:
             limiter.try_acquire("k")
-    with proxy.spoiled(ResetAfterSend(only=SCRIPT, times=1)):
+    with proxy.inject(ResetAfterSend(only=SCRIPT, times=1)):
         with pytest.raises(StoreUnavailable, match=r"not reachable.*unknown") as reset:
             limiter.try_acquire("k")
     for caught in (timeout.value, reset.value):

@@ -16,7 +16,7 @@ import pytest
 from redis.crc import key_slot
 
 from distwindow import StoreError
-from tests.integration.harness import Call, Harness, LimiterAdapter, in_time, tally, used
+from tests.integration.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -82,7 +82,7 @@ def only_store_errors(calls: list[Call]) -> None:
 def conserved(calls: list[Call], count: int, before: int = 0) -> None:
     admitted = sum(call.admitted for call in calls) + before
     unknown = sum(call.charged is None for call in calls)
-    assert admitted <= count <= admitted + unknown, f"{count}: {before} and {tally(calls)}"
+    assert admitted <= count <= admitted + unknown, f"{count}: {before} and {count_outcomes(calls)}"
 
 
 # -- cluster --------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, li
         rings = 1 if isinstance(limits, str) else 2
         failed = [call for call in calls if not call.admitted]
         if rings == 1:
-            assert not failed, tally(calls)
+            assert not failed, count_outcomes(calls)
         only_store_errors(failed)  # TRYAGAIN, while one of two rings has moved
         assert {call.charged for call in failed} <= {False}
         assert held(cluster) == rings * (before + len(calls) - len(failed))
@@ -127,7 +127,7 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
                 only_store_errors([call])
                 assert not call.admitted
                 time.sleep(0.2)
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
 
 
 def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
@@ -148,7 +148,7 @@ def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> 
                     in_time([call], 0.3)
         finally:
             frozen.resume()
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
 
 
 @pytest.mark.parametrize("failure", ["killed", "frozen"])

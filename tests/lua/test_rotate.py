@@ -1,4 +1,4 @@
-"""acquire/rotate.lua decides and writes as the general path does, which it is a cheaper form of."""
+"""acquire/rotate.lua decides and writes as the general path does, at a lower cost."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.scripts import load_script, scripts_folder
-from tests.unit.stage import T0, fresh
+from tests.unit.clock_and_stores import T0, fresh_key
 
 GUARD = "9999999999999.000001"
-WITHOUT = ("acquire/hot.lua", "acquire/rotate.lua")
-START = {"acquire/hot.lua": "local key = KEYS[1]\n"}
-"""What the general path needs of a piece that is left out."""
+SHORT_PATHS = ("acquire/hot.lua", "acquire/rotate.lua")
+REPLACEMENTS = {"acquire/hot.lua": "local key = KEYS[1]\n"}
+"""What the general path needs of a piece that is omitted."""
 
 
 @cache
 def general_only() -> str:
-    """acquire without its two short ways."""
+    """Return the script `acquire` without its two short paths."""
     root = scripts_folder()
 
     def piece(found: re.Match[str]) -> str:
-        if found[1] in WITHOUT:
-            return START.get(found[1], "")
+        if found[1] in SHORT_PATHS:
+            return REPLACEMENTS.get(found[1], "")
         return (root / found[1]).read_text(encoding="utf-8")
 
     source = (root / "acquire.lua").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit) -> int:
-    """Some calls, and flushed counts, over about a window and a half; returns the last time."""
+    """Make some calls and flushes over about a window and a half; return the last time, ms."""
     charges = charges_of(key, ring_name_prefix("rotate", key), [limit], 1)
     now = T0 + rng.randrange(limit.bucket_ms)
     for _ in range(rng.randrange(1, 8)):
@@ -74,35 +74,37 @@ def run(server: redis.Redis, command: wire.Command[Any]) -> Any:
 
 
 def content(server: redis.Redis, ring: bytes, span: int, bucket_ms: int) -> dict[bytes, bytes]:
-    """The hash without the slot of the newest bucket, whose value has expired and is ignored."""
+    """Return the hash without the slot of the newest bucket, whose value is not read any more."""
     fields: Any = server.hgetall(ring)
     newest = int(fields[b"head"].split()[0]) // bucket_ms
     fields.pop(b"%d" % (newest % span), None)
     return dict(fields)
 
 
-def test_the_rotation_of_one_ring_is_that_of_the_general_path(server: redis.Redis) -> None:
+def test_one_ring_is_rotated_as_by_the_general_path(server: redis.Redis) -> None:
     short_replies = 0
     for seed in range(200):
         rng = random.Random(seed)
         buckets, bound = rng.choice([1, 2, 5, 10, 40]), rng.choice(get_args(Bound))
         limit = Limit(rng.choice([3, 20]), per=60 * buckets, buckets=buckets, bound=bound)
         width, span = limit.bucket_ms, limit.span
-        key = fresh()
+        key = fresh_key()
         last = random_ring(rng, server, key, limit)
         charges = charges_of(key, ring_name_prefix("rotate", key), [limit], rng.randrange(1, 4))
         now = last + width * rng.randrange(1, span + 3) + rng.randrange(width)
         command = wire.Acquire(charges, now, calls=rng.randrange(1, 3))
         (ring,) = command.keys
-        twin = ring + b":twin"
-        server.execute_command("COPY", ring, twin)
+        copy = ring + b":copy"
+        server.execute_command("COPY", ring, copy)
 
         short = run(server, command)
-        general: Any = server.eval(general_only(), 1, twin, GUARD, *command.arguments())
+        general: Any = server.eval(general_only(), 1, copy, GUARD, *command.arguments())
 
         assert command.reply(short) == command.reply(general), seed
-        assert content(server, ring, span, width) == content(server, twin, span, width), seed
+        assert content(server, ring, span, width) == content(server, copy, span, width), seed
         ttl: Any = server.pttl(ring)
-        assert abs(ttl - server.pttl(twin)) < width, seed
-        short_replies += len(short) == 3  # as acquire/rotate.lua answers; the general path has five
+        assert abs(ttl - server.pttl(copy)) < width, seed
+        short_replies += (
+            len(short) == 3
+        )  # of acquire/rotate.lua; the general path returns five words
     assert short_replies > 50

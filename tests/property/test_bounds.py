@@ -18,7 +18,7 @@ from distwindow import BucketLeapArray, Event, Limit
 from distwindow.core.limit import Bound
 from distwindow.protocol.commands import Acquire, charges_of
 from distwindow.protocol.keys import ring_name_prefix
-from tests.unit.stage import T0, Execute, blocking, fresh, memory
+from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -64,9 +64,11 @@ strays = st.lists(st.builds(Arrival, anywhere, costs, calls), min_size=1, max_si
 asked_by = st.sampled_from([1, 4])  # at most this many callers share a script call
 
 
-def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -> list[Admission]:
-    """Return what is admitted of these arrivals."""
-    key, now, admitted = fresh(), T0, []
+def admissions_of(
+    execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1
+) -> list[Admission]:
+    """Return what is admitted of these arrivals; `most` calls at most share a script call."""
+    key, now, admitted = fresh_key(), T0, []
     for later, cost, count in coming:
         now += later
         charges = charges_of(key, ring_name_prefix("bounds", key), [limit], cost)
@@ -78,7 +80,7 @@ def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -
     return admitted
 
 
-class Oracle:
+class BucketModel:
     """Buckets in a dictionary, summed anew for each call."""
 
     def __init__(self, limit: Limit) -> None:
@@ -88,7 +90,7 @@ class Oracle:
     def admits(self, now: int, cost: int) -> bool:
         width, span = self.limit.bucket_ms, self.limit.span
         newest = max(self.buckets, default=now // width)
-        if newest * width - now > span * width:  # the clock was set back: lost state
+        if newest * width - now > span * width:  # the clock was set back by more than a window
             self.buckets.clear()
             newest = now // width
         newest = max(newest, now // width)
@@ -101,19 +103,19 @@ class Oracle:
 
 
 def expected(limit: Limit, coming: list[Arrival]) -> list[Admission]:
-    oracle, now, admitted = Oracle(limit), T0, []
+    model, now, admitted = BucketModel(limit), T0, []
     for later, cost, count in coming:
         now += later
-        admitted += [Admission(now, cost) for _ in range(count) if oracle.admits(now, cost)]
+        admitted += [Admission(now, cost) for _ in range(count) if model.admits(now, cost)]
     return admitted
 
 
 @settings(LENIENT, max_examples=50)
 @given(limit=st.one_of(limits("leap"), limits("strict")), coming=strays, most=asked_by)
-def test_exactly_what_the_oracle_admits(
+def test_exactly_what_the_model_admits(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
-    assert play(execute, limit, coming, most) == expected(limit, coming)
+    assert admissions_of(execute, limit, coming, most) == expected(limit, coming)
 
 
 @settings(LENIENT, max_examples=50)
@@ -128,7 +130,7 @@ def test_leap_is_check_then_count_on_a_leap_array(
             if array.total(now, Event.PASS) + cost <= limit.amount:
                 array.add(now, Event.PASS, cost)
                 admitted.append(Admission(now, cost))
-    assert play(execute, limit, coming) == admitted
+    assert admissions_of(execute, limit, coming) == admitted
 
 
 @settings(LENIENT, max_examples=50)
@@ -136,7 +138,7 @@ def test_leap_is_check_then_count_on_a_leap_array(
 def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
-    admitted = play(execute, limit, coming, most)
+    admitted = admissions_of(execute, limit, coming, most)
     assert most_in_aligned(admitted, limit, limit.buckets) <= limit.amount
     assert most_in_any(admitted, limit.interval_ms) <= 2 * limit.amount
 
@@ -146,7 +148,7 @@ def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
 def test_strict_keeps_every_window_there_is(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
-    admitted = play(execute, limit, coming, most)
+    admitted = admissions_of(execute, limit, coming, most)
     assert most_in_any(admitted, limit.interval_ms) <= limit.amount
     assert most_in_aligned(admitted, limit, limit.buckets + 1) <= limit.amount
 
@@ -186,7 +188,7 @@ def test_a_saturated_key_gets_its_share(execute: Execute, bound: Bound, buckets:
     laps = 4
     begin = -(T0 // -period) * period - T0
     rush = [Arrival(begin, 1, 9)] + [Arrival(W // 2, 1, 9)] * (2 * limit.span * laps - 1)
-    admitted = play(execute, limit, rush)
+    admitted = admissions_of(execute, limit, rush)
     assert len(admitted) == laps * limit.amount
     rate = len(admitted) / (laps * period)
     whole = limit.amount / limit.interval_ms
@@ -201,4 +203,4 @@ def test_leap_can_admit_twice_the_limit_and_strict_cannot(execute: Execute) -> N
     for bound, most in (("leap", 14), ("strict", 7)):
         limit = Limit(7, 10 * W / 1000, 10, bound)  # type: ignore[arg-type]
         rush = [Arrival(end_of_bucket, 7, 1), Arrival(9 * W + 1, 7, 1)]
-        assert most_in_any(play(execute, limit, rush), limit.interval_ms) == most
+        assert most_in_any(admissions_of(execute, limit, rush), limit.interval_ms) == most

@@ -33,7 +33,7 @@ def monotone(origin: int, steps: list[tuple[int, Event, int]]) -> list[tuple[int
     return log
 
 
-class Naive:
+class ArrayModel:
     """LeapArray as a table: for each slot, the start of its window and what was added to it."""
 
     def __init__(self, sample_count: int, interval_ms: int) -> None:
@@ -52,7 +52,7 @@ class Naive:
         return {start: log for start, log in self.slots.values() if t - start <= self.interval}
 
 
-def tally(log: list[tuple[Event, int]]) -> list[int]:
+def totals(log: list[tuple[Event, int]]) -> list[int]:
     return [sum(n for e, n in log if e is event) for event in Event]
 
 
@@ -115,14 +115,14 @@ def test_per_bucket_figures_are_the_recount_of_each_bucket(
 def agrees_with_the_table(
     shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
 ) -> None:
-    array, model = BucketLeapArray(*shape), Naive(*shape)
+    array, model = BucketLeapArray(*shape), ArrayModel(*shape)
     for t, event, n, rotate in steps:
         if rotate:
             array.add(t, event, n)
             model.rotate(t).append((event, n))
         live = model.live(t)
         assert {w.start: w.value.counts for w in array.windows(t)} == {
-            start: tally(log) for start, log in live.items()
+            start: totals(log) for start, log in live.items()
         }
         assert {w.start for w in array.all_windows()} == {s for s, _ in model.slots.values()}
         for window in array.all_windows():

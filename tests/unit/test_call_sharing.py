@@ -122,7 +122,7 @@ class Key:
         return "gathering" if self._waiting() else "in flight"
 
 
-# Each play brings about the event of its row, yields, and then checks what happens.
+# Each of these brings about the event of its row, yields, and then checks what happens.
 
 
 def made_alone(key: Key) -> Iterator[None]:
@@ -216,7 +216,7 @@ def waiters_run_out_of_time(key: Key) -> Iterator[None]:
     assert key.state() == "idle"
 
 
-PLAYS: dict[tuple[str, ...], Callable[[Key], Iterator[None]]] = {
+ROW_CHECKS: dict[tuple[str, ...], Callable[[Key], Iterator[None]]] = {
     ("idle", "a call begins", "it is made alone"): made_alone,
     ("in flight", "a call begins", "it waits in a new group"): waits_in_a_group,
     ("gathering", "a call begins", "it joins the group"): waits_in_a_group,
@@ -242,15 +242,15 @@ def test_row(state: str, event: str, next_state: str, effect: str) -> None:
     timed = {"the only waiter's time is over", "a call begins too late"}
     key = Key(state, own_clock=event in timed)
     assert key.state() == state
-    play = PLAYS[state, event, effect](key)
-    next(play)
+    check = ROW_CHECKS[state, event, effect](key)
+    next(check)
     assert key.state() == next_state
-    assert next(play, "over") == "over"
+    assert next(check, "over") == "over"
 
 
-def test_every_play_is_a_row() -> None:
+def test_every_check_is_a_row() -> None:
     assert {(state, event, effect) for state, event, _, effect in rows_of(call_sharing)} == set(
-        PLAYS
+        ROW_CHECKS
     )
 
 
