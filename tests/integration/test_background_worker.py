@@ -177,12 +177,12 @@ def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, p
     """There is one worker, so the other limiters are flushed later by one timeout."""
     with Standalone() as own:
         stalled = Limiter(own.url, "1/hour", prefix=prefix, timeout=0.2, **SOON)
-        well = Limiter(redis_url, "1/hour", prefix=prefix, **SOON)
-        for limiter in (stalled, well):
+        reachable = Limiter(redis_url, "1/hour", prefix=prefix, **SOON)
+        for limiter in (stalled, reachable):
             assert limiter.try_acquire("k")
         own.pause()
         try:
-            for limiter in (stalled, well):
+            for limiter in (stalled, reachable):
                 for _ in range(10):
                     try:
                         limiter.try_acquire("k")
@@ -192,7 +192,7 @@ def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, p
                 until(lambda: other.stats("k").blocked == 10, timeout=2)
         finally:
             own.resume()
-        well.close()
+        reachable.close()
         stalled.close()
 
 

@@ -255,7 +255,7 @@ def every_path(limiter: Limiter, key: str) -> None:
         with suppress(RateLimitExceeded), limiter.entry(f"{key} alone"):
             pass
         limiter.flush()
-        time.sleep(0.02)
+        time.sleep(0.02)  # the time until another bucket, on the server's clock
     limiter.reset(key)
 
 

@@ -100,7 +100,7 @@ def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
     with proxy.inject(Refuse()):
         limiter.try_acquire("k")
         until(lambda: caplog.messages)
-        time.sleep(0.1)
+        time.sleep(0.1)  # several more flushes fail, which must not be logged
     until(lambda: len(caplog.messages) > 1)
     began, ended = caplog.messages
     name = f"limiter '{prefix}' at {proxy.url}"

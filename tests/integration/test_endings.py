@@ -86,7 +86,7 @@ def call(number):
 
 for number in range(3):
     threading.Thread(target=call, args=(number,), daemon=True).start()
-time.sleep(0.5)
+time.sleep(0.5)  # the threads call until the program ends
 """
 
 

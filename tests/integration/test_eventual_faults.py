@@ -12,7 +12,12 @@ import pytest
 
 from distwindow import Limit, StoreError
 from tests.integration.harness import PLENTY, Call, Harness, admin, count_outcomes, in_time, used
-from tests.integration.test_leased_processes import PROCESSES, crowd, most_aligned, most_anywhere
+from tests.integration.test_leased_processes import (
+    PROCESSES,
+    call_in_processes,
+    most_aligned,
+    most_anywhere,
+)
 from tests.servers import (
     Blackhole,
     Delay,
@@ -49,7 +54,7 @@ def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> 
     """
     limit, sync, way = Limit("400/second 5 buckets"), 0.05, 0.1
     options = eventual(prefix, limits=str(limit), sync_interval=sync)
-    spans, sources = crowd(redis_url, "k", options, 2.5, pause=0.01)
+    spans, sources = call_in_processes(redis_url, "k", options, 2.5, pause=0.01)
     assert set(sources) == {"local True", "local False"}
     beyond = most_anywhere(spans, Limit(1, per=2 * sync + 2 * way, buckets=1))
     most = most_aligned(spans, limit)
@@ -65,7 +70,7 @@ def test_each_process_passes_no_more_than_its_own_share(
     """This holds even where no process receives the counts of the others."""
     limit = Limit("400/second 5 buckets")
     options = eventual(prefix, limits=str(limit), sync_interval=3600, share=share)
-    spans, _ = crowd(redis_url, "k", options, 1.6, pause=0.002)
+    spans, _ = call_in_processes(redis_url, "k", options, 1.6, pause=0.002)
     # Without a poll each process has its own estimate of when a bucket ends, which differs by
     # little.
     assert 400 * most * 0.7 < most_aligned(spans, limit) <= 400 * most * 1.02
@@ -74,7 +79,7 @@ def test_each_process_passes_no_more_than_its_own_share(
 @pytest.mark.slow
 def test_every_call_of_every_process_is_counted_once(redis_url: str, prefix: str) -> None:
     options = eventual(prefix, limits="1000000/50s 500 buckets", sync_interval=0.02)
-    spans, _ = crowd(redis_url, "k", options, 1, pause=0.0005)
+    spans, _ = call_in_processes(redis_url, "k", options, 1, pause=0.0005)
     with admin(redis_url) as server:
         assert used(server, prefix) == len(spans) > 500
 
@@ -172,7 +177,7 @@ def test_counts_are_neither_lost_nor_doubled(
             ends = time.monotonic() + 0.12
             while time.monotonic() < ends:
                 count += sum(map(bool, limiter.each(keys)))
-                time.sleep(0.001)
+                time.sleep(0.001)  # calls in many buckets of 50 ms
     with admin(redis_url) as server:
         until(lambda: used(server, prefix) >= count, timeout=5)
         limiter.flush()
@@ -189,8 +194,8 @@ def test_neither_lost_nor_doubled_at_length(
     load = limiter.load([f"k{n}" for n in range(20)], threading.Event(), at_once=2)
     for turn in range(16):
         with proxy.inject(FAULTS[turn % len(FAULTS)]):
-            time.sleep(0.06)
-        time.sleep(0.02)
+            time.sleep(0.06)  # several flushes meet the fault
+        time.sleep(0.02)  # and some do not
     count = admitted(load.result())
     with admin(redis_url) as server:
         until(lambda: used(server, prefix) >= count)

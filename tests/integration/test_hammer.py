@@ -141,7 +141,7 @@ def test_strict_never_admits_more_than_the_limit_in_any_window(redis_url: str) -
     assert exactly_full_where_refused(calls, limit) > 20
 
 
-def conserved(url: str, costs: list[int], **options: Any) -> None:
+def check_conserved(url: str, costs: list[int], **options: Any) -> None:
     """Check that the ring has counted as much as the clients were admitted, in a window that does
     not end.
     """
@@ -156,7 +156,7 @@ def conserved(url: str, costs: list[int], **options: Any) -> None:
 
 
 def test_no_permit_is_lost(redis_url: str) -> None:
-    conserved(redis_url, [1, 2, 3])
+    check_conserved(redis_url, [1, 2, 3])
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_everywhere_at_length(request: pytest.FixtureRequest, where: str, bound:
     if bound == "strict":
         never_above_in_any_window(calls, limit)
     assert exactly_full_where_refused(calls, limit) > 15
-    conserved(url, [1, 5])
+    check_conserved(url, [1, 5])
 
 
 if __name__ == "__main__":

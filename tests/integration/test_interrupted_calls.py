@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty
 from types import FrameType
@@ -27,7 +27,7 @@ from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
 from distwindow.store.redis.blocking.call_sharing import CallGroup, InFlightCall, Waiter
 from tests.integration.harness import admin, used
-from tests.servers import Proxy
+from tests.servers import Proxy, until_async
 from tests.servers.proxy import Delay, Pass, Silent
 from tests.servers.wait import until
 
@@ -151,7 +151,7 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
         state.demand = HighDemand(time.monotonic())
         with proxy.inject(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: state.lease_fetch is not None)
+            await until_async(lambda: state.lease_fetch is not None)
             task.cancel()
             try:
                 await task
@@ -164,13 +164,6 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
 
 async def _acquire(limiter: AsyncLimiter) -> Decision:
     return await limiter.try_acquire("k")
-
-
-async def until_true(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.001)
 
 
 # -- leases whose caller has left -----------------------------------------------------------------
@@ -193,17 +186,18 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
         await limiter.flush()
         state.demand = HighDemand(time.monotonic())
         assert not state.permits_left
+        before = proxy.affected
         with proxy.inject(Delay(only=SCRIPT, replies=0.15)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: state.lease_fetch is not None)
-            await asyncio.sleep(0.01)
+            await until_async(lambda: proxy.affected > before, what="the request is sent")
+            assert state.lease_fetch is not None
             if timeout > 1:
                 task.cancel()
             try:
                 returned += bool(await task)
             except (asyncio.CancelledError, StoreError):
                 unknown += 1
-            await until_true(lambda: state.permits_left > 0)
+            await until_async(lambda: state.permits_left > 0)
     with admin(proxy.url) as server:
         assert returned <= used(server, prefix) <= returned + unknown
     assert unknown == 1
@@ -407,7 +401,7 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
         assert limiter.try_acquire("user")
 
 
-def test_a_store_that_is_well_again_is_asked_again(proxy: Proxy, prefix: str) -> None:
+def test_a_store_that_works_again_is_used_again(proxy: Proxy, prefix: str) -> None:
     """After failures and interruptions the limiter works as before."""
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.3) as limiter:
         with proxy.inject(Silent()), pytest.raises(StoreError):

@@ -132,7 +132,7 @@ def check_no_count_is_lost(
         calling = Calling(url, name, path / name, kind, mode, threads, interval)
         # In `direct` two calls of each key reach the store before its refusals are cached.
         until(lambda one=calling: one.returned() > 3 * KEYS, timeout=30)  # type: ignore[misc]
-        time.sleep(moments.uniform(0, 0.2))
+        time.sleep(moments.uniform(0, 0.2))  # SIGTERM comes at a random moment
         seconds, complaints = calling.end()
         assert complaints == ""
         assert seconds < 3, "the exit timeout was used up"
@@ -229,7 +229,7 @@ def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -
         began = time.monotonic()
         for _ in range(5):
             idle.process.terminate()
-            time.sleep(0.2)
+            time.sleep(0.2)  # signals at intervals, over one second
         code, _, complaints = idle.ended()
     assert 2.5 < time.monotonic() - began < 5
     assert code == -signal.SIGTERM
@@ -279,7 +279,7 @@ def test_under_gevent(redis_url: str, prefix: str, program: str) -> None:
     pytest.importorskip("gevent")
     patch = "from gevent import monkey; monkey.patch_all()"
     with Idle(redis_url, prefix, program, patch) as idle:
-        time.sleep(0.1)
+        time.sleep(0.1)  # by then the greenlet runs `program`
         idle.process.terminate()
         code, _, complaints = idle.ended()
     assert (code, complaints) == (-signal.SIGTERM, "")

@@ -182,6 +182,8 @@ def loses_nothing(
 ) -> str:
     with running(tmp_path, source, args, url, prefix, **more) as process:
         load = Load(port)
+        # Every worker has started and answers by then. One that gunicorn has just forked ignores
+        # SIGTERM, and nothing shows when it no longer does.
         time.sleep(0.5)
         output = terminated(process)
         load.join()

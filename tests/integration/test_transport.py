@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import redis
 
 from distwindow import ConfigurationError, StoreError, StoreUnavailable
 from tests.integration.harness import PLENTY, Harness, LimiterAdapter, admin, count_outcomes, used
@@ -126,7 +127,7 @@ def test_scripts_that_are_lost_all_the_time_under_load(harness: Harness, prefix:
         stop = threading.Event()
         load = limiter.load([f"k{i}" for i in range(5)], stop)
         for _ in range(6):
-            time.sleep(0.05)
+            time.sleep(0.05)  # some calls load the script, and the others find it
             server.script_flush()
         calls = load.result()
         assert set(count_outcomes(calls)) == {"ok"}
@@ -396,7 +397,7 @@ def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: An
         assert widths[0] == 40
         limiter.each(["k"] * 3)
         for pause in (0.0, 0.03, 0.05, 0.09, 0.14, 0.41):
-            time.sleep(pause)
+            time.sleep(pause)  # the ages of a ring, on the server's clock
             limiter.each(["k"] * 2)
             time.sleep(pause)
             server.config_set("maxmemory", 1)
@@ -445,6 +446,15 @@ def test_too_few_replicas(harness: Harness) -> None:
         assert limiter.try_acquire("k").remaining == 1_000_000 - 3
 
 
+def is_busy(server: Standalone) -> bool:
+    with server.client() as client:
+        try:
+            client.ping()
+        except redis.ResponseError as exc:
+            return "BUSY" in str(exc)
+    return False
+
+
 @pytest.mark.slow
 def test_a_server_busy_with_a_script(harness: Harness) -> None:
     with Standalone(config={"lua-time-limit": 20}) as own, own.client() as server:
@@ -458,7 +468,7 @@ def test_a_server_busy_with_a_script(harness: Harness) -> None:
 
         thread = threading.Thread(target=block_server)
         thread.start()
-        time.sleep(0.2)
+        until(lambda: is_busy(own), what="the server is busy")
         refused_for_now(limiter, "BUSY")
         server.execute_command("SCRIPT", "KILL")
         thread.join()
@@ -475,5 +485,5 @@ def test_too_many_clients(harness: Harness) -> None:
             limiter.try_acquire("k")
         assert caught.value.charged is False
         server.config_set("maxclients", 100)
-        time.sleep(0.15)
+        time.sleep(0.15)  # for 0.1 s after a failure calls fail without connecting
         assert limiter.try_acquire("k")

@@ -52,7 +52,7 @@ def warm(limiter: LimiterAdapter, keys: Iterable[str] = ("k",)) -> int:
     return len(limiter.each([*keys] * 2))
 
 
-def conserved(calls: Iterable[Call], held: int) -> None:
+def check_conserved(calls: Iterable[Call], held: int) -> None:
     """Check that nothing was charged twice, that no admission was lost, and that "not charged" is
     true.
     """
@@ -62,18 +62,18 @@ def conserved(calls: Iterable[Call], held: int) -> None:
     assert admitted <= held <= admitted + unknown, f"{held} of {count_outcomes(calls)}"
 
 
-def heals(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
+def call_until_admitted(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
     """Call until one is admitted again. Return these calls."""
     calls: list[Call] = []
 
-    def well() -> bool:
+    def admitted() -> bool:
         calls.extend(limiter.burst(["k"]))
         assert not isinstance(calls[-1].outcome, BaseException) or isinstance(
             calls[-1].outcome, StoreError
         )
         return calls[-1].admitted
 
-    until(well, within, what="healing")
+    until(admitted, within, what="a call is admitted")
     return calls
 
 
@@ -143,7 +143,8 @@ def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
     before = warm(limiter)
     for _ in range(5):
         proxy.cut()
-        time.sleep(0.02)
+        until(lambda: not proxy.open, what="the connection is reset")
+        time.sleep(0.02)  # a connection is checked only after some idle ms
         assert limiter.try_acquire("k")
     with admin(redis_url) as server:
         assert used(server, prefix) == before + 5
@@ -168,7 +169,7 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
     assert count_outcomes([call]) == {"StoreUnavailable": 1}
     assert call.charged is False
     assert proxy.affected == 2
-    heals(limiter)
+    call_until_admitted(limiter)
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
 
@@ -186,9 +187,9 @@ def test_refused_connections_fail_fast_until_the_server_is_back(
     # Only calls in flight when the connection broke can have an unknown outcome.
     assert sum(call.charged is None for call in down) <= 4
     assert sorted(call.seconds for call in down)[len(down) // 2] < 0.1
-    calls += down + heals(limiter)
+    calls += down + call_until_admitted(limiter)
     with admin(redis_url) as server:
-        conserved(calls, used(server, prefix))
+        check_conserved(calls, used(server, prefix))
 
 
 # -- hangs ----------------------------------------------------------------------------------------
@@ -226,10 +227,10 @@ def test_every_call_ends_by_its_deadline_and_later_calls_succeed(
         assert "ok" not in count_outcomes(slow)
     assert all(isinstance(call.outcome, StoreError) for call in slow)
     in_time(slow, timeout)
-    calls += slow + heals(limiter)
-    time.sleep(0.05)
+    calls += slow + call_until_admitted(limiter)
+    time.sleep(0.05)  # a late request that the proxy still forwards is counted by then
     with admin(redis_url) as server:
-        conserved(calls, used(server, prefix))
+        check_conserved(calls, used(server, prefix))
 
 
 @pytest.mark.parametrize("clock", ["server", pytest.param("client", marks=slow)])
@@ -269,15 +270,16 @@ def stall(harness: Harness, server: Standalone, seconds: float = 0.5) -> tuple[l
     try:
         began = time.monotonic()
         stalled = limiter.burst(["k"] * 2, at_once=1)
+        # The stop lasts for so long, because commands expire meanwhile on the server's clock.
         time.sleep(max(0.0, seconds - (time.monotonic() - began)))
     finally:
         server.resume()
     assert all(isinstance(call.outcome, StoreError) for call in stalled)
     assert any(call.charged is None for call in stalled)
     in_time(stalled, 0.2)
-    calls += stalled + heals(limiter)
+    calls += stalled + call_until_admitted(limiter)
     with server.client() as client:
-        time.sleep(0.05)
+        time.sleep(0.05)  # requests that have reached the server are executed by then
         return calls, used(client, "distwindow")
 
 
@@ -298,7 +300,7 @@ def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
     with Standalone() as server:
         calls, held = stall(harness, server)
         assert held > sum(call.admitted for call in calls)
-        conserved(calls, held)
+        check_conserved(calls, held)
 
 
 def admitted_since(calls: list[Call], moment: float) -> bool:
@@ -322,20 +324,20 @@ def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness)
         stop = threading.Event()
         load = limiter.load(["a", "b", "c"], stop, at_once=6)
         for _ in range(3):
-            time.sleep(0.3)
+            time.sleep(0.3)  # calls go on
             server.pause()
-            time.sleep(1.0)
+            time.sleep(1.0)  # several calls time out
             server.resume()
         resumed = time.perf_counter()
         # Poll for it instead of sleeping a fixed time, as the machine itself may stall for a
         # second.
-        until(lambda: admitted_since(load.calls, resumed), 5.0, what="healing")
+        until(lambda: admitted_since(load.calls, resumed), 5.0, what="a call is admitted")
         calls = load.result()
         assert set(count_outcomes(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
         in_time(calls, 0.2)
         with server.client() as client:
             held = used(client, "distwindow") - 6
-        conserved(calls, held)
+        check_conserved(calls, held)
         # Only calls that were executed just before a stop and answered after it can be late.
         assert held - sum(call.admitted for call in calls) <= 3 * 6
 
@@ -355,7 +357,7 @@ def lossy(stop: threading.Event, proxy: Proxy) -> None:
     while not stop.is_set():
         proxy.fault = faults[turn % len(faults)]
         turn += 1
-        time.sleep(0.02)
+        time.sleep(0.02)  # some calls meet each fault
     proxy.fault = Pass()
 
 
@@ -376,14 +378,14 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
     thread = threading.Thread(target=lossy, args=(stop, proxy))
     thread.start()
     load = limiter.load(["k"], threading.Event(), at_once=1)
-    time.sleep(0.5)
+    time.sleep(0.5)  # calls go on, through all faults several times
     calls = load.result()
     stop.set()
     thread.join()
     assert set(count_outcomes(calls)) <= {"ok", "StoreUnavailable"}
     assert any(call.charged is None for call in calls)
     with admin(redis_url) as server:
-        conserved(calls, used(server, prefix))
+        check_conserved(calls, used(server, prefix))
 
 
 def test_errors_name_the_outcome(harness: Harness, proxy: Proxy, prefix: str) -> None:

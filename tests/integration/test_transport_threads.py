@@ -89,7 +89,7 @@ def test_one_connection_for_each_thread_reused_when_the_thread_ends(
         admin(redis_url) as server,
     ):
 
-        def crowd(size: int) -> set[Any]:
+        def connections_used(size: int) -> set[Any]:
             barriers = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
 
             def work() -> None:
@@ -106,14 +106,14 @@ def test_one_connection_for_each_thread_reused_when_the_thread_ends(
                 thread.join()
             return seen
 
-        first = crowd(6)
+        first = connections_used(6)
         assert len(first) == 6
-        assert crowd(6) == first
+        assert connections_used(6) == first
         for _ in range(50):
-            crowd(1)
+            connections_used(1)
         assert connections(server) == first
-        crowd(40)
-        crowd(1)
+        connections_used(40)
+        connections_used(1)
         until(lambda: len(connections(server)) <= 16 + 1, what="the end of idle connections")
     with admin(redis_url) as server:
         until(lambda: not named(server, prefix))
@@ -187,7 +187,7 @@ def test_close_ends_all_calls_in_flight(redis_url: str, prefix: str) -> None:
                     return
 
         threads = [in_background(lambda i=i: work(f"k{i % 2}")) for i in range(6)]  # type: ignore[misc]
-        time.sleep(0.02)
+        until(lambda ends=ends: len(ends) > 20, every=0.001)  # type: ignore[misc]
         limiter.close()
         for thread in threads:
             thread.join(5)
@@ -219,7 +219,7 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
             until(lambda: len(named(server, prefix)) == 2, what="the other's connection")
             for _ in range(5):
                 server.client_kill_filter(_id=mine)
-                time.sleep(0.02)
+                time.sleep(0.02)  # a connection is checked only after some idle ms
                 assert limiter.try_acquire("mine")
                 mine = max(named(server, prefix), key=int)
         finally:
@@ -263,7 +263,7 @@ def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
             threads.append(
                 in_background(lambda: calls.append(timed("k", lambda: limiter.try_acquire("k"))))
             )
-            time.sleep(0.04)
+            time.sleep(0.04)  # some join the group early, others late
         for thread in threads:
             thread.join(5)
             assert not thread.is_alive()
@@ -292,7 +292,7 @@ def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
                     )
                     for _ in range(5)
                 ]
-                time.sleep(0.05)
+                time.sleep(0.05)  # one of these calls is in flight, and the others wait behind it
                 signal.setitimer(signal.ITIMER_REAL, 0.05 + 0.1 * random.random())
                 try:
                     limiter.try_acquire("k")

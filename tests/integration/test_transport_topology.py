@@ -57,8 +57,8 @@ def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProc
         src.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
         while keys := src.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
             src.execute_command("MIGRATE", target.host, target.port, keys[0], 0, 5000)
-            time.sleep(0.02)
-        time.sleep(0.05)
+            time.sleep(0.02)  # calls come while one part of the slot has moved
+        time.sleep(0.05)  # and while all of it has moved, and nobody knows
         dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
         src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
@@ -79,7 +79,7 @@ def only_store_errors(calls: list[Call]) -> None:
     assert not others, others[:3]
 
 
-def conserved(calls: list[Call], count: int, before: int = 0) -> None:
+def check_conserved(calls: list[Call], count: int, before: int = 0) -> None:
     admitted = sum(call.admitted for call in calls) + before
     unknown = sum(call.charged is None for call in calls)
     assert admitted <= count <= admitted + unknown, f"{count}: {before} and {count_outcomes(calls)}"
@@ -100,7 +100,7 @@ def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, li
             for key in moving:
                 migrate(cluster, slot_of(key), source, target)
             migrate(cluster, slot_of(moving[0]), target, source)
-            time.sleep(0.3)
+            time.sleep(0.3)  # calls go on by the new map
         rings = 1 if isinstance(limits, str) else 2
         failed = [call for call in calls if not call.admitted]
         if rings == 1:
@@ -117,16 +117,16 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
         homes = keys_of(cluster)
         dead, *alive = cluster.nodes
-        well = [key for node in alive for key in homes[node.port][:3]]
+        others = [key for node in alive for key in homes[node.port][:3]]
         affected = homes[dead.port][:3]
-        limiter.each(well + affected)
+        limiter.each(others + affected)
         dead.kill()
-        with loaded(limiter, well) as calls:
+        with loaded(limiter, others) as calls:
             for _ in range(10):
                 (call,) = limiter.burst(affected[:1], at_once=1)
                 only_store_errors([call])
                 assert not call.admitted
-                time.sleep(0.2)
+                time.sleep(0.2)  # for 0.1 s after a failure calls fail without connecting
         assert set(count_outcomes(calls)) == {"ok"}
 
 
@@ -135,12 +135,12 @@ def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> 
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
         homes = keys_of(cluster)
         frozen, *alive = cluster.nodes
-        well = [key for node in alive for key in homes[node.port][:3]]
+        others = [key for node in alive for key in homes[node.port][:3]]
         affected = homes[frozen.port][:3]
-        limiter.each(well + affected)
+        limiter.each(others + affected)
         frozen.pause()
         try:
-            with loaded(limiter, well) as calls:
+            with loaded(limiter, others) as calls:
                 for _ in range(5):
                     (call,) = limiter.burst(affected[:1], at_once=1)
                     only_store_errors([call])
@@ -168,13 +168,13 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
             failover = time.monotonic() - began
             calls: list[Call] = []
 
-            def well() -> bool:
+            def admitted() -> bool:
                 calls.extend(limiter.burst([key], at_once=1))
                 only_store_errors(calls[-1:])
                 return calls[-1].admitted
 
             # There was no call during the failover, so the map of slots is stale.
-            until(well, 5, what="healing")
+            until(admitted, 5, what="a call is admitted")
             healed = time.monotonic() - began
             print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
             with successor.client() as client:
@@ -219,9 +219,10 @@ def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
         for key in moving:
             migrate(cluster, slot_of(key), source, target)
         limiter.each(moving[:1])
-        time.sleep(1.1)
+        time.sleep(1.1)  # the map is read once a second at most
         limiter.each(moving[:1])
         until(lambda: agreed(cluster, slot_of(moving[-1]), target), what="gossip")
+        # By then the limiter has read the map that its last call made it read.
         time.sleep(0.5)
         with source.client() as client:
             client.config_resetstat()
@@ -248,7 +249,7 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failur
         limiter.each(["k"] * 2)
         lost = nodes.primary
         with loaded(limiter, ["k"], at_once=2) as calls:
-            time.sleep(0.2)
+            time.sleep(0.2)  # calls before the failure
             began = time.monotonic()
             if failure == "killed":
                 lost.kill()
@@ -260,16 +261,16 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failur
             try:
                 nodes.await_failover(lost, timeout=30)
                 failover = time.monotonic()
-                until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, 3, what="healing")
+                until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, 3, what="a call")
                 print(
                     f"failover {failover - began:.2f} s, "
                     f"healed {time.monotonic() - failover:.2f} s later"
                 )
-                time.sleep(0.3)
+                time.sleep(0.3)  # calls on the new primary
             finally:
                 if failure == "frozen":
                     lost.resume()
-            time.sleep(0.5)
+            time.sleep(0.5)  # calls while the old primary becomes a replica
         only_store_errors(calls)
         assert all(call.admitted for call in calls[-20:])
         in_time(calls, 0.5)
@@ -320,11 +321,11 @@ def test_a_new_limiter_connects_although_one_sentinel_hangs(harness: Harness) ->
         try:
             limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
 
-            def well() -> bool:
+            def admitted() -> bool:
                 (call,) = limiter.burst(["k"], at_once=1)
                 only_store_errors([call])
                 return call.admitted
 
-            until(well, 10, what="a way past the sentinel that hangs")
+            until(admitted, 10, what="a way past the sentinel that hangs")
         finally:
             nodes.sentinels[0].resume()

@@ -13,7 +13,7 @@ from tests.servers.proxy import DropReply
 LIMIT = "1000/hour"
 
 
-def test_a_lost_reply_counts_and_a_server_that_is_away_does_not(proxy: Proxy, prefix: str) -> None:
+def test_a_lost_reply_counts_and_an_unreachable_server_does_not(proxy: Proxy, prefix: str) -> None:
     limiter = Limiter(proxy.url, LIMIT, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     assert limiter.unknown_total == 0

@@ -1,7 +1,8 @@
-"""Wait for a condition until a deadline; find a free port."""
+"""Wait for a condition until a deadline, in a thread or a task; find a free port."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import time
@@ -33,6 +34,17 @@ def until(
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waited {timeout} s for: {what or condition}") from error
         time.sleep(every)
+
+
+async def until_async(
+    condition: Callable[[], object], timeout: float = 10.0, *, what: str = ""
+) -> None:
+    """Poll in a task until `condition()` is true; raise `TimeoutError` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"waited {timeout} s for: {what or condition}")
+        await asyncio.sleep(0.001)
 
 
 def free_port() -> int:

@@ -257,8 +257,8 @@ def test_every_check_is_a_row() -> None:
 # -- a signal handler raises in the main thread ---------------------------------------------------
 
 
-class HandedOver:
-    """A lock whose holder, once it has released it, lets all other threads go first."""
+class YieldingLock:
+    """A lock after whose release all other threads run first."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -268,7 +268,7 @@ class HandedOver:
 
     def __exit__(self, *exc: object) -> None:
         self._lock.release()
-        time.sleep(0.01)
+        time.sleep(0.01)  # the other threads run meanwhile
 
 
 class InterruptedKey(Key):
@@ -277,7 +277,7 @@ class InterruptedKey(Key):
     def __init__(self) -> None:
         super().__init__("idle")
         sharing: Any = self.sharing
-        sharing._lock = HandedOver()
+        sharing._lock = YieldingLock()
         self.before_reply: Callable[[], object] = lambda: None
         """Called by the main thread while its own script call is in flight."""
 
