@@ -47,7 +47,7 @@ SLACK_MS = 600
 
 
 def fleet(run: Run) -> None:
-    """Play fleets of some seconds. The seed draws the consistency, the limit and the faults."""
+    """Run fleets of some seconds each. The seed draws the consistency, the limit and the faults."""
     stop = time.monotonic() + run.seconds
     for turn in itertools.count():
         left = stop - time.monotonic()
@@ -102,9 +102,9 @@ class Fleet:
         )  # fmt: skip
 
     def _cause_faults(self, server: Standalone, proxy: Proxy, folder: Path, seconds: float) -> None:
-        """Cause one fault after the other, with sound moments between them."""
+        """Cause one fault after the other, with moments without a fault between them."""
         rng, stop = self.rng, time.monotonic() + seconds
-        time.sleep(0.4)
+        time.sleep(0.4)  # the clients start to call
         while time.monotonic() < stop:
             self._resume(False)
             draw = rng.random()

@@ -85,7 +85,7 @@ class Interrupter:
                 work()
             finally:
                 self._armed = False
-        except BaseException as exc:
+        except BaseException as exc:  # one of `KINDS` is KeyboardInterrupt
             caught = exc
         signal.setitimer(signal.ITIMER_REAL, 0)
         pending = self._pending

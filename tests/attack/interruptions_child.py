@@ -66,7 +66,7 @@ class OtherThreads:
                 counts.on_error()
             counts.worst_s = max(counts.worst_s, time.monotonic() - counts.began)
             counts.began = float("inf")
-            time.sleep(rng.random() * 0.002)
+            time.sleep(rng.random() * 0.002)  # the main thread runs meanwhile
 
     def stuck(self) -> list[int]:
         """Return the numbers of the threads whose operation takes far too long."""
@@ -179,7 +179,7 @@ def check_worker(calls: Calls, interrupter: Interrupter, counts: CallCounts) -> 
             interrupter.wrong("the worker does not flush any more")
             faulthandler.dump_traceback()
             break
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two polls
     server.close()
 
 
@@ -229,6 +229,7 @@ def plant(what: str) -> None:
         return real(self, key)
 
     planted: Any = {"swallow": swallowing, "hang": hanging, "twice": counting_twice}[what]
+    # A method of the class is replaced, for this process only.
     Limiter.peek = planted  # type: ignore[method-assign]
 
 

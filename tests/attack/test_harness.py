@@ -181,6 +181,7 @@ def test_skipped_commands_are_few() -> None:
             done.append(answers != (None, None))
             return answers
 
+        # The method is replaced on this object only.
         comparison.do = counting  # type: ignore[method-assign]
         for case in range(5):
             first_difference(comparison, list(draw_case(random.Random(case))), f"few-{case}")
@@ -200,7 +201,7 @@ def _swallowing() -> None:
 def _replacing() -> None:
     try:
         time.sleep(0.05)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt, too, has to be replaced here
         raise RuntimeError("release unlocked lock") from None
 
 

@@ -101,7 +101,7 @@ def _rights() -> str:
 
 
 def test_the_rights_of_the_command_line_are_enough() -> None:
-    testing = pytest.importorskip("typer.testing")
+    testing = pytest.importorskip("typer.testing", reason="the extra `cli` is not installed")
     from distwindow.cli.app import app
 
     documented = re.findall(

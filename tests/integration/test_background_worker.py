@@ -210,7 +210,7 @@ def test_flushes_from_many_threads(harness: Harness, redis_url: str, prefix: str
             for _ in range(10):
                 limiter.each(keys)
                 limiter.flush()
-        except BaseException as exc:
+        except BaseException as exc:  # whatever a thread raises has to fail the test
             failed.append(exc)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -266,6 +266,7 @@ def test_closing_amid_calls_loses_nothing(
         limiter = harness.limiter(redis_url, limits, consistency=mode, **options)
         load = limiter.load(["a", "b", "c"], threading.Event(), at_once=2)
         calls = load.calls
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda calls=calls: len(calls) > 30, every=0.001)  # type: ignore[misc]
         limiter.close()
         calls = load.result()

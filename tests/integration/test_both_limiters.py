@@ -381,11 +381,14 @@ def test_threads_are_served_in_the_order_they_came() -> None:
     threads = [threading.Thread(target=wait, args=[number]) for number in range(6)]
     for number, thread in enumerate(threads):
         thread.start()
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda n=number: in_line(limiter) == n + 1, what="in line")  # type: ignore[misc]
     begin = clock.now_ms()
     for number in range(6):
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda n=number: len(clock.slept) == n + 1, what="the head sleeps")  # type: ignore[misc]
         clock.move(1_000)
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda n=number: len(served) == n + 1, what="the head is served")  # type: ignore[misc]
     for thread in threads:
         thread.join(10)
@@ -518,7 +521,7 @@ def in_child(work: Callable[[], Any]) -> str:
     if pid == 0:
         try:
             output = repr(work())
-        except BaseException:
+        except BaseException:  # the child must not return into pytest, whatever is raised
             output = traceback.format_exc()
         os.write(writing, output.encode()[:60_000])
         os._exit(0)

@@ -133,6 +133,7 @@ def test_a_second_close_waits_until_everything_is_flushed(
 async def test_a_loop_of_calls_that_never_wait_lets_other_tasks_run(
     redis_url: str, prefix: str, mode: str
 ) -> None:
+    # `mode` is a str here, and one of the three literals there.
     async with AsyncLimiter(redis_url, "5/hour", prefix=prefix, consistency=mode) as limiter:  # type: ignore[arg-type]
         turns = 0
 

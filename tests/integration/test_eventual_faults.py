@@ -135,6 +135,7 @@ def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: s
             own.resume()
         assert set(count_outcomes(calls)) == {"ok"}
         in_time(calls, 0.0)
+        # Every outcome is a decision, because all of them are "ok".
         assert {call.outcome.source for call in calls} == {"local"}  # type: ignore[union-attr]
         if what != "dead":
             link.fault = Delay()

@@ -51,6 +51,7 @@ class PendingStrategy:
 
 
 def job_of(strategy: PendingStrategy, work: Any = None) -> FlushJob:
+    # `PendingStrategy` stands in for a strategy.
     return FlushJob(strategy, work, NAME)  # type: ignore[arg-type]
 
 

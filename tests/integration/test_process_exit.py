@@ -304,6 +304,7 @@ def test_sigterm_amid_calls(redis_url: str, prefix: str, mode: str, tmp_path: Pa
     for turn in range(3):
         name = f"{prefix}-{turn}"
         spinning = Spinning(redis_url, name, tmp_path / name, mode, 3600, 0)
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda one=spinning: one.done() > 1000)  # type: ignore[misc]
         assert spinning.end(signal.SIGTERM) < 2
         stats = recorded(redis_url, name)

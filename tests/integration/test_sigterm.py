@@ -131,6 +131,7 @@ def check_no_count_is_lost(
         interval = 0.02 if run % 2 else 60
         calling = Calling(url, name, path / name, kind, mode, threads, interval)
         # In `direct` two calls of each key reach the store before its refusals are cached.
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda one=calling: one.returned() > 3 * KEYS, timeout=30)  # type: ignore[misc]
         time.sleep(moments.uniform(0, 0.2))  # SIGTERM comes at a random moment
         seconds, complaints = calling.end()
@@ -276,7 +277,7 @@ print("goes on", flush=True)
     ids=["a greenlet that waits", "a greenlet that never yields"],
 )
 def test_under_gevent(redis_url: str, prefix: str, program: str) -> None:
-    pytest.importorskip("gevent")
+    pytest.importorskip("gevent", reason="gevent is not installed")
     patch = "from gevent import monkey; monkey.patch_all()"
     with Idle(redis_url, prefix, program, patch) as idle:
         time.sleep(0.1)  # by then the greenlet runs `program`

@@ -199,9 +199,9 @@ def loses_nothing(
 def test_gunicorn(
     redis_url: str, prefix: str, worker: str, more: list[str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("gunicorn")
+    pytest.importorskip("gunicorn", reason="gunicorn is not installed")
     if worker == "gevent":
-        pytest.importorskip("gevent")
+        pytest.importorskip("gevent", reason="gevent is not installed")
     port = free_port()
     args = ["gunicorn", "-w", "2", "-k", worker, "-b", f"127.0.0.1:{port}", *more]
     if worker == "gthread":
@@ -214,7 +214,7 @@ def test_gunicorn(
 def test_uvicorn(
     redis_url: str, prefix: str, workers: int, more: dict[str, str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("uvicorn")
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     port = free_port()
     args = ["uvicorn", "--workers", str(workers), "--port", str(port), "application:app"]
     output = loses_nothing(tmp_path, ASGI, args, port, redis_url, prefix, **more)
@@ -224,7 +224,7 @@ def test_uvicorn(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo", "max_tasks"])
 def test_celery(redis_url: str, prefix: str, pool: str, tmp_path: Path) -> None:
-    pytest.importorskip("celery")
+    pytest.importorskip("celery", reason="celery is not installed")
     args = ["celery", "-A", "application", "worker", "-c", "2", "--loglevel", "WARNING"]
     args += ["-P", "prefork" if pool == "max_tasks" else pool]
     args += ["--without-gossip", "--without-mingle", "--without-heartbeat"]

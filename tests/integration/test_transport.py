@@ -65,6 +65,7 @@ def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
     before = proxy.requests
     calls = limiter.burst(["k"] * 999, at_once=16)
     assert count_outcomes(calls) == {"ok": 699, "refused": 300}
+    # The outcome of an admitted call is a decision.
     remaining = [c.outcome.remaining for c in calls if c.admitted]  # type: ignore[union-attr]
     assert sorted(remaining) == list(range(699))
     assert proxy.requests - before < 999
@@ -291,6 +292,7 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
         for wrapping in ("{error}", *WRAPPED):
             reply = wrapped(error, wrapping)
             sent = len(server.calls)
+            # mypy cannot infer a lambda whose parameter has a default.
             server.script = lambda words, reply=reply: reply  # type: ignore[misc]
             with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
                 limiter.try_acquire("k")
@@ -298,6 +300,7 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
             assert len(server.calls) == sent + 2
 
             once = [reply]
+            # mypy cannot infer a lambda whose parameter has a default.
             server.script = lambda words, once=once: once.pop() if once else admitting(words)  # type: ignore[misc]
             assert limiter.try_acquire("k")
             assert len(server.calls) == sent + 4

@@ -41,7 +41,7 @@ class Child:
             self._going = going
             try:
                 output = json.dumps(work(self))
-            except BaseException:
+            except BaseException:  # the child must not return into pytest, whatever is raised
                 output = json.dumps({"error": traceback.format_exc()})
             os.write(self._result, output.encode())
             os._exit(0)

@@ -145,6 +145,7 @@ def test_in_a_cluster_one_connection_for_each_thread_and_node(
             in_background(work).join()
         assert [len(named(client, prefix)) for client in clients] == [2, 2, 2]
     for client in clients:
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda c=client: not named(c, prefix), what="none after close")  # type: ignore[misc]
         client.close()
 
@@ -186,7 +187,9 @@ def test_close_ends_all_calls_in_flight(redis_url: str, prefix: str) -> None:
                 if isinstance(call.outcome, ConfigurationError):
                     return
 
+        # mypy cannot infer a lambda whose parameter has a default.
         threads = [in_background(lambda i=i: work(f"k{i % 2}")) for i in range(6)]  # type: ignore[misc]
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda ends=ends: len(ends) > 20, every=0.001)  # type: ignore[misc]
         limiter.close()
         for thread in threads:

@@ -57,11 +57,13 @@ def limits(bound: Bound) -> st.SearchStrategy[Limit]:
 forward = st.one_of(
     st.integers(0, 2), st.sampled_from([W // 3, W - 1, W, W + 1, 2 * W]), st.integers(0, 12 * W)
 )
-anywhere = st.one_of(forward, st.integers(-12 * W, 0), st.sampled_from([-W, -1, -200 * W]))
+any_step = st.one_of(forward, st.integers(-12 * W, 0), st.sampled_from([-W, -1, -200 * W]))
 costs, calls = st.integers(1, 4), st.integers(1, 5)
 arrivals = st.lists(st.builds(Arrival, forward, costs, calls), min_size=1, max_size=40)
-strays = st.lists(st.builds(Arrival, anywhere, costs, calls), min_size=1, max_size=40)
-asked_by = st.sampled_from([1, 4])  # at most this many callers share a script call
+arrivals_in_any_order = st.lists(
+    st.builds(Arrival, any_step, costs, calls), min_size=1, max_size=40
+)
+callers_per_script_call = st.sampled_from([1, 4])  # at most
 
 
 def admissions_of(
@@ -111,7 +113,11 @@ def expected(limit: Limit, coming: list[Arrival]) -> list[Admission]:
 
 
 @settings(LENIENT, max_examples=50)
-@given(limit=st.one_of(limits("leap"), limits("strict")), coming=strays, most=asked_by)
+@given(
+    limit=st.one_of(limits("leap"), limits("strict")),
+    coming=arrivals_in_any_order,
+    most=callers_per_script_call,
+)
 def test_exactly_what_the_model_admits(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
@@ -134,7 +140,7 @@ def test_leap_is_check_then_count_on_a_leap_array(
 
 
 @settings(LENIENT, max_examples=50)
-@given(limit=limits("leap"), coming=arrivals, most=asked_by)
+@given(limit=limits("leap"), coming=arrivals, most=callers_per_script_call)
 def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
@@ -144,7 +150,7 @@ def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
 
 
 @settings(LENIENT, max_examples=50)
-@given(limit=limits("strict"), coming=arrivals, most=asked_by)
+@given(limit=limits("strict"), coming=arrivals, most=callers_per_script_call)
 def test_strict_keeps_every_window_there_is(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
@@ -201,6 +207,7 @@ def test_leap_can_admit_twice_the_limit_and_strict_cannot(execute: Execute) -> N
     """
     end_of_bucket = W - 1 - T0 % W
     for bound, most in (("leap", 14), ("strict", 7)):
+        # `bound` is a str of the loop, and one of the two literals there.
         limit = Limit(7, 10 * W / 1000, 10, bound)  # type: ignore[arg-type]
         rush = [Arrival(end_of_bucket, 7, 1), Arrival(9 * W + 1, 7, 1)]
         assert most_in_any(admissions_of(execute, limit, rush), limit.interval_ms) == most

@@ -62,7 +62,7 @@ class ScenarioRun:
 
 
 class RemoteScenarioRun(ScenarioRun):
-    """One whose limiter keeps state of a remote store."""
+    """A run whose limiter keeps state of a remote store."""
 
     def __init__(self, mode: Any, **how: Any) -> None:
         clock = ManualClock()
@@ -118,8 +118,8 @@ def evicted(run: ScenarioRun) -> None:
     run.calls(1, *"gfedcba")
 
 
-def go_on(run: ScenarioRun) -> None:
-    """What the application does after its exception has arrived."""
+def use_again(run: ScenarioRun) -> None:
+    """Use the limiter as an application does after the exception has arrived."""
     run.clock.move(300)
     run.limiter.flush()
     run.calls(2, "a", "b")
@@ -141,7 +141,7 @@ def test_every_call_that_returned_is_counted_once(
         places += 1
         run = RemoteScenarioRun(mode, **how)
         interrupted = interrupt_at(places, partial(scenario, run), "distwindow.")
-        go_on(run)
+        use_again(run)
         run.end()
         run.check(interrupted)
     assert places > 300
@@ -164,9 +164,8 @@ def test_a_store_in_this_process_stays_consistent(scenario: Callable[[ScenarioRu
             ).states[0]
             held = 0 if state is None else sum(bucket.passed for bucket in state.buckets)
             assert own <= held <= own + bool(interrupted), interrupted
-        for _ in range(
-            22
-        ):  # until all that was counted in the scenario has left the shorter window
+        # Until all that was counted in the scenario has left the shorter window.
+        for _ in range(22):
             clock.move(6_000)
             limiter.try_acquire("a")
         assert limiter.peek("a").remaining == 10, interrupted

@@ -58,7 +58,7 @@ class Cluster:
             for node in self.nodes:
                 node.start()
             self._form()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no server behind
             self.stop()
             raise
         return self
@@ -104,6 +104,7 @@ class Cluster:
             for index, client in enumerate(clients[self.masters :]):
                 master = clients[index % self.masters].execute_command("CLUSTER", "MYID")
                 until(
+                    # mypy cannot infer a lambda whose parameter has a default.
                     lambda c=client, m=master: c.execute_command("CLUSTER", "REPLICATE", m),  # type: ignore[misc]
                     what="replica accepted",
                 )

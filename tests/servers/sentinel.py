@@ -55,7 +55,7 @@ class SentinelSet:
         try:
             self._start_servers()
             self._start_sentinels()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no server behind
             self.stop()
             raise
         return self
@@ -96,6 +96,7 @@ class SentinelSet:
             replica.config["replicaof"] = f"{primary.host} {primary.port}"
             replica.start()
         for replica in replicas:
+            # mypy cannot infer a lambda whose parameter has a default.
             until(lambda r=replica: _in_sync(r), what="replica in step with its primary")  # type: ignore[misc]
 
     def _start_sentinels(self) -> None:

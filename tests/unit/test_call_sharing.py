@@ -49,7 +49,7 @@ class Caller(threading.Thread):
         key = self._key
         try:
             share = key.sharing.call(key.command, key.now, self._deadline, key.make_call)
-        except BaseException as exc:
+        except BaseException as exc:  # `Interruption`, too, is an outcome
             self._outcome.put(exc)
         else:
             self._outcome.put(share)

@@ -80,6 +80,7 @@ def test_it_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(limit)) == copy.deepcopy(limit) == limit
     assert len({limit, Limit("5/s strict"), Limit("5/s")}) == 2
     with pytest.raises(AttributeError):
+        # Assigning to a frozen limit is what is tested here.
         limit.amount = 6  # type: ignore[misc]
     other: object = str(limit)
     assert limit != other
