@@ -32,7 +32,7 @@ def path_of(line: str) -> str:
 
 
 @pytest.mark.parametrize("line", SIGNATURES)
-def test_signature(line: str) -> None:
+def test_each_signature_is_that_of_the_code(line: str) -> None:
     path = path_of(line)
     first, *rest = path.split(".")
     assert first in distwindow.__all__

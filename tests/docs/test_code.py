@@ -31,7 +31,7 @@ def runnable(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=name)
-def test_python(
+def test_every_block_of_python_runs(
     page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     preset(monkeypatch, prefix=prefix)

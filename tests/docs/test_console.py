@@ -61,7 +61,9 @@ def typed_pages() -> list[object]:
 
 
 @pytest.mark.parametrize("page", typed_pages())
-def test_console(page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_have_the_documented_output(
+    page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISTWINDOW_PREFIX", prefix)
     monkeypatch.setenv("COLUMNS", "160")
     for block in runnable(page):

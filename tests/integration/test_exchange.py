@@ -95,7 +95,9 @@ def opened(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("where", ["redis_url", "cluster_url", "unix_url", "tls_url", "fake_url"])
-def test_together_as_alone(opened: Any, where: str, request: pytest.FixtureRequest) -> None:
+def test_replies_together_are_those_that_each_would_get_alone(
+    opened: Any, where: str, request: pytest.FixtureRequest
+) -> None:
     url = request.getfixturevalue(where)
     # There are more than are written at once, and on a cluster they go to all nodes.
     commands = commands_on([fresh_key() for _ in range(60)])

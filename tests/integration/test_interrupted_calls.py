@@ -72,7 +72,9 @@ KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, Redi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_while_connecting(proxy: Proxy, prefix: str, kind: type[BaseException]) -> None:
+def test_an_exception_arrives_unchanged_while_connecting(
+    proxy: Proxy, prefix: str, kind: type[BaseException]
+) -> None:
     expected = subclass(kind)
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
         with proxy.inject(Silent()), raised_after(0.05, expected):
@@ -83,7 +85,7 @@ def test_while_connecting(proxy: Proxy, prefix: str, kind: type[BaseException]) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["direct", "leased"])
-def test_while_a_reply_is_awaited(
+def test_an_exception_arrives_unchanged_while_a_reply_is_awaited(
     proxy: Proxy, prefix: str, kind: type[BaseException], mode: Any
 ) -> None:
     expected = subclass(kind)
@@ -101,7 +103,7 @@ def endless(limiter: Limiter) -> None:
         limiter.try_acquire("k")
 
 
-def test_over_tls(tls_url: str, prefix: str) -> None:
+def test_an_exception_arrives_unchanged_over_tls(tls_url: str, prefix: str) -> None:
     expected = subclass(TimeoutError)
     with Limiter(tls_url, PLENTY, prefix=prefix, timeout=5) as limiter:
         with raised_after(0.05, expected), pytest.raises(TimeoutError) as caught:

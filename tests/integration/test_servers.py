@@ -284,7 +284,7 @@ def test_large_values_pass(proxy: Proxy, line: redis.Redis, prefix: str) -> None
 
 
 @pytest.mark.parametrize("fault", [Delay(requests=0.15), Delay(replies=0.15)])
-def test_delay(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
+def test_delay_delays_requests_and_replies(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
     with proxy.inject(fault):
         begun = time.monotonic()
         assert line.ping()

@@ -276,7 +276,9 @@ print("goes on", flush=True)
     ["time.sleep(60)", "while True: limiter.try_acquire('k1')"],
     ids=["a greenlet that waits", "a greenlet that never yields"],
 )
-def test_under_gevent(redis_url: str, prefix: str, program: str) -> None:
+def test_counts_are_flushed_at_sigterm_under_gevent(
+    redis_url: str, prefix: str, program: str
+) -> None:
     pytest.importorskip("gevent", reason="gevent is not installed")
     patch = "from gevent import monkey; monkey.patch_all()"
     with Idle(redis_url, prefix, program, patch) as idle:

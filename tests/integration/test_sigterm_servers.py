@@ -196,7 +196,7 @@ def loses_nothing(
 
 @pytest.mark.parametrize("more", [[], ["--preload"]], ids=["", "preload"])
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_gunicorn(
+def test_gunicorn_loses_no_counts(
     redis_url: str, prefix: str, worker: str, more: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("gunicorn", reason="gunicorn is not installed")
@@ -211,7 +211,7 @@ def test_gunicorn(
 
 @pytest.mark.parametrize("more", [{}, {"CLOSE": "1"}], ids=["", "lifespan"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_uvicorn(
+def test_uvicorn_loses_no_counts(
     redis_url: str, prefix: str, workers: int, more: dict[str, str], tmp_path: Path
 ) -> None:
     pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -223,7 +223,7 @@ def test_uvicorn(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo", "max_tasks"])
-def test_celery(redis_url: str, prefix: str, pool: str, tmp_path: Path) -> None:
+def test_celery_loses_no_counts(redis_url: str, prefix: str, pool: str, tmp_path: Path) -> None:
     pytest.importorskip("celery", reason="celery is not installed")
     args = ["celery", "-A", "application", "worker", "-c", "2", "--loglevel", "WARNING"]
     args += ["-P", "prefork" if pool == "max_tasks" else pool]

@@ -437,7 +437,7 @@ def test_a_read_only_replica(harness: Harness) -> None:
         assert limiter.try_acquire("k")
 
 
-def test_too_few_replicas(harness: Harness) -> None:
+def test_a_server_with_too_few_replicas_refuses_for_now(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
         limiter = harness.limiter(own.url)
         limiter.each(["k"] * 2)
@@ -479,7 +479,7 @@ def test_a_server_busy_with_a_script(harness: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_clients(harness: Harness) -> None:
+def test_a_server_with_too_many_clients_is_used_again_later(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
         server.ping()
         server.config_set("maxclients", 1)

@@ -92,9 +92,9 @@ def check_conserved(calls: list[Call], count: int, before: int = 0) -> None:
 def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, limits: Any) -> None:
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         source, target, _ = cluster.nodes
-        moving, staying = homes[source.port][:5], homes[target.port][:3]
+        moving, staying = keys_by_port[source.port][:5], keys_by_port[target.port][:3]
         before = len(limiter.each(moving + staying))
         with loaded(limiter, moving + staying) as calls:
             for key in moving:
@@ -115,10 +115,10 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
     config = {"cluster-require-full-coverage": "no"}
     with Cluster(config=config) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         dead, *alive = cluster.nodes
-        others = [key for node in alive for key in homes[node.port][:3]]
-        affected = homes[dead.port][:3]
+        others = [key for node in alive for key in keys_by_port[node.port][:3]]
+        affected = keys_by_port[dead.port][:3]
         limiter.each(others + affected)
         dead.kill()
         with loaded(limiter, others) as calls:
@@ -133,10 +133,10 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
 def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         frozen, *alive = cluster.nodes
-        others = [key for node in alive for key in homes[node.port][:3]]
-        affected = homes[frozen.port][:3]
+        others = [key for node in alive for key in keys_by_port[node.port][:3]]
+        affected = keys_by_port[frozen.port][:3]
         limiter.each(others + affected)
         frozen.pause()
         try:
@@ -155,9 +155,9 @@ def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> 
 def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with Cluster(replicas=1) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         lost = cluster.nodes[0]
-        key = homes[lost.port][0]
+        key = keys_by_port[lost.port][0]
         limiter.each([key] * 2)
         (lost.kill if failure == "killed" else lost.pause)()
         began = time.monotonic()
@@ -212,9 +212,9 @@ def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
     """
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         source, target, _ = cluster.nodes
-        moving = homes[source.port]
+        moving = keys_by_port[source.port]
         limiter.each(moving)
         for key in moving:
             migrate(cluster, slot_of(key), source, target)

@@ -68,7 +68,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @settings(LENIENT, max_examples=15)
 @given(amount=st.integers(5, 60), costs=st.lists(st.integers(1, 5), min_size=2, max_size=24))
-def test_threads(url: str, amount: int, costs: list[int]) -> None:
+def test_decisions_of_threads_are_those_of_a_serial_order(
+    url: str, amount: int, costs: list[int]
+) -> None:
     with Limiter(url, Limit(amount, per=FOREVER, buckets=1), timeout=30) as limiter:
         key = fresh_key()
         limiter.peek(key)  # opens the connection
@@ -81,7 +83,9 @@ def test_threads(url: str, amount: int, costs: list[int]) -> None:
     amount=st.integers(5, 60),
     several=st.lists(st.lists(st.integers(1, 5), max_size=40), min_size=1, max_size=3),
 )
-def test_tasks(redis_url: str, amount: int, several: list[list[int]]) -> None:
+def test_decisions_of_tasks_are_those_of_a_serial_order(
+    redis_url: str, amount: int, several: list[list[int]]
+) -> None:
     async def scenario() -> list[Decision]:
         limits = Limit(amount, per=FOREVER, buckets=1)
         async with AsyncLimiter(redis_url, limits, timeout=30) as limiter:
