@@ -81,7 +81,7 @@ def test_a_clock_whose_sleep_is_awaited(
 
 
 def test_a_clock_whose_sleep_returns_a_coroutine() -> None:
-    """It is noticed at the first call, which raises, so that nothing waits in a busy loop."""
+    """The first sleep notices it and raises, so that no call waits in a busy loop."""
     clock = Clock()
     # An object's own attribute, in place of the method.
     clock.sleep = lambda seconds: AwaitedClock().sleep(seconds)  # type: ignore[assignment, method-assign]
