@@ -1,7 +1,7 @@
-"""Servers as fixtures. Each is started when a test first asks for it and lives for the session.
+"""Servers as fixtures. Each is started when a test first uses it, and stopped after the last test.
 
-Tests share servers, so they never flush: each takes its own `prefix`. A test that stops, freezes or
-configures a server starts one of its own from `tests.servers`.
+Tests share servers, so they never empty one: each uses its own `prefix`. A test that stops, pauses
+or configures a server starts one of its own from `tests.servers`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
     owner = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # a forked child of some test: dies of it as it always would
+        if os.getpid() != owner:  # in a forked child of a test SIGTERM has its usual effect
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         raise KeyboardInterrupt
 
     asyncio.set_event_loop_policy(event_loops.POLICY)
 
-    # A run that is told to end must still stop its servers: SIGTERM alone skips atexit.
+    # A run that gets SIGTERM must stop its servers, and SIGTERM alone skips atexit.
     signal.signal(signal.SIGTERM, end)
 
 
@@ -62,7 +62,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def event_loop_kind(request: pytest.FixtureRequest) -> str:
-    """ "asyncio" or "uvloop": what the loops of this test are. See tests/event_loops.py."""
+    """The kind of the event loops of this test, "asyncio" or "uvloop": see tests/event_loops.py."""
     return getattr(request, "param", "asyncio")
 
 
@@ -77,7 +77,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def required(start: Callable[[], T]) -> T:
-    """Start a server, or fail with the remedy: a missing server must not look like a green run."""
+    """Start a server, or fail the test: without a server the run must not pass."""
     try:
         return start()
     except NoServer as exc:
@@ -125,7 +125,7 @@ def unix_url(standalone: Standalone) -> str:
 
 @pytest.fixture(scope="session")
 def tls_server() -> Iterator[Standalone]:
-    """A server that also speaks TLS, with a certificate of the tests' own authority."""
+    """A server that also speaks TLS. Its certificate is issued by an authority of the tests."""
     server = required(Standalone(tls=True).start)
     yield server
     server.stop()

@@ -34,31 +34,32 @@ def table_of(module: ModuleType) -> list[Row]:
     return rows
 
 
-Play = Callable[[], str]
+RowCheck = Callable[[], str]
+"""Causes the event of a row, and returns the state that follows."""
 
 
-class Plays:
-    """What a test does for each row of a table: a function that returns the state it came to."""
+class RowChecks:
+    """The functions of a test module that check the rows of a table, one function for each row."""
 
     def __init__(self, module: ModuleType) -> None:
         self.rows = table_of(module)
-        self._plays: dict[tuple[str, str], Play] = {}
+        self._checks: dict[tuple[str, str], RowCheck] = {}
 
-    def row(self, before: str, event: str) -> Callable[[Play], Play]:
-        """Decorator: this function plays that row."""
+    def row(self, before: str, event: str) -> Callable[[RowCheck], RowCheck]:
+        """Decorator: this function checks that row."""
 
-        def add(play: Play) -> Play:
-            assert (before, event) not in self._plays, "two functions play one row"
-            self._plays[before, event] = play
-            return play
+        def add(check: RowCheck) -> RowCheck:
+            assert (before, event) not in self._checks, "two functions check one row"
+            self._checks[before, event] = check
+            return check
 
         return add
 
     def check_complete(self) -> None:
-        """Raise `AssertionError` unless the rows and the plays are the same ones."""
+        """Raise `AssertionError` unless each row has its function, and each function its row."""
         assert self.rows, "the table was not found"
-        assert {(row.before, row.event) for row in self.rows} == set(self._plays)
+        assert {(row.before, row.event) for row in self.rows} == set(self._checks)
 
     def check(self, row: Row) -> None:
-        """Play `row`."""
-        assert self._plays[row.before, row.event]() == row.after
+        """Check `row`."""
+        assert self._checks[row.before, row.event]() == row.after

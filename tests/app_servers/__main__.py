@@ -1,4 +1,4 @@
-"""Run by hand: all setups, in all modes, and a table as in docs/servers.md."""
+"""Run all setups in all modes, and print a table as in docs/servers.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="those that have this in their name")
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--said", action="store_true", help="print what the server has printed")
+    parser.add_argument("--output", action="store_true", help="print the output of each server")
     options = parser.parse_args()
     chosen = [setup for setup in SETUPS if options.only in setup.name]
     if options.list:
@@ -40,8 +40,8 @@ def main() -> int:
                 if faults := one.faults(mode):
                     failed += 1
                     print(f"  FAILED: {'; '.join(faults)[:600]}", flush=True)
-                if options.said:
-                    print(one.said, flush=True)
+                if options.output:
+                    print(one.output, flush=True)
     return 1 if failed else 0
 
 

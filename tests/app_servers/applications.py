@@ -1,4 +1,4 @@
-"""The applications that the servers run, as source text: they are written into a folder of the run.
+"""The applications that the servers run, as source text that each run writes into its folder.
 
 All read their environment: STORE_URL, PREFIX, MODE (the consistency), USED (call the limiter while
 the application is imported, so that its connection and its thread are there before a fork).
@@ -14,7 +14,7 @@ def options(**more):
     options = dict(prefix=os.environ["PREFIX"], consistency=os.environ["MODE"], timeout=5)
     options |= dict(name=os.environ["PREFIX"])
     if os.environ["MODE"] == "direct":
-        options["flush_interval"] = 60  # the refusals are sent by the end of the process, or never
+        options["flush_interval"] = 60  # only the end of the process sends the refusals
     return options
 
 def make():
@@ -126,7 +126,7 @@ from concurrent.futures import ProcessPoolExecutor
 limiter = make()
 
 def calls(times):
-    time.sleep(0.01)  # or the first process would do all before the others are there
+    time.sleep(0.01)  # otherwise the first process would finish before the others have started
     return os.getpid(), [call(limiter) for _ in range(times)]
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One run: a server, calls over connections at the same time, its end, and what Redis knows."""
+"""One run: start a server, call it over several connections, end it, and read the counts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODES = ("direct", "leased", "eventual")
 
 @dataclass
 class Outcome:
-    """What a run has found."""
+    """The results of a run."""
 
     admitted: int = 0
     refused: int = 0
@@ -40,17 +40,17 @@ class Outcome:
     """Calls that were sent after the 2,000, see `_http`."""
     errors: list[str] = field(default_factory=list)
     processes: int = 0
-    """Those that have answered."""
+    """The worker processes that have answered."""
     connections: int = 0
-    """Of the limiter, at the server, after the last call."""
+    """The limiter's connections, counted by Redis after the last call."""
     times_us: list[float] = field(default_factory=list)
-    """What each admitted call of the limiter took inside the application."""
+    """How long each admitted call of the limiter took inside the application, µs."""
     end_s: float = 0.0
     """From SIGTERM to the end of the last process."""
     passed: int = 0
-    """As the store knows it after the end."""
+    """As counted in Redis after the end, like `blocked`."""
     blocked: int = 0
-    said: str = ""
+    output: str = ""
     """What the server has printed."""
 
     @property
@@ -62,7 +62,7 @@ class Outcome:
         return sorted(self.times_us)[int(len(self.times_us) * 0.99)] if self.times_us else 0.0
 
     def count(self, status: int, pid: int, took_us: float, pids: set[int]) -> None:
-        """One call was answered."""
+        """Count the answer to one call."""
         pids.add(pid)
         self.processes = len(pids)
         if status == 200:
@@ -74,7 +74,7 @@ class Outcome:
             self.errors.append(f"status {status}")
 
     def faults(self, mode: str) -> list[str]:
-        """What is not as it has to be."""
+        """Return what is wrong with the results, 8 lines at most."""
         found = []
         if self.errors:
             found.append(f"{len(self.errors)} errors, the first: {self.errors[0]}")
@@ -86,16 +86,16 @@ class Outcome:
             found.append(f"{self.admitted} admitted of a limit of {LIMIT}")
         if (self.passed, self.blocked) != (self.admitted, self.refused):
             found.append(
-                f"the store knows {self.passed} + {self.blocked}, "
-                f"answered were {self.admitted} + {self.refused}"
+                f"Redis counted {self.passed} + {self.blocked}, "
+                f"but {self.admitted} + {self.refused} were answered"
             )
         signs = ("distwindow.", "lost", "Traceback")
-        found += [line for line in self.said.splitlines() if any(sign in line for sign in signs)]
+        found += [line for line in self.output.splitlines() if any(sign in line for sign in signs)]
         return found[:8]
 
 
 def missing(setup: Setup) -> list[str]:
-    """The packages, or the program, that are not installed."""
+    """Return the packages of this setup, or the program, that are not installed."""
     return [
         name
         for name in setup.packages
@@ -104,7 +104,7 @@ def missing(setup: Setup) -> list[str]:
 
 
 def run(setup: Setup, mode: str, server: Standalone) -> Outcome:
-    """Start it, call it, end it, and look at the store."""
+    """Start the server, call it, end it, and read the counts."""
     outcome = Outcome()
     prefix = f"run{time.monotonic_ns()}"
     with tempfile.TemporaryDirectory(prefix="distwindow-") as folder:
@@ -135,12 +135,12 @@ def _run(
     program = _program(words[0])
     command = [program, *words[1:]] if program else [sys.executable, *words]
     with (
-        (folder / "said").open("w+") as said,
-        _started(command, environment, folder, said) as process,
+        (folder / "output").open("w+") as output,
+        _started(command, environment, folder, output) as process,
     ):
         try:
             if setup.kind == "http":
-                # By class: the callers' loop is not what is tested.
+                # By class, whichever loop the test is to run on: this one is not tested.
                 with contextlib.closing(asyncio.SelectorEventLoop()) as loop:
                     loop.run_until_complete(_http(setup, mode, port, process, outcome))
             elif setup.kind == "celery":
@@ -158,8 +158,8 @@ def _run(
                 _answers(process.stdout.readline(), outcome)
             outcome.connections = _connections(server, prefix)
             if setup.restarts:
-                # A worker that gunicorn has just forked has the handlers of gunicorn's master, and
-                # does not hear SIGTERM.
+                # A worker that gunicorn has just forked still has the handlers of its master, which
+                # ignore SIGTERM. Nothing shows when it has installed its own, so sleep.
                 time.sleep(2)
             began = time.monotonic()
             if setup.kind == "processes":
@@ -170,12 +170,12 @@ def _run(
             outcome.end_s = time.monotonic() - began
         except Exception as exc:
             outcome.errors.append(f"{type(exc).__name__}: {exc}")
-        said.seek(0)
-        outcome.said = said.read()
+        output.seek(0)
+        outcome.output = output.read()
 
 
 def _program(name: str) -> str | None:
-    """A program that is installed beside this Python, or on the path."""
+    """Return the path of a program that is installed beside this Python, or on PATH."""
     if name != "uwsgi":
         return None
     beside = Path(sys.executable).parent / name
@@ -184,18 +184,18 @@ def _program(name: str) -> str | None:
 
 @contextmanager
 def _started(
-    command: list[str], environment: dict[str, str], folder: Path, said: Any
+    command: list[str], environment: dict[str, str], folder: Path, output: Any
 ) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        if "calls" in environment or "application.py" in command else said, stderr=said, text=True,
-        start_new_session=True,
+        if "calls" in environment or "application.py" in command else output, stderr=output,
+        text=True, start_new_session=True,
     )  # fmt: skip
     try:
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever is left of it
+            os.killpg(process.pid, signal.SIGKILL)  # processes that have not ended
         process.communicate()
 
 
@@ -223,7 +223,7 @@ async def _http(
         up |= {answer[1] for answer in answers if not isinstance(answer, BaseException)}
         if process.poll() is not None or time.monotonic() > ends:
             raise RuntimeError(f"only {len(up)} of {setup.workers} workers have answered")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # between two polls
     numbers = iter(range(CALLS))
     pids: set[int] = set()
 
@@ -239,14 +239,14 @@ async def _http(
     await asyncio.gather(*[calls() for _ in range(CONNECTIONS)])
     ends = time.monotonic() + 10
     while mode == "leased" and outcome.admitted < LIMIT and time.monotonic() < ends:
-        # A worker that was not called any more has permits left: it spends them, or gives them
-        # back so that others can.
+        # A worker that gets no more calls may hold a lease. It refunds the lease after a while, and
+        # then others are granted its permits.
         outcome.more += 1
         outcome.count(*await _get(port, "/"), pids)
 
 
 async def _get(port: int, path: str) -> tuple[int, int, float]:
-    """Status, process, and microseconds that the call took there."""
+    """Return the status, the process, and the duration of the limiter's call there, µs."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())

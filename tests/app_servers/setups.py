@@ -19,7 +19,7 @@ _UWSGI = (
 
 @dataclass(frozen=True)
 class Setup:
-    """A server, as it is started. A command that begins with `-` is one of this Python."""
+    """How a server is started. A command that begins with `-` is an option of this Python."""
 
     name: str
     kind: str
@@ -34,11 +34,11 @@ class Setup:
     files: dict[str, str] = field(default_factory=dict)
     """Further files in the folder in which it is started."""
     restarts: str = ""
-    """Why its workers are replaced during the calls. SIGHUP is sent where it is that."""
+    """Why its workers are replaced during the calls. For `SIGHUP` the run sends that signal."""
 
 
 def _gunicorn(name: str, options: str, *packages: str, workers: int = 4) -> list[Setup]:
-    """Without and with `--preload`; with it also used before the fork."""
+    """Return setups without `--preload`, with it, and with a limiter used before the fork."""
     command = f"{_GUNICORN} {options}".replace("{workers}", str(workers))
     packages = ("gunicorn", *packages)
     return [

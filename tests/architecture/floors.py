@@ -1,7 +1,7 @@
 """The rule of the architecture: imports only go down, and have no cycles.
 
 Read from the source with `ast`, so that an import inside a function or behind `TYPE_CHECKING`
-counts as well. `complaints(package)` lists what breaks the law, one line each.
+counts as well. `violations(package)` lists what breaks the rule, one line each.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ FLOORS = {
     # `python -m distwindow` only starts the command line.
     "__main__": 7,
 }
-FACES = 5
-GUESTS = 6
-# Neighbours that have nothing to say to each other.
-APART = {frozenset({"windows", "protocol"}), frozenset({"consistency", "store"})}
-# The one face that guests may call by its own door; the others come through the front door.
-OPEN_FACES = {"connect"}
-# Redis and files begin at this floor.
-OUTSIDE = 4
+LIMITER_FLOOR = 5
+"""The package itself, `__init__`, imports modules up to this floor."""
+PROGRAM_FLOOR = 6
+"""These use the limiters as users do: they import them from the package itself."""
+SEPARATE = {frozenset({"windows", "protocol"}), frozenset({"consistency", "store"})}
+"""Pairs that do not import each other."""
+OPEN_TO_PROGRAMS = {"connect"}
+"""What programs may import from the limiters' floor besides the package itself."""
+REDIS_FLOOR = 4
+"""The lowest floor that imports redis."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,16 @@ class Import:
     runtime: bool
 
 
-def complaints(package: Path) -> list[str]:
-    """Return every breach of the rule in the package at `package`."""
+def violations(package: Path) -> list[str]:
+    """Return every violation of the rule in the package at `package`, one line each."""
     modules = _modules(package)
     imports = [found for name, path in modules.items() for found in _imports(name, path, modules)]
-    breaches = [
+    forbidden = [
         f"{item.source}:{item.line} imports {item.target}: {why}"
         for item in imports
-        if (why := _breach(package.name, item)) is not None
+        if (why := _violation(package.name, item)) is not None
     ]
-    return [*_strangers(package.name, modules), *breaches, *_cycles(imports, modules)]
+    return [*_without_floor(package.name, modules), *forbidden, *_cycles(imports, modules)]
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -112,60 +114,60 @@ def _targets(node: ast.AST, name: str, is_package: bool, modules: dict[str, Path
             yield submodule if submodule in modules else origin
 
 
-# -- judging ----------------------------------------------------------------------------------
+# -- the rule ----------------------------------------------------------------------------------
 
 
-def _room(package: str, module: str) -> str:
-    """The room of a module: what follows the package's name; empty for the front door."""
+def _part(package: str, module: str) -> str:
+    """The first name below the package; empty for the package itself."""
     return module.removeprefix(package).lstrip(".").partition(".")[0]
 
 
-def _strangers(package: str, modules: dict[str, Path]) -> Iterator[str]:
-    rooms = {_room(package, module) for module in modules} - {""}
-    for room in sorted(rooms - set(FLOORS)):
-        yield f"{package}.{room} has no floor: give it one in tests/architecture/floors.py"
+def _without_floor(package: str, modules: dict[str, Path]) -> Iterator[str]:
+    parts = {_part(package, module) for module in modules} - {""}
+    for part in sorted(parts - set(FLOORS)):
+        yield f"{package}.{part} has no floor: give it one in tests/architecture/floors.py"
 
 
-def _breach(package: str, item: Import) -> str | None:
+def _violation(package: str, item: Import) -> str | None:
     """Return why this import breaks the rule, or None."""
-    here = _room(package, item.source)
+    here = _part(package, item.source)
     if item.target == package or item.target.startswith(package + "."):
-        return _indoors(here, _room(package, item.target))
-    return _outdoors(package, here, item)
+        return _inside(here, _part(package, item.target))
+    return _outside(package, here, item)
 
 
-def _indoors(here: str, there: str) -> str | None:
+def _inside(here: str, there: str) -> str | None:
     if here == there:
         return None
     if here not in FLOORS.keys() | {""} or there not in FLOORS.keys() | {""}:
-        return None  # a room without a floor is complained of by name
-    if here == "":  # the front door stands before everything but the guests
-        return None if FLOORS[there] <= FACES else "the front door does not let guests in"
+        return None  # `_without_floor` reports it
+    if here == "":
+        return None if FLOORS[there] <= LIMITER_FLOOR else "the package imports no programs"
     if there == "":
-        return None if FLOORS[here] == GUESTS else "only guests use the front door"
-    if frozenset({here, there}) in APART:
-        return f"{here} and {there} do not know each other"
+        return None if FLOORS[here] == PROGRAM_FLOOR else "only programs import the package itself"
+    if frozenset({here, there}) in SEPARATE:
+        return f"{here} and {there} do not import each other"
     if FLOORS[here] < FLOORS[there]:
         return f"up from floor {FLOORS[here]} to floor {FLOORS[there]}"
-    if FLOORS[here] == GUESTS:
-        if FLOORS[there] == GUESTS:
-            return "guests do not know each other"
-        if FLOORS[there] == FACES and there not in OPEN_FACES:
-            return "guests take a face from the front door"
+    if FLOORS[here] == PROGRAM_FLOOR:
+        if FLOORS[there] == PROGRAM_FLOOR:
+            return "programs do not import each other"
+        if FLOORS[there] == LIMITER_FLOOR and there not in OPEN_TO_PROGRAMS:
+            return "programs take it from the package itself"
     return None
 
 
-def _outdoors(package: str, here: str, item: Import) -> str | None:
+def _outside(package: str, here: str, item: Import) -> str | None:
     top = item.target.partition(".")[0]
     if here == "core":
         if top not in sys.stdlib_module_names:
-            return "core is pure: the standard library alone"
+            return "core imports the standard library only"
         if top == "asyncio":
-            return "core knows no event loop"
+            return "core does not import asyncio"
         if top == "time" and item.source != f"{package}.core.clock":
-            return "time is an argument; only core.clock reads it"
-    if top == "redis" and here and FLOORS.get(here, OUTSIDE) < OUTSIDE:
-        return f"the outside world begins at floor {OUTSIDE}"
+            return "of core only core.clock reads a clock; others are given the time"
+    if top == "redis" and here and FLOORS.get(here, REDIS_FLOOR) < REDIS_FLOOR:
+        return f"redis is imported from floor {REDIS_FLOOR} upwards"
     return None
 
 
@@ -177,6 +179,6 @@ def _cycles(imports: list[Import], modules: dict[str, Path]) -> list[str]:
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as exc:
-        # graphlib lists who is needed first; turned round it reads "imports".
+        # graphlib lists each module before the one that imports it; reversed, it reads "imports".
         return ["a cycle: " + " imports ".join(reversed(exc.args[1]))]
     return []

@@ -1,4 +1,4 @@
-"""docker-compose.yml hangs together: it is read here, since not every machine can run it."""
+"""docker-compose.yml is consistent. It is read here, since not every machine can run it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ports_are_open_to_this_machine_alone_and_used_once(
     assert len(published) == len(set(published))
 
 
-def test_every_server_says_when_it_is_ready(services: dict[str, dict[str, Any]]) -> None:
+def test_every_server_has_a_healthcheck(services: dict[str, dict[str, Any]]) -> None:
     assert [name for name, service in services.items() if "healthcheck" not in service] == []
 
 
@@ -45,7 +45,7 @@ def test_services_refer_to_services_that_exist(services: dict[str, dict[str, Any
         assert set(service.get("depends_on", {})) <= set(services)
         if shared := service.get("network_mode"):
             holder = services[shared.removeprefix("service:")]
-            # Ports belong to the network's holder: a guest's own would be refused by Docker.
+            # Docker refuses ports of a service that uses the network of another one.
             assert "ports" not in service
             if port := service.get("environment", {}).get("PORT"):
                 assert f"127.0.0.1:{port}:{port}" in holder["ports"]

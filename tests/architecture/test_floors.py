@@ -8,44 +8,44 @@ from pathlib import Path
 import pytest
 
 import distwindow
-from tests.architecture.floors import complaints
+from tests.architecture.floors import violations
 
 
-def test_imports_only_go_down_and_never_round() -> None:
-    assert complaints(Path(distwindow.__file__).parent) == []
+def test_imports_only_go_down_and_have_no_cycles() -> None:
+    assert violations(Path(distwindow.__file__).parent) == []
 
 
-# -- the law itself, on made-up houses --------------------------------------------------------
+# -- the check itself, on a small package -----------------------------------------------------
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
+def package(tmp_path: Path) -> Path:
     """A small package that keeps the rule."""
     build(
-        tmp_path / "house",
+        tmp_path / "pkg",
         {
-            "__init__.py": "from house.limiter import Limiter\nfrom house.core import bucket",
+            "__init__.py": "from pkg.limiter import Limiter\nfrom pkg.core import bucket",
             "core/__init__.py": "",
-            "core/bucket.py": "import math\nfrom house.core.clock import now",
+            "core/bucket.py": "import math\nfrom pkg.core.clock import now",
             "core/clock.py": "import time",
             "core/errors.py": """
                 from typing import TYPE_CHECKING
                 if TYPE_CHECKING:
-                    from house.core.decision import Decision
+                    from pkg.core.decision import Decision
                 """,
-            "core/decision.py": "from house.core.errors import Error",
-            "protocol/__init__.py": "from house.core import bucket",
+            "core/decision.py": "from pkg.core.errors import Error",
+            "protocol/__init__.py": "from pkg.core import bucket",
             "windows/__init__.py": "from ..core import bucket",
-            "operations/a.py": "from house.protocol import key\nfrom house.windows import cache",
-            "store/redis.py": "import redis, asyncio\nfrom house.operations.a import acquire",
-            "limiter.py": "from house.connect import connect\nfrom .store import redis",
-            "connect.py": "from house.store.redis import Store",
-            "cli/__init__.py": "from house import Limiter\nfrom house.connect import connect",
-            "cli/stats.py": "import rich\nfrom . import table\nfrom house.core import bucket",
+            "operations/a.py": "from pkg.protocol import key\nfrom pkg.windows import cache",
+            "store/redis.py": "import redis, asyncio\nfrom pkg.operations.a import acquire",
+            "limiter.py": "from pkg.connect import connect\nfrom .store import redis",
+            "connect.py": "from pkg.store.redis import Store",
+            "cli/__init__.py": "from pkg import Limiter\nfrom pkg.connect import connect",
+            "cli/stats.py": "import rich\nfrom . import table\nfrom pkg.core import bucket",
             "cli/table.py": "",
         },
     )
-    return tmp_path / "house"
+    return tmp_path / "pkg"
 
 
 def build(root: Path, files: dict[str, str]) -> None:
@@ -55,56 +55,56 @@ def build(root: Path, files: dict[str, str]) -> None:
         path.write_text(textwrap.dedent(text) + "\n")
 
 
-def test_a_lawful_house_has_no_complaints(house: Path) -> None:
-    assert complaints(house) == []
+def test_a_package_that_keeps_the_rule_has_no_violations(package: Path) -> None:
+    assert violations(package) == []
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "message"),
     [
-        ("core/bad.py", "from house.protocol import key", "up from floor 1 to floor 2"),
+        ("core/bad.py", "from pkg.protocol import key", "up from floor 1 to floor 2"),
         ("core/bad.py", "from ..protocol import key", "up from floor 1 to floor 2"),
         ("core/bad.py", "from .. import protocol", "up from floor 1 to floor 2"),
-        ("core/bad.py", "import house.store.redis as r", "up from floor 1 to floor 4"),
-        ("core/bad.py", "def f():\n    from house.operations import acquire", "up from floor 1"),
+        ("core/bad.py", "import pkg.store.redis as r", "up from floor 1 to floor 4"),
+        ("core/bad.py", "def f():\n    from pkg.operations import acquire", "up from floor 1"),
         (
             "operations/bad.py",
-            "if TYPE_CHECKING:\n    from house import limiter",
+            "if TYPE_CHECKING:\n    from pkg import limiter",
             "up from floor 3",
         ),
-        ("store/bad.py", "from house.cli import table", "up from floor 4 to floor 6"),
-        ("windows/bad.py", "from house.protocol import key", "do not know each other"),
-        ("protocol/bad.py", "import house.windows", "do not know each other"),
-        ("store/bad.py", "from house import Limiter", "only guests use the front door"),
-        ("__init__.py", "from house.cli import main", "does not let guests in"),
-        ("cli/bad.py", "from house.limiter import Limiter", "from the front door"),
-        ("contrib/bad.py", "from house.cli import table", "guests do not know each other"),
-        ("core/bad.py", "import redis.asyncio", "core is pure"),
-        ("core/bad.py", "from rich import print", "core is pure"),
-        ("core/bad.py", "import asyncio.locks", "no event loop"),
-        ("core/bad.py", "from time import monotonic", "time is an argument"),
-        ("protocol/bad.py", "import redis", "the outside world begins"),
-        ("attic.py", "", "house.attic has no floor"),
-        ("store/bad.py", "from house.store.bad2 import x", "a cycle"),
-        ("core/clock.py", "def f():\n    from house.core import bucket", "a cycle"),
+        ("store/bad.py", "from pkg.cli import table", "up from floor 4 to floor 6"),
+        ("windows/bad.py", "from pkg.protocol import key", "do not import each other"),
+        ("protocol/bad.py", "import pkg.windows", "do not import each other"),
+        ("store/bad.py", "from pkg import Limiter", "only programs import the package"),
+        ("__init__.py", "from pkg.cli import main", "imports no programs"),
+        ("cli/bad.py", "from pkg.limiter import Limiter", "from the package itself"),
+        ("contrib/bad.py", "from pkg.cli import table", "programs do not import each other"),
+        ("core/bad.py", "import redis.asyncio", "the standard library only"),
+        ("core/bad.py", "from rich import print", "the standard library only"),
+        ("core/bad.py", "import asyncio.locks", "does not import asyncio"),
+        ("core/bad.py", "from time import monotonic", "only core.clock reads"),
+        ("protocol/bad.py", "import redis", "from floor 4 upwards"),
+        ("unknown.py", "", "pkg.unknown has no floor"),
+        ("store/bad.py", "from pkg.store.bad2 import x", "a cycle"),
+        ("core/clock.py", "def f():\n    from pkg.core import bucket", "a cycle"),
     ],
 )
-def test_each_breach_is_named(house: Path, file: str, text: str, said: str) -> None:
-    build(house, {file: text, "store/bad2.py": "from house.store import bad"})
-    assert [complaint for complaint in complaints(house) if said in complaint]
+def test_each_violation_is_reported(package: Path, file: str, text: str, message: str) -> None:
+    build(package, {file: text, "store/bad2.py": "from pkg.store import bad"})
+    assert [line for line in violations(package) if message in line]
 
 
-def test_a_cycle_is_told_in_the_order_of_the_imports(house: Path) -> None:
-    build(house, {"operations/a.py": "from . import b", "operations/b.py": "from .a import x"})
-    [said] = complaints(house)
-    assert said in (
-        "a cycle: house.operations.a imports house.operations.b imports house.operations.a",
-        "a cycle: house.operations.b imports house.operations.a imports house.operations.b",
+def test_a_cycle_is_reported_in_the_order_of_the_imports(package: Path) -> None:
+    build(package, {"operations/a.py": "from . import b", "operations/b.py": "from .a import x"})
+    [line] = violations(package)
+    assert line in (
+        "a cycle: pkg.operations.a imports pkg.operations.b imports pkg.operations.a",
+        "a cycle: pkg.operations.b imports pkg.operations.a imports pkg.operations.b",
     )
 
 
-def test_a_complaint_names_file_and_line(house: Path) -> None:
-    build(house, {"core/bad.py": "import math\n\nfrom house.protocol import key"})
-    assert complaints(house) == [
-        "house.core.bad:3 imports house.protocol: up from floor 1 to floor 2",
+def test_a_violation_names_module_and_line(package: Path) -> None:
+    build(package, {"core/bad.py": "import math\n\nfrom pkg.protocol import key"})
+    assert violations(package) == [
+        "pkg.core.bad:3 imports pkg.protocol: up from floor 1 to floor 2",
     ]

@@ -38,8 +38,8 @@ def members(thing: type) -> Iterator[str]:
     if "__init__" in vars(thing) or dataclasses.is_dataclass(thing):
         yield f"__init__{signature(thing.__init__)}"
     for name in fields(thing):
-        said = inspect.get_annotations(thing)[name]
-        yield f"{name}: {getattr(said, '__forward_arg__', said)}"
+        annotation = inspect.get_annotations(thing)[name]
+        yield f"{name}: {getattr(annotation, '__forward_arg__', annotation)}"
     own = {name: value for base in reversed(private(thing)) for name, value in vars(base).items()}
     for name, value in own.items():
         if name.startswith("_") or name in fields(thing):

@@ -20,7 +20,7 @@ TURNS = (
     *("model", "interruptions", "fleet", "interruptions", "process_exits"),
     *("interruptions", "timeouts", "interruptions", "cold_start", "interruptions"),
 )
-"""`interruptions` has twelve variants, of which a turn plays one."""
+"""`interruptions` has twelve variants, of which a turn runs one."""
 TURN_S = {
     "model": 10.0,
     "interruptions": 15.0,
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _turn(name: str, run: Run, sums: Run) -> bool:
-    """Play one turn and print its outcome; return False for a violation."""
+    """Run one turn and print its outcome; return False for a violation."""
     began = time.monotonic()
     violation: Violation | None = None
     try:

@@ -33,6 +33,7 @@ class Child:
         self.name = name
         self.plan = plan
         self._stdout = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the child
+        # Closed with the child, so not in a `with`.
         self._stderr = tempfile.TemporaryFile(  # noqa: SIM115
             "w+", encoding="utf-8", errors="replace"
         )

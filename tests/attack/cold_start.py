@@ -48,6 +48,7 @@ def _one(run: Run, server: Standalone, url: str, start: int) -> None:
         if permits > LIMIT.amount:
             raise Violation(f"one process alone admitted {permits} of {LIMIT} on {key}", history)
     with server.client(decode_responses=False) as client:
+        # For mypy the values of `plan` are objects.
         counts = read_all_counts(client, plan["prefix"], allowed.keys() | refused.keys(), LIMIT)  # type: ignore[arg-type]
     for what, returned, in_store in (
         ("permits", allowed, {key: count.passed for key, count in counts.items()}),

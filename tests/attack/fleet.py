@@ -47,13 +47,13 @@ SLACK_MS = 600
 
 
 def fleet(run: Run) -> None:
-    """Play fleets of some seconds. The seed draws the consistency, the limit and the faults."""
+    """Run fleets of some seconds each. The seed draws the consistency, the limit and the faults."""
     stop = time.monotonic() + run.seconds
     for turn in itertools.count():
         left = stop - time.monotonic()
         if turn and left < 3:
             return
-        Fleet(run, derive_seed(run.seed, "fleet", turn)).play(min(RUN_S, max(1.0, left - 1)))
+        Fleet(run, derive_seed(run.seed, "fleet", turn)).run_for(min(RUN_S, max(1.0, left - 1)))
         run.count("fleets")
 
 
@@ -72,7 +72,7 @@ class Fleet:
         self.killed: list[str] = []
         self._names = itertools.count()
 
-    def play(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         folder = Path(tempfile.mkdtemp(prefix="distwindow-attack-"))
         try:
             with Standalone() as server, Proxy(server.port) as proxy:
@@ -102,9 +102,9 @@ class Fleet:
         )  # fmt: skip
 
     def _cause_faults(self, server: Standalone, proxy: Proxy, folder: Path, seconds: float) -> None:
-        """Cause one fault after the other, with sound moments between them."""
+        """Cause one fault after the other, with moments without a fault between them."""
         rng, stop = self.rng, time.monotonic() + seconds
-        time.sleep(0.4)
+        time.sleep(0.4)  # the clients start to call
         while time.monotonic() < stop:
             self._resume(False)
             draw = rng.random()

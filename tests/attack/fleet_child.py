@@ -31,6 +31,7 @@ class Log:
 
     def __init__(self, name: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # Plain `os` calls, as the log is written by `os.write`.
         self._file = os.open(os.path.join(plan["folder"], name), flags)  # noqa: PTH118
         self.name = name
         self.rng = random.Random(f"{plan['seed']} {name}")
@@ -101,7 +102,7 @@ def flush_and_close(limiters: dict[str, Limiter], log: Log) -> None:
                 break
             except (StoreError, ConfigurationError) as exc:
                 log.write(flush=repr(exc))
-                time.sleep(0.2)
+                time.sleep(0.2)  # before the next attempt
         limiter.close()
     log.write(ended=True, unknown=sum(limiter.unknown_total for limiter in limiters.values()))
 
@@ -181,7 +182,7 @@ async def run_tasks() -> None:
                 break
             except (StoreError, ConfigurationError) as exc:
                 log.write(flush=repr(exc))
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # before the next attempt
         unknown += limiter.unknown_total
         await limiter.aclose()
     log.write(ended=True, unknown=unknown)

@@ -47,12 +47,12 @@ class Outcome:
 
 
 class Interrupter:
-    """Plays rounds that are interrupted, and counts what happened to the exceptions."""
+    """Makes calls that are interrupted, and counts what happened to the exceptions."""
 
     KINDS: tuple[type[BaseException], ...] = (Interruption, SlowRequest, Hangup, KeyboardInterrupt)
 
     def __init__(self, rng: random.Random) -> None:
-        self.tally: Counter[str] = Counter()
+        self.figures: Counter[str] = Counter()
         self.history: list[dict[str, Any]] = []
         """The first few faults of each kind."""
         self._rng = rng
@@ -85,16 +85,16 @@ class Interrupter:
                 work()
             finally:
                 self._armed = False
-        except BaseException as exc:
+        except BaseException as exc:  # one of `KINDS` is KeyboardInterrupt
             caught = exc
         signal.setitimer(signal.ITIMER_REAL, 0)
         pending = self._pending
-        self.tally["rounds"] += 1
+        self.figures["rounds"] += 1
         if pending is None:
             return Outcome(caught, False)
-        self.tally["interruptions"] += 1
+        self.figures["interruptions"] += 1
         if caught is None and self._destroying:
-            self.tally["lost in destructors of other packages"] += 1
+            self.figures["lost in destructors of other packages"] += 1
         elif caught is not pending:
             wrong = "swallowed" if caught is None else f"replaced by {type(caught).__name__}"
             self.wrong(wrong, call=name, kind=type(pending).__name__, where=self._where)
@@ -102,8 +102,8 @@ class Interrupter:
 
     def wrong(self, what: str, **facts: Any) -> None:
         """Record a fault."""
-        self.tally[f"wrong: {what}"] += 1
-        if self.tally[f"wrong: {what}"] <= 5:
+        self.figures[f"wrong: {what}"] += 1
+        if self.figures[f"wrong: {what}"] <= 5:
             self.history.append({"wrong": what, **facts})
 
     def _unraisable(self, args: Any) -> None:
@@ -116,7 +116,7 @@ class Interrupter:
             if ours:
                 self.wrong("lost in a finalizer", of=repr(args.object)[:200], where=self._where)
             else:
-                self.tally["lost in destructors of other packages"] += 1
+                self.figures["lost in destructors of other packages"] += 1
         elif ours:
             self.wrong("unraisable", error=repr(args.exc_value), of=repr(args.object)[:200])
 

@@ -26,7 +26,7 @@ VARIANTS = [*CALLING, *CONNECTING]
 
 
 def interruptions(run: Run) -> None:
-    """Play one variant: `run.only`, or one drawn by the seed."""
+    """Run one variant: `run.only`, or one drawn by the seed."""
     rng = random.Random(run.seed)
     variant = run.only or rng.choice(CALLING if rng.random() < 0.75 else CONNECTING)
     if variant not in VARIANTS:
@@ -88,7 +88,7 @@ def _run_child(run: Run, variant: str, plan: dict[str, Any]) -> dict[str, Any]:
     if wrong:
         shown = ", ".join(f"{n} {name[7:]}" for name, n in sorted(wrong.items()))
         raise Violation(
-            f"interruptions {variant}, {figures.get('interrupts', 0)} interruptions: {shown}",
+            f"interruptions {variant}, {figures.get('interruptions', 0)} interruptions: {shown}",
             [*facts["history"], stderr[-4000:]],
         )
     return facts

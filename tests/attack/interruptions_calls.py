@@ -17,7 +17,7 @@ WAIT_S = 1.5
 TIGHT = "5/day"
 
 
-class Tally:
+class CallCounts:
     """What one thread has counted of its calls. It changes by assignments only, which no signal
     handler interrupts.
     """
@@ -76,13 +76,13 @@ class Calls:
             sync_interval=0.05,
         )
 
-    def op(self, tally: Tally, rng: random.Random) -> tuple[str, Callable[[], None]]:
+    def op(self, counts: CallCounts, rng: random.Random) -> tuple[str, Callable[[], None]]:
         """Return the next operation and its name."""
         # A planted fault shows in `peek` only.
         draw = 0.92 if self.plan.get("planted") else rng.random()
         if draw < 0.6:
             calls = [(rng.choice(self.keys), rng.choice([1, 1, 3])) for _ in range(40)]
-            return "try_acquire", partial(self.hits, tally, calls)
+            return "try_acquire", partial(self.hits, counts, calls)
         key = rng.choice(self.keys)
         for most, name in (
             (0.72, "tight"),
@@ -93,71 +93,71 @@ class Calls:
             (0.97, "stats"),
         ):
             if draw < most:
-                return name, partial(getattr(self, name), tally, key)
-        return "flush", partial(self.flush, tally, key)
+                return name, partial(getattr(self, name), counts, key)
+        return "flush", partial(self.flush, counts, key)
 
-    def hits(self, tally: Tally, calls: list[tuple[str, int]]) -> None:
-        certain, acquire, clock = tally.certain, self.limiter.try_acquire, now_s
+    def hits(self, counts: CallCounts, calls: list[tuple[str, int]]) -> None:
+        certain, acquire, clock = counts.certain, self.limiter.try_acquire, now_s
         for number, (key, cost) in enumerate(calls):
             name = key.encode() if number % 3 == 0 else key
-            tally.what, tally.cost, tally.key = "call", cost, key
-            tally.began = clock()
+            counts.what, counts.cost, counts.key = "call", cost, key
+            counts.began = clock()
             decision = acquire(name, cost)
             if decision[0]:
                 certain[key] = certain[key] + cost
-            tally.key = None
-            tally.calls = tally.calls + 1
-            spent = clock() - tally.began
-            if spent > tally.worst_s:
-                tally.worst_s = spent
+            counts.key = None
+            counts.calls = counts.calls + 1
+            spent = clock() - counts.began
+            if spent > counts.worst_s:
+                counts.worst_s = spent
 
-    def tight(self, tally: Tally, key: str) -> None:
+    def tight(self, counts: CallCounts, key: str) -> None:
         name = "t" + key[-1]
         for _ in range(10):
-            tally.what, tally.cost, tally.key = "tight", 2, name
+            counts.what, counts.cost, counts.key = "tight", 2, name
             decision = self.tight_limiter.try_acquire(name, 2)
             if not decision[0]:
-                tally.blocked[name] = tally.blocked[name] + 2
-            tally.key = None
+                counts.blocked[name] = counts.blocked[name] + 2
+            counts.key = None
 
-    def entry(self, tally: Tally, key: str) -> None:
-        tally.what, tally.cost, tally.key = "entry", 1, key
+    def entry(self, counts: CallCounts, key: str) -> None:
+        counts.what, counts.cost, counts.key = "entry", 1, key
         limiter = self.limiter
         try:
             with limiter.entry(key):
-                if tally.calls % 2:
+                if counts.calls % 2:
                     raise LookupError
         except LookupError:
             pass
-        tally.certain[key] = tally.certain[key] + 1
+        counts.certain[key] = counts.certain[key] + 1
         # The end of an entry whose limiter is being closed may not be recorded.
-        ends = tally.ends if limiter is self.limiter else tally.unsure_ends
+        ends = counts.ends if limiter is self.limiter else counts.unsure_ends
         ends[key] = ends[key] + 1
-        tally.key = None
+        counts.key = None
 
-    def refund(self, tally: Tally, key: str) -> None:
-        tally.what, tally.cost, tally.key = "call", 4, key
+    def refund(self, counts: CallCounts, key: str) -> None:
+        counts.what, counts.cost, counts.key = "call", 4, key
         decision = self.limiter.try_acquire(key, 4)
-        tally.certain[key] = tally.certain[key] + 4
-        tally.what = "refund"
+        counts.certain[key] = counts.certain[key] + 4
+        counts.what = "refund"
         given = self.limiter.refund(decision)
-        tally.certain[key] = tally.certain[key] - given
-        tally.key = None
+        counts.certain[key] = counts.certain[key] - given
+        counts.key = None
 
-    def acquire(self, tally: Tally, key: str) -> None:
-        tally.what, tally.cost, tally.key = "call", 1, key
+    def acquire(self, counts: CallCounts, key: str) -> None:
+        counts.what, counts.cost, counts.key = "call", 1, key
         began = now_s()
         self.limiter.acquire(key, timeout=WAIT_S)
         if now_s() - began > WAIT_S * 0.8:
             self.waited = self.waited + 1  # no other call waits for this key for so long
-        tally.certain[key] = tally.certain[key] + 1
-        tally.key = None
+        counts.certain[key] = counts.certain[key] + 1
+        counts.key = None
 
-    def peek(self, tally: Tally, key: str) -> None:
+    def peek(self, counts: CallCounts, key: str) -> None:
         self.limiter.peek(key)
 
-    def stats(self, tally: Tally, key: str) -> None:
+    def stats(self, counts: CallCounts, key: str) -> None:
         self.limiter.stats(key)
 
-    def flush(self, tally: Tally, key: str) -> None:
+    def flush(self, counts: CallCounts, key: str) -> None:
         self.limiter.flush()

@@ -20,7 +20,7 @@ from distwindow import ConfigurationError, Limit, Limiter, StoreError
 from tests.attack.children import dump_stacks_on_sigquit, read_plan, report, restart_watchdog
 from tests.attack.harness import FOREVER
 from tests.attack.interrupter import Interrupter
-from tests.attack.interruptions_calls import TIGHT, TIMEOUT_S, Calls, Tally
+from tests.attack.interruptions_calls import TIGHT, TIMEOUT_S, CallCounts, Calls
 from tests.attack.server_counts import read_counts
 
 SLACK_S = 1.0
@@ -30,7 +30,7 @@ HANG_S = 10.0
 def check_error(interrupter: Interrupter, name: str, caught: BaseException | None) -> None:
     """Record an exception of a call that is not documented."""
     if isinstance(caught, StoreError):
-        interrupter.tally[f"raised {type(caught).__name__}"] += 1
+        interrupter.figures[f"raised {type(caught).__name__}"] += 1
     elif caught is not None:
         interrupter.wrong(f"raised {type(caught).__name__}", call=name, error=repr(caught)[:300])
 
@@ -39,21 +39,21 @@ class OtherThreads:
     """Threads that are not interrupted: they call all the time, and no call may be late or fail."""
 
     def __init__(self, calls: Calls, interrupter: Interrupter, number: int) -> None:
-        self.tallies = [Tally() for _ in range(number)]
+        self.counts_of_threads = [CallCounts() for _ in range(number)]
         self.stop = False
         self._calls, self._interrupter = calls, interrupter
         self.threads = [
-            threading.Thread(target=self._work, args=(tally,), daemon=True)
-            for tally in self.tallies
+            threading.Thread(target=self._work, args=(counts,), daemon=True)
+            for counts in self.counts_of_threads
         ]
         for thread in self.threads:
             thread.start()
 
-    def _work(self, tally: Tally) -> None:
-        rng = random.Random(id(tally))
+    def _work(self, counts: CallCounts) -> None:
+        rng = random.Random(id(counts))
         while not self.stop:
-            name, work = self._calls.op(tally, rng)
-            tally.began = time.monotonic()
+            name, work = self._calls.op(counts, rng)
+            counts.began = time.monotonic()
             error: Exception | None = None
             try:
                 work()
@@ -63,15 +63,17 @@ class OtherThreads:
                 if not closed:  # the main thread has closed it during this call
                     check_error(self._interrupter, f"{name} in another thread", exc)
             if error is not None:
-                tally.on_error()
-            tally.worst_s = max(tally.worst_s, time.monotonic() - tally.began)
-            tally.began = float("inf")
-            time.sleep(rng.random() * 0.002)
+                counts.on_error()
+            counts.worst_s = max(counts.worst_s, time.monotonic() - counts.began)
+            counts.began = float("inf")
+            time.sleep(rng.random() * 0.002)  # the main thread runs meanwhile
 
     def stuck(self) -> list[int]:
         """Return the numbers of the threads whose operation takes far too long."""
         now = time.monotonic()
-        return [i for i, tally in enumerate(self.tallies) if now - tally.began > HANG_S - 2]
+        return [
+            i for i, counts in enumerate(self.counts_of_threads) if now - counts.began > HANG_S - 2
+        ]
 
     def join(self) -> bool:
         self.stop = True
@@ -82,12 +84,12 @@ class OtherThreads:
 
 
 def call_interrupted(plan: dict[str, Any]) -> None:
-    """Play rounds until the time is up or there were enough interruptions, then report counts."""
+    """Call until the time is over or there were enough interruptions, then report the counts."""
     rng = random.Random(plan["seed"])
-    interrupter, calls, own = Interrupter(rng), Calls(plan), Tally()
+    interrupter, calls, own = Interrupter(rng), Calls(plan), CallCounts()
     others = OtherThreads(calls, interrupter, plan["threads"] - 1)
     until, next_check_at = time.monotonic() + plan["seconds"], 0.0
-    while time.monotonic() < until and interrupter.tally["interruptions"] < plan["interruptions"]:
+    while time.monotonic() < until and interrupter.figures["interruptions"] < plan["interruptions"]:
         if time.monotonic() > next_check_at:
             next_check_at = time.monotonic() + 0.5
             restart_watchdog(HANG_S)
@@ -114,7 +116,7 @@ def call_interrupted(plan: dict[str, Any]) -> None:
         interrupter.wrong("another thread hangs", threads=others.stuck())
         faulthandler.dump_traceback()
     restart_watchdog(30)
-    report_counts(calls, interrupter, [own, *others.tallies])
+    report_counts(calls, interrupter, [own, *others.counts_of_threads])
 
 
 def close_during_calls(calls: Calls, interrupter: Interrupter, within: float) -> None:
@@ -126,43 +128,45 @@ def close_during_calls(calls: Calls, interrupter: Interrupter, within: float) ->
         interrupter.wrong(f"close raised {type(outcome.caught).__name__}")
     old.close()
     calls.unknown += old.unknown_total
-    interrupter.tally["closes"] += 1
+    interrupter.figures["closes"] += 1
 
 
-def report_counts(calls: Calls, interrupter: Interrupter, tallies: list[Tally]) -> None:
+def report_counts(
+    calls: Calls, interrupter: Interrupter, counts_of_threads: list[CallCounts]
+) -> None:
     """Flush all counts, and report them to the parent, which compares them with the server."""
     for _ in range(5):
         try:
             calls.limiter.flush()
             break
         except StoreError as exc:
-            interrupter.tally["flushes that failed"] += 1
+            interrupter.figures["flushes that failed"] += 1
             report(flush=repr(exc))
     else:
         interrupter.wrong("flush fails, although the server is sound")
-    check_worker(calls, interrupter, tallies[0])
+    check_worker(calls, interrupter, counts_of_threads[0])
     calls.unknown += calls.limiter.unknown_total
     calls.limiter.close()
     calls.tight_limiter.close()
     sums: dict[str, dict[str, int]] = {}
     for name in ("certain", "unsure", "ends", "unsure_ends", "blocked", "unsure_blocked"):
         total: dict[str, int] = defaultdict(int)
-        for tally in tallies:
-            for key, number in getattr(tally, name).items():
+        for counts in counts_of_threads:
+            for key, number in getattr(counts, name).items():
                 total[key] += number
         sums[name] = dict(total)
     if calls.waited:
         interrupter.wrong("acquire waits for its whole timeout, although no call is refused")
-    worst = max(tally.worst_s for tally in tallies)
+    worst = max(counts.worst_s for counts in counts_of_threads)
     if worst > TIMEOUT_S + SLACK_S:
         interrupter.wrong("a call ends after its deadline", seconds=round(worst, 2))
-    interrupter.tally["calls"] = sum(tally.calls for tally in tallies)
-    interrupter.tally["slowest call, ms (max)"] = int(worst * 1000)
-    interrupter.tally["unknown"] = calls.unknown
-    report(done=True, sums=sums, figures=interrupter.tally, history=interrupter.history)
+    interrupter.figures["calls"] = sum(counts.calls for counts in counts_of_threads)
+    interrupter.figures["slowest call, ms (max)"] = int(worst * 1000)
+    interrupter.figures["unknown"] = calls.unknown
+    report(done=True, sums=sums, figures=interrupter.figures, history=interrupter.history)
 
 
-def check_worker(calls: Calls, interrupter: Interrupter, tally: Tally) -> None:
+def check_worker(calls: Calls, interrupter: Interrupter, counts: CallCounts) -> None:
     """Check that the worker flushes by itself, which it would not do if its thread had ended."""
     key = "worker"
     for _ in range(12):
@@ -175,7 +179,7 @@ def check_worker(calls: Calls, interrupter: Interrupter, tally: Tally) -> None:
             interrupter.wrong("the worker does not flush any more")
             faulthandler.dump_traceback()
             break
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two polls
     server.close()
 
 
@@ -184,7 +188,7 @@ def connect_interrupted(plan: dict[str, Any]) -> None:
     rng = random.Random(plan["seed"])
     interrupter, within = Interrupter(rng), plan["within"]
     until, worst = time.monotonic() + plan["seconds"], 0.0
-    while time.monotonic() < until and interrupter.tally["interruptions"] < plan["interruptions"]:
+    while time.monotonic() < until and interrupter.figures["interruptions"] < plan["interruptions"]:
         restart_watchdog(HANG_S)
         limiter = Limiter(
             plan["url"], FOREVER, prefix=plan["prefix"], consistency=plan["mode"], timeout=0.25
@@ -203,8 +207,8 @@ def connect_interrupted(plan: dict[str, Any]) -> None:
         limiter.close()
     if worst > 0.25 + SLACK_S:
         interrupter.wrong("a call ends after its deadline", seconds=round(worst, 2))
-    interrupter.tally["slowest call, ms (max)"] = int(worst * 1000)
-    report(done=True, sums={}, figures=interrupter.tally, history=interrupter.history)
+    interrupter.figures["slowest call, ms (max)"] = int(worst * 1000)
+    report(done=True, sums={}, figures=interrupter.figures, history=interrupter.history)
 
 
 def plant(what: str) -> None:
@@ -225,6 +229,7 @@ def plant(what: str) -> None:
         return real(self, key)
 
     planted: Any = {"swallow": swallowing, "hang": hanging, "twice": counting_twice}[what]
+    # A method of the class is replaced, for this process only.
     Limiter.peek = planted  # type: ignore[method-assign]
 
 

@@ -67,6 +67,7 @@ class Comparison:
 
     def limit(self, shape: int, amount: int) -> Limit:
         bucket_ms, buckets, bound = SHAPES[shape]
+        # `bound` is a str here, and one of the two literals there.
         return Limit(amount, bucket_ms * buckets / 1000, buckets, bound)  # type: ignore[arg-type]
 
     def parts(self, rings: Sequence[Sequence[int]]) -> tuple[list[Charge], list[Part]]:
@@ -223,7 +224,7 @@ def shrink(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool], seconds: fl
 
 
 def model(run: Run) -> None:
-    """Play cases until the time is up."""
+    """Run cases until the time is up."""
     with Standalone() as server:
         comparison, until = Comparison(server.url), time.monotonic() + run.seconds
         try:

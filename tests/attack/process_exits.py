@@ -41,7 +41,7 @@ END_S = 8.0
 
 
 def process_exits(run: Run) -> None:
-    """Play variants in random order until the time is up; only `run.only` if it is given."""
+    """Run variants in random order until the time is up; only `run.only` if it is given."""
     rng = random.Random(run.seed)
     # A slow link, so that a lease is often being fetched when its limiter closes.
     with Standalone() as server, Proxy(server.port) as proxy:
@@ -69,13 +69,13 @@ def _one(run: Run, server: Standalone, url: str, variant: str, turn: int) -> Non
             "seed": derive_seed(run.seed, turn), "closes": CLOSES,
         }  # fmt: skip
         history = [f"variant {variant!r}, plan {plan}"]
-        before = _play(run, plan, way, counts, history)
+        before = _run_variant(run, plan, way, counts, history)
         _check_counts(run, server, variant, limit, prefix, before, counts.sums(), history)
     finally:
         counts.remove()
 
 
-def _play(
+def _run_variant(
     run: Run, plan: dict[str, object], way: str, counts: SharedCounts, history: list[str]
 ) -> list[int]:
     """Run a child to its end; return what its calls had counted when it got the signal to end."""

@@ -137,7 +137,7 @@ async def call_and_keep_error(limiter: AsyncLimiter, row: int) -> None:
     """Call until the task is cancelled, and keep a reference to its exception."""
     try:
         await call_async(limiter, row, 60)
-    except BaseException as exc:
+    except BaseException as exc:  # it is a CancelledError
         kept_errors.append(exc)
         raise
 
@@ -147,7 +147,7 @@ async def flush_and_keep_error(limiter: AsyncLimiter) -> None:
         while True:
             await limiter.flush()
             await asyncio.sleep(0.01)
-    except BaseException as exc:
+    except BaseException as exc:  # it is a CancelledError
         kept_errors.append(exc)
         raise
 

@@ -32,7 +32,7 @@ from tests.attack.window_checks import (
 from tests.servers import Standalone
 
 
-def test_aligned_windows() -> None:
+def test_an_excess_in_an_aligned_window_is_found() -> None:
     inside = [Admitted("k", at, 1) for at in (0, 150, 299)]
     assert check_aligned_windows([*inside, Admitted("k", 300, 1)], 3, 100, 3) == 3
     with pytest.raises(
@@ -46,7 +46,7 @@ def test_aligned_windows() -> None:
         )
 
 
-def test_any_window() -> None:
+def test_an_excess_in_any_window_is_found() -> None:
     calls = [Admitted("k", at, 2) for at in (50, 400, 1050)]
     assert check_any_window(calls, 4, 1000) == 4
     with pytest.raises(Violation, match="6 of 4 permits of 'k' in 1000 ms"):
@@ -58,13 +58,13 @@ def test_any_window() -> None:
         check_any_window(burst, 3, 1000)
 
 
-def test_deadlines() -> None:
+def test_a_call_after_its_deadline_is_found() -> None:
     assert check_deadlines([Timed("a", -5), Timed("b", 40)], 50) == 40
     with pytest.raises(Violation, match="b ended 51 ms after its deadline"):
         check_deadlines([Timed("a", 0), Timed("b", 51)], 50)
 
 
-def test_conservation() -> None:
+def test_lost_and_additional_counts_are_found() -> None:
     assert check_conserved("x", {"a": 5, "b": 2}, {"a": 4, "b": 2}, {"a": 1}) == (0, 0)
     assert check_conserved("x", {"a": 6}, {"a": 4}, {"a": 1}, stranded=1) == (1, 0)
     assert check_conserved("x", {"a": 3}, {"a": 4}, {}, lost=1) == (0, 1)
@@ -181,6 +181,7 @@ def test_skipped_commands_are_few() -> None:
             done.append(answers != (None, None))
             return answers
 
+        # The method is replaced on this object only.
         comparison.do = counting  # type: ignore[method-assign]
         for case in range(5):
             first_difference(comparison, list(draw_case(random.Random(case))), f"few-{case}")
@@ -200,7 +201,7 @@ def _swallowing() -> None:
 def _replacing() -> None:
     try:
         time.sleep(0.05)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt, too, has to be replaced here
         raise RuntimeError("release unlocked lock") from None
 
 
@@ -210,11 +211,11 @@ def test_a_swallowed_exception_is_found() -> None:
         rounds = Interrupter(random.Random(1))
         Interrupter.KINDS, kinds = (ValueError,), Interrupter.KINDS
         assert rounds.round("fair", lambda: time.sleep(0.5), 0.01).interrupted
-        assert not any(name.startswith("wrong") for name in rounds.tally)
+        assert not any(name.startswith("wrong") for name in rounds.figures)
         rounds.round("x", _swallowing, 0.01)
         rounds.round("y", _replacing, 0.01)
-        assert rounds.tally["wrong: swallowed"] == 1
-        assert rounds.tally["wrong: replaced by RuntimeError"] == 1
+        assert rounds.figures["wrong: swallowed"] == 1
+        assert rounds.figures["wrong: replaced by RuntimeError"] == 1
         assert not rounds.round("quick", lambda: None, 0.5).interrupted
         Interrupter.KINDS = kinds
     finally:
@@ -275,5 +276,5 @@ def test_destructors_of_distwindow_are_recognised() -> None:
     """
     assert interrupter._is_ours(Limiter.try_acquire)
     assert not interrupter._is_ours(redis.Connection.__del__)
-    assert not interrupter._is_ours(test_conservation)
+    assert not interrupter._is_ours(test_lost_and_additional_counts_are_found)
     assert interrupter._is_destroying(None) is False

@@ -77,6 +77,7 @@ class Terminal:
         begin = getattr(self, "_seen", 0)
         for pattern in patterns:
             until(
+                # mypy cannot infer a lambda whose parameter has a default.
                 lambda pattern=pattern: re.search(pattern, self.text[begin:]),  # type: ignore[misc]
                 what=f"{pattern!r} in {self.text[begin:]!r}",
                 timeout=30,

@@ -33,7 +33,7 @@ def levels(result: Result) -> dict[str, str]:
     return worst
 
 
-def test_a_fit_server(cli: Cli, server: Standalone) -> None:
+def test_a_server_without_problems(cli: Cli, server: Standalone) -> None:
     result = cli("doctor", store=server.url)
     assert result.code == 0
     assert "PROBLEM" not in result.out

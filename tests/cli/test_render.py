@@ -27,7 +27,7 @@ def test_durations_are_rounded_up(seconds: float, text: str) -> None:
     ("value", "text"),
     [(0, "0"), (0.25, "0.25"), (0.0001, "<0.01"), (12.34, "12.3"), (1234.5, "1,234"), (5, "5")],
 )
-def test_rates(value: float, text: str) -> None:
+def test_rates_as_text(value: float, text: str) -> None:
     assert render.format_rate(value) == text
 
 
@@ -35,7 +35,7 @@ def test_rates(value: float, text: str) -> None:
     ("share", "drawn"),
     [(0, "····"), (1, "████"), (2, "████"), (0.5, "██··"), (0.001, "▏···"), (0.45, "█▊··")],
 )
-def test_bars(share: float, drawn: str) -> None:
+def test_bars_as_text(share: float, drawn: str) -> None:
     assert render.bar(share, 4) == drawn
 
 

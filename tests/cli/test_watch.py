@@ -223,6 +223,7 @@ def screen() -> Callable[..., Any]:
     def after(lines: list[str], width: int, height: int, age: float) -> list[str]:
         out = io.StringIO()
         size = {"width": width, "height": height}
+        # `size` is a dict of ints, which may be any argument for mypy.
         console = Console(file=out, force_terminal=True, color_system=None, **size)  # type: ignore[arg-type]
         now = [100.0]
 

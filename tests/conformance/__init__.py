@@ -1,1 +1,1 @@
-"""Conformance: what the upstream limiters answered, replayed on distwindow."""
+"""Traces of the upstream limiters (Sentinel, sentinel-golang, go-zero), replayed on distwindow."""

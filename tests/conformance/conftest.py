@@ -1,4 +1,4 @@
-"""The account of the golden replay at the end of a run: what was replayed, and what was not."""
+"""A summary of the golden traces at the end of a run: which were replayed, and which not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .kinds import BUILT, NOT_BUILT
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    # From the reports, not from a global: so it is right under pytest-xdist as well.
+    # From the reports and not from a global variable, which pytest-xdist would not share.
     files = {outcome: Counter[str]() for outcome in ("passed", "failed", "skipped")}
     steps = {outcome: Counter[str]() for outcome in ("passed", "failed", "skipped")}
     for outcome in files:
@@ -25,17 +25,17 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     if not any(files.values()):
         return
     terminalreporter.section("golden traces")
-    for line in _account("replayed exactly", BUILT, files["passed"], steps["passed"]):
+    for line in _summary("replayed exactly", BUILT, files["passed"], steps["passed"]):
         terminalreporter.write_line(line, green=True)
     if files["failed"]:
         failed = sorted(files["failed"])
-        for line in _account("FAILED", failed, files["failed"], steps["failed"]):
+        for line in _summary("FAILED", failed, files["failed"], steps["failed"]):
             terminalreporter.write_line(line, red=True)
-    for line in _account("NOT BUILT, not replayed", NOT_BUILT, files["skipped"], steps["skipped"]):
+    for line in _summary("NOT BUILT, not replayed", NOT_BUILT, files["skipped"], steps["skipped"]):
         terminalreporter.write_line(line, yellow=True)
 
 
-def _account(
+def _summary(
     title: str, kinds: Iterable[str], files: Mapping[str, int], steps: Mapping[str, int]
 ) -> list[str]:
     lines = [f"{title}: {sum(files.values())} files, {sum(steps.values()):,} steps"]
@@ -46,7 +46,7 @@ def _account(
 
 
 @pytest.fixture
-def golden_account(request: pytest.FixtureRequest) -> list[tuple[str, object]]:
-    """Where a test notes the kind and the steps of the trace it is about."""
+def golden_properties(request: pytest.FixtureRequest) -> list[tuple[str, object]]:
+    """Where a test puts the kind and the number of steps of its trace, for the summary."""
     properties: list[tuple[str, object]] = request.node.user_properties
     return properties

@@ -1,4 +1,4 @@
-"""Every kind of golden trace: those that distwindow has a structure for, and those it has not."""
+"""The kinds of golden traces: those of structures that distwindow has, and the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
     "article_fixed_window": FixedWindowReplay,
 }
 
-# Known, and not replayed: the run says so, by name, and never counts them as passed.
+# These are skipped, not passed, and the summary at the end of a run names them.
 NOT_BUILT = (
     "occupiable_array",
     "try_occupy_next",

@@ -1,7 +1,7 @@
-"""The replay of golden traces: run a file's operations in order and compare every answer.
+"""Replay golden traces: run the operations of a file in order, and compare every result.
 
 A driver is one class per kind of trace. It is made from the file's `params`, and each operation of
-the trace is a method `op_<name>(now, args)` of it that gives the answer in the trace's own form.
+the trace is a method `op_<name>(now, args)`, which returns the result in the form of the trace.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from distwindow.core.errors import DistwindowError
 
 Args = Mapping[str, Any]
 
-# What distwindow raises on purpose. Anything else is a fault of the replay or of distwindow,
-# and must not pass for the error that upstream raised.
-DELIBERATE = (DistwindowError, NotImplementedError)
+# Errors that distwindow documents, and NotImplementedError of structures that lend no permits.
+# Any other error is a bug and must not be taken for the error that upstream raised.
+DOCUMENTED = (DistwindowError, NotImplementedError)
 
 
 class Driver(Protocol):
     """One replay of one file; its operations are methods named `op_<name>`."""
 
     def __init__(self, params: Args) -> None:
-        """Start as the file's recording started."""
+        """Make what the recording began with."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """In place of an answer: the operation raised an error on purpose."""
+    """In place of a result: the operation raised a documented error."""
 
     error: str
 
 
 class Mismatch(AssertionError):
-    """A step that did not answer as upstream did, or could not be run."""
+    """A step whose result is not that of upstream, or that could not be run."""
 
 
 class NotATrace(Exception):
-    """A file that cannot be replayed because it is not what it should be."""
+    """A file that is not a complete golden trace of format 1."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Trace:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """Every file under `folder` that should be a trace, in any subfolder, in order."""
+    """Return every JSON file in `folder` and its subfolders but `index.json`, sorted."""
     return sorted(path for path in folder.rglob("*.json") if path.name != "index.json")
 
 
@@ -76,18 +76,18 @@ def load(path: Path, folder: Path) -> Trace:
     return trace
 
 
-def answer(operation: Callable[[], object]) -> object:
-    """What `operation` gives, or `Raised` if it raised on purpose."""
+def result_of(operation: Callable[[], object]) -> object:
+    """Return the result of `operation`, or `Raised` for a documented error."""
     try:
         return operation()
-    except DELIBERATE as exc:
+    except DOCUMENTED as exc:
         return Raised(repr(exc))
 
 
 def same(expected: object, got: object) -> bool:
-    """True if `got` is what the trace expects, to the last bit.
+    """Return True if `got` is what the trace expects, to the last bit.
 
-    5 and 5.0 are the same value, 1 and true are not. Doubles that JSON cannot write are names.
+    5 and 5.0 are the same value, 1 and true are not. NaN and infinity are strings in a trace.
     """
     if isinstance(expected, Mapping) and expected.keys() == {"raises"}:
         return isinstance(got, Raised)
@@ -113,7 +113,7 @@ def same(expected: object, got: object) -> bool:
 
 
 def replay(trace: Trace, make: Callable[[Args], Driver]) -> int:
-    """Run every step and compare; how many steps there were. Raises `Mismatch` at the first."""
+    """Run and compare every step; return their number. Raise `Mismatch` at the first difference."""
     try:
         driver = make(trace.params)
     except Exception as exc:
@@ -130,20 +130,20 @@ def _run(trace: Trace, number: int, step: dict[str, Any], driver: Driver) -> Non
     if operation is None:
         raise Mismatch(f"{where}: unknown operation {name!r} of kind {trace.kind!r}")
     try:
-        got = answer(lambda: operation(now, args))
+        got = result_of(lambda: operation(now, args))
     except Exception as exc:
         raise Mismatch(f"{where}: the replay itself failed: {exc!r}") from exc
     expected = step.get("expect")
-    # Without `expect` there is nothing to compare, but what upstream did not raise is no answer.
-    silent = "expect" not in step and not isinstance(got, Raised)
-    if not silent and not same(expected, got):
+    # A step without `expect` has no result to compare, but upstream raised no error there.
+    unchecked = "expect" not in step and not isinstance(got, Raised)
+    if not unchecked and not same(expected, got):
         wanted = json.dumps(expected) if "expect" in step else "no error"
         parts = "".join(f"\n  {line}" for line in _differences("", expected, got))
         raise Mismatch(f"{where}\n  expected: {wanted}\n  got:      {_shown(got)}{parts}")
 
 
 def _differences(path: str, expected: object, got: object) -> Iterator[str]:
-    """Where in a large answer the two part: one line for each figure that differs."""
+    """Yield one line for each value that differs, with its path in the result."""
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
         for name in [*expected, *(name for name in got if name not in expected)]:
             if name not in expected:

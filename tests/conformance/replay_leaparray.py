@@ -9,7 +9,7 @@ from distwindow.windows.event import Event
 from distwindow.windows.leap_array import Window
 from distwindow.windows.metric_bucket import MetricBucket
 
-from .replay import Args, answer
+from .replay import Args, result_of
 
 EVENTS = {event.name.lower(): event for event in Event}
 
@@ -33,7 +33,7 @@ def window(of: Window[MetricBucket]) -> list[int]:
 
 
 class LeapArrayReplay:
-    """One array; `metric` and the adders are ArrayMetric's, the rest LeapArray's own."""
+    """One array. `metric` and `add_...` are operations of ArrayMetric, the others of LeapArray."""
 
     def __init__(self, params: Args) -> None:
         self.params = params
@@ -95,11 +95,11 @@ class LeapArrayReplay:
             "occupied_pass": array.total(now, Event.OCCUPIED_PASS),
             "min_rt": array.min_rt(now),
             "max_success": array.max_success(now),
-            # Near time zero these two raise upstream while the rest of the answer stands.
-            "prev_pass": answer(lambda: array.previous_pass(now)),
-            "prev_block": answer(lambda: array.previous_block(now)),
+            # In the first bucket after time zero these two raise upstream, and the others do not.
+            "prev_pass": result_of(lambda: array.previous_pass(now)),
+            "prev_block": result_of(lambda: array.previous_block(now)),
             "avg_pass": array.average(now, Event.PASS),
-            "current_pass": answer(lambda: array.current_pass(now)),
+            "current_pass": result_of(lambda: array.current_pass(now)),
         }
 
     def op_current_pass(self, now: int, args: Args) -> object:

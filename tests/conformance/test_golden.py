@@ -1,4 +1,4 @@
-"""distwindow answers every golden trace of a kind that it has as upstream did, to the last bit.
+"""distwindow returns what upstream returned, to the last bit, in every trace of a kind that it has.
 
 The folder is `DISTWINDOW_GOLDEN_DIR`, or the public traces beside this file.
 """
@@ -34,9 +34,9 @@ def test_golden_folder_has_traces_that_can_be_replayed() -> None:
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=path.relative_to(FOLDER).as_posix()) for path in FILES]
 )
-def test_golden(path: Path, golden_account: list[tuple[str, object]]) -> None:
+def test_golden(path: Path, golden_properties: list[tuple[str, object]]) -> None:
     trace = load(path, FOLDER)
-    golden_account += [("golden_kind", trace.kind), ("golden_steps", len(trace.steps))]
+    golden_properties += [("golden_kind", trace.kind), ("golden_steps", len(trace.steps))]
     if trace.kind in NOT_BUILT:
         pytest.skip(f"not built yet: {trace.kind}")
     assert trace.kind in BUILT, f"{trace.file}: unknown kind {trace.kind!r}"

@@ -1,4 +1,4 @@
-"""The replay itself can fail: an answer that differs anywhere, and a folder that holds nothing."""
+"""The replay reports every result that differs, and a folder without traces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAMPLES = {
 
 
 def wrong(expected: Any) -> Iterator[Any]:
-    """Every way to be wrong by one figure."""
+    """Yield expectations that differ from this one in a single value."""
     if isinstance(expected, dict) and expected.keys() != {"raises"}:
         for name, value in expected.items():
             yield from ({**expected, name: other} for other in wrong(value))
@@ -62,8 +62,8 @@ def wrong(expected: Any) -> Iterator[Any]:
 
 
 def mutations(trace: Trace) -> Iterator[tuple[int, Trace]]:
-    """For each operation of the trace, a late step of it with each wrong expectation."""
-    # Not the very last: each mutation replays all that comes before it.
+    """Yield each operation's last step among the first 120, with each wrong expectation."""
+    # Not the last of the file, because each mutation replays all steps before it.
     last = {step["op"]: at for at, step in enumerate(trace.steps[:120]) if "expect" in step}
     for at in last.values():
         for expect in wrong(trace.steps[at]["expect"]):
@@ -72,24 +72,24 @@ def mutations(trace: Trace) -> Iterator[tuple[int, Trace]]:
 
 
 @pytest.mark.parametrize(("kind", "file"), [(k, f) for k, files in SAMPLES.items() for f in files])
-def test_an_expectation_that_is_off_anywhere_is_reported(kind: str, file: str) -> None:
+def test_every_difference_from_the_expectation_is_reported(kind: str, file: str) -> None:
     trace = load(PUBLIC / file, PUBLIC)
     for at, mutated in mutations(trace):
         step = mutated.steps[at]
         with pytest.raises(Mismatch) as failure:
             replay(mutated, BUILT[kind])
-        said = str(failure.value)
-        assert f"{file}: step {at}: {step['op']} " in said
-        assert json.dumps(step["expect"]) in said
-        assert "got:" in said
+        message = str(failure.value)
+        assert f"{file}: step {at}: {step['op']} " in message
+        assert json.dumps(step["expect"]) in message
+        assert "got:" in message
 
 
 def test_every_built_kind_has_a_sample() -> None:
     assert SAMPLES.keys() == BUILT.keys()
 
 
-class Toy:
-    """A driver with one fault of each sort."""
+class SampleDriver:
+    """A driver whose operations raise a documented error, raise another error, and return 5."""
 
     def __init__(self, params: Args) -> None:
         self.params = params
@@ -105,15 +105,15 @@ class Toy:
 
 
 def run(*steps: dict[str, Any]) -> int:
-    return replay(Trace("toy.json", "toy", {}, list(steps)), Toy)
+    return replay(Trace("toy.json", "toy", {}, list(steps)), SampleDriver)
 
 
-def test_an_error_of_upstream_is_matched_by_any_deliberate_error() -> None:
+def test_an_error_of_upstream_is_matched_by_any_documented_error() -> None:
     assert run({"now": 0, "op": "raise", "expect": {"raises": "AnyException"}}) == 1
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "message"),
     [
         ({"op": "crash", "expect": {"raises": "AnyException"}}, "the replay itself failed: KeyErr"),
         ({"op": "crash"}, "the replay itself failed: KeyErr"),
@@ -123,12 +123,10 @@ def test_an_error_of_upstream_is_matched_by_any_deliberate_error() -> None:
         ({"op": "six", "expect": 6}, "unknown operation 'six' of kind 'toy'"),
     ],
 )
-def test_an_error_that_upstream_did_not_raise_or_did_is_reported(
-    step: dict[str, Any], said: str
-) -> None:
+def test_an_error_is_reported_unless_both_raise_one(step: dict[str, Any], message: str) -> None:
     with pytest.raises(Mismatch, match=r"toy\.json: step 1: ") as failure:
         run({"now": 0, "op": "five", "expect": 5}, {"now": 0, **step})
-    assert said in str(failure.value)
+    assert message in str(failure.value)
 
 
 def test_an_array_that_cannot_be_made_is_reported() -> None:
@@ -137,7 +135,7 @@ def test_an_array_that_cannot_be_made_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "got", "verdict"),
+    ("expected", "got", "equal"),
     [
         (5, 5.0, True),
         (0.1, 0.1 + 2**-56, False),
@@ -161,9 +159,9 @@ def test_an_array_that_cannot_be_made_is_reported() -> None:
     ],
 )
 def test_values_are_the_same_only_to_the_last_bit(
-    expected: object, got: object, verdict: bool
+    expected: object, got: object, equal: bool
 ) -> None:
-    assert same(expected, got) is verdict
+    assert same(expected, got) is equal
 
 
 GOOD = {"format": 1, "kind": "toy", "params": {}, "step_count": 1, "steps": [{"now": 0, "op": "x"}]}
@@ -203,7 +201,7 @@ def test_the_public_traces_are_as_they_were_recorded() -> None:
 
 
 def pytest_on(folder: Path) -> tuple[int, str]:
-    """The exit code and the output of a replay of `folder` in a run of its own."""
+    """Replay `folder` in another process; return the exit code and the output of pytest."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE), "-k", "golden"],
         cwd=ROOT,
@@ -215,8 +213,8 @@ def pytest_on(folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def put(folder: Path, name: str, source: str, **changed: object) -> None:
-    """A public trace under another name, in a folder that is made for it."""
+def copy_trace(folder: Path, name: str, source: str, **changed: object) -> None:
+    """Copy a public trace into `folder` under another name, with changed entries."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     data = json.loads((PUBLIC / source).read_text(encoding="utf-8"))
@@ -227,35 +225,35 @@ FIXED = "article/article_fixed_window_a.json"
 CHAIN = "chain/chain_qps_default.json"
 
 
-def test_files_are_found_at_any_depth_and_what_is_not_built_is_told(tmp_path: Path) -> None:
-    put(tmp_path, "a.json", FIXED)
-    put(tmp_path, "b/c/d/e.json", FIXED)
-    put(tmp_path, "f/g.json", CHAIN)
-    code, said = pytest_on(tmp_path)
-    assert code == 0, said
-    assert "replayed exactly: 2 files, 322 steps" in said
-    assert "not built yet: slot_chain" in said
+def test_files_are_found_at_any_depth_and_what_is_not_built_is_named(tmp_path: Path) -> None:
+    copy_trace(tmp_path, "a.json", FIXED)
+    copy_trace(tmp_path, "b/c/d/e.json", FIXED)
+    copy_trace(tmp_path, "f/g.json", CHAIN)
+    code, output = pytest_on(tmp_path)
+    assert code == 0, output
+    assert "replayed exactly: 2 files, 322 steps" in output
+    assert "not built yet: slot_chain" in output
     steps = json.loads((PUBLIC / CHAIN).read_text(encoding="utf-8"))["step_count"]
-    assert f"NOT BUILT, not replayed: 1 files, {steps} steps" in said
-    assert all(kind in said for kind in NOT_BUILT)
+    assert f"NOT BUILT, not replayed: 1 files, {steps} steps" in output
+    assert all(kind in output for kind in NOT_BUILT)
 
 
 def test_a_folder_of_which_nothing_can_be_replayed_fails(tmp_path: Path) -> None:
-    code, said = pytest_on(tmp_path)
-    assert code == 1, said
-    assert "no golden traces in" in said
-    put(tmp_path, "f/g.json", CHAIN)
-    code, said = pytest_on(tmp_path)
-    assert code == 1, said
-    assert "could be replayed: ['slot_chain']" in said
+    code, output = pytest_on(tmp_path)
+    assert code == 1, output
+    assert "no golden traces in" in output
+    copy_trace(tmp_path, "f/g.json", CHAIN)
+    code, output = pytest_on(tmp_path)
+    assert code == 1, output
+    assert "could be replayed: ['slot_chain']" in output
 
 
-def test_a_kind_that_nobody_knows_and_a_file_cut_short_fail(tmp_path: Path) -> None:
-    put(tmp_path, "fine.json", FIXED)
-    put(tmp_path, "new.json", FIXED, kind="token_server")
-    put(tmp_path, "short.json", FIXED, steps=[])
-    code, said = pytest_on(tmp_path)
-    assert code == 1, said
-    assert "new.json: unknown kind 'token_server'" in said
-    assert "short.json: 0 steps, should be 161" in said
-    assert "2 failed, 2 passed" in said
+def test_an_unknown_kind_and_a_truncated_file_fail(tmp_path: Path) -> None:
+    copy_trace(tmp_path, "fine.json", FIXED)
+    copy_trace(tmp_path, "new.json", FIXED, kind="token_server")
+    copy_trace(tmp_path, "short.json", FIXED, steps=[])
+    code, output = pytest_on(tmp_path)
+    assert code == 1, output
+    assert "new.json: unknown kind 'token_server'" in output
+    assert "short.json: 0 steps, should be 161" in output
+    assert "2 failed, 2 passed" in output

@@ -1,1 +1,1 @@
-"""What the README and `docs/` say is true: their code runs, their pages are fresh."""
+"""The README and `docs/`: their code runs, and their generated parts are up to date."""

@@ -1,10 +1,10 @@
 """The pages, and the fenced blocks in them.
 
-A block of Python is run, a block of `console` is typed into the command line. Its fence may say:
+The blocks of Python and of `console` are run. The fence of one may have attributes:
 
-```{.python norun="needs Celery"}         it cannot be run, and why
+```{.python norun="needs Celery"}         it is not run, and why
 ```{.console shape="counts differ"}       its output is compared by shape, and why (test_console.py)
-```{.console shape="..." config="maxmemory-policy allkeys-lru"}    run on a server configured so
+```{.console shape="..." config="maxmemory-policy allkeys-lru"}    with this setting of the server
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ATTRIBUTE = re.compile(r'(\w+)="([^"]+)"')
 
 
 def name(page: Path) -> str:
-    """A page as messages call it."""
+    """Return the path of a page within the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
@@ -52,13 +52,13 @@ class Block:
 
 
 def blocks(page: Path, language: str | None = None) -> list[Block]:
-    """The blocks of `page` in their order; of `language` alone, if it is given."""
+    """Return the blocks of `page` in their order; those of `language` only, if it is given."""
     found: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     at = 0
     while at < len(lines):
         opening = _OPEN.match(lines[at])
-        # Another fence would not be one for mkdocs either, and swallow what follows.
+        # mkdocs would not see any other fence either, and take its end for a beginning.
         assert opening is not None or "```" not in lines[at], f"{name(page)}:{at + 1}"
         at += 1
         if opening is None:
@@ -67,23 +67,25 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
         while lines[at].strip() != opening["fence"]:
             at += 1
         text = "".join(line.removeprefix(indent) + "\n" for line in lines[first:at])
-        spoken = opening["language"] or opening["marked"] or ""
-        said = dict(_ATTRIBUTE.findall(opening["attributes"] or ""))
-        norun, shape, config = (said.pop(known, None) for known in ("norun", "shape", "config"))
-        assert not said, f"{name(page)}:{first}: unknown attributes {list(said)}"
-        found.append(Block(page, first + 1, spoken, norun, shape, config, text))
+        block_language = opening["language"] or opening["marked"] or ""
+        attributes = dict(_ATTRIBUTE.findall(opening["attributes"] or ""))
+        norun, shape, config = (
+            attributes.pop(known, None) for known in ("norun", "shape", "config")
+        )
+        assert not attributes, f"{name(page)}:{first}: unknown {list(attributes)}"
+        found.append(Block(page, first + 1, block_language, norun, shape, config, text))
         at += 1
     return [block for block in found if language in (None, block.language)]
 
 
 def between(page: Path, marker: str) -> str:
-    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    """Return the text between `<!-- marker -->` and `<!-- /marker -->`."""
     text = page.read_text(encoding="utf-8")
     return text.split(f"<!-- {marker} -->\n")[1].split(f"<!-- /{marker} -->")[0]
 
 
 def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
-    """Other defaults for both limiters, so that code runs as it is printed and disturbs nobody."""
+    """Change the defaults of both limiters: code runs as printed, and apart from other tests."""
     for limiter_class in (Limiter, AsyncLimiter):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None

@@ -1,4 +1,4 @@
-"""docs/api.md: its signatures are those of the code, and nothing public is missing."""
+"""The signatures in docs/api.md are those of the code, and every public name is there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path_of(line: str) -> str:
 
 
 @pytest.mark.parametrize("line", SIGNATURES)
-def test_signature(line: str) -> None:
+def test_each_signature_is_that_of_the_code(line: str) -> None:
     path = path_of(line)
     first, *rest = path.split(".")
     assert first in distwindow.__all__
@@ -42,40 +42,39 @@ def test_signature(line: str) -> None:
     if "(" not in line:
         assert not callable(thing), f"{path} is called"
         return
-    said = ast.parse(f"def f{line.removeprefix(path)}: ...").body[0]
-    assert isinstance(said, ast.FunctionDef)
+    documented = ast.parse(f"def f{line.removeprefix(path)}: ...").body[0]
+    assert isinstance(documented, ast.FunctionDef)
     real = inspect.signature(thing)
     parameters = [p for p in real.parameters.values() if p.name != "self"]
     assert [(p.name, p.kind is p.KEYWORD_ONLY) for p in parameters] == [
-        *((argument.arg, False) for argument in said.args.args),
-        *((argument.arg, True) for argument in said.args.kwonlyargs),
+        *((argument.arg, False) for argument in documented.args.args),
+        *((argument.arg, True) for argument in documented.args.kwonlyargs),
     ]
-    assert _defaults(said) == {
-        p.name: repr(p.default) if said_of(said, p.name) != "..." else "..."
+    defaults = _defaults(documented)
+    assert defaults == {
+        p.name: repr(p.default) if defaults.get(p.name) != "..." else "..."
         for p in parameters
         if p.default is not p.empty
     }
-    if said.returns is not None:
-        assert ast.unparse(said.returns) == real.return_annotation
+    if documented.returns is not None:
+        assert ast.unparse(documented.returns) == real.return_annotation
 
 
-def _defaults(said: ast.FunctionDef) -> dict[str, str]:
-    plain = said.args.args[len(said.args.args) - len(said.args.defaults) :]
-    pairs = [*zip(plain, said.args.defaults, strict=True)]
+def _defaults(documented: ast.FunctionDef) -> dict[str, str]:
+    plain = documented.args.args[len(documented.args.args) - len(documented.args.defaults) :]
+    pairs = [*zip(plain, documented.args.defaults, strict=True)]
     pairs += [
         (argument, default)
-        for argument, default in zip(said.args.kwonlyargs, said.args.kw_defaults, strict=True)
+        for argument, default in zip(
+            documented.args.kwonlyargs, documented.args.kw_defaults, strict=True
+        )
         if default is not None
     ]
     return {argument.arg: ast.unparse(default) for argument, default in pairs}
 
 
-def said_of(said: ast.FunctionDef, name: str) -> str | None:
-    return _defaults(said).get(name)
-
-
 def test_every_public_name_is_there() -> None:
-    said = {path_of(line) for line in SIGNATURES}
+    documented_paths = {path_of(line) for line in SIGNATURES}
     missing = []
     for name in set(distwindow.__all__) - NO_SIGNATURE:
         thing = getattr(distwindow, name)
@@ -85,18 +84,18 @@ def test_every_public_name_is_there() -> None:
             if not member.startswith("_")
             and (inspect.isfunction(value) or isinstance(value, property))
         ]
-        missing += [path for path in [name, *members] if path not in said]
+        missing += [path for path in [name, *members] if path not in documented_paths]
     missing += [
         f"{name}.{member}"
         for name in ("Limiter", "AsyncLimiter")
         for member in ("limits", "prefix")
-        if f"{name}.{member}" not in said
+        if f"{name}.{member}" not in documented_paths
     ]
     assert not missing
 
 
 @pytest.mark.parametrize("name", sorted(NO_SIGNATURE - {"__version__"}))
-def test_every_other_name_is_told_of(name: str) -> None:
+def test_every_name_without_a_signature_is_mentioned(name: str) -> None:
     assert name in PAGE.read_text(encoding="utf-8")
 
 

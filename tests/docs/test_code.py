@@ -1,6 +1,6 @@
-"""Every block of Python is run, page by page: a page's blocks share their names, as a reader would
-type them in one session. `redis://localhost:6379/0` is the tests' server, under a prefix of the
-page's own. What a `print` is said to print, in the comment behind it, it prints.
+"""Every block of Python runs. The blocks of a page share their variables. In place of
+`redis://localhost:6379/0` the server of the tests is used, with a prefix for each page. A `print`
+with a comment behind it prints what the comment says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distwindow import AsyncLimiter, Limiter
 
 from .pages import PAGES, Block, blocks, name, preset
 
-SAID = "redis://localhost:6379/0"
+DOCUMENTED_URL = "redis://localhost:6379/0"
 _PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
 
@@ -31,7 +31,7 @@ def runnable(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=name)
-def test_python(
+def test_every_block_of_python_runs(
     page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     preset(monkeypatch, prefix=prefix)
@@ -42,7 +42,7 @@ def test_python(
         for block in runnable(page):
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                _run(block, block.text.replace(SAID, redis_url), module.__dict__, loop)
+                _run(block, block.text.replace(DOCUMENTED_URL, redis_url), module.__dict__, loop)
             expected = _PRINTED.findall(block.text)
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
@@ -54,7 +54,7 @@ def test_python(
 
 
 def _run(block: Block, text: str, names: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
-    # Line numbers of the page in a traceback.
+    # So that a traceback has the line numbers of the page.
     source = "\n" * (block.line - 1) + text
     code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     running = eval(code, names)
@@ -62,12 +62,12 @@ def _run(block: Block, text: str, names: dict[str, Any], loop: asyncio.AbstractE
         loop.run_until_complete(running)
 
 
-def test_little_is_not_run() -> None:
+def test_few_blocks_are_not_run() -> None:
     skipped = [block for page in PAGES for block in blocks(page) if block.norun]
     assert len(skipped) <= 8, [f"{block.where}: {block.norun}" for block in skipped]
 
 
-def test_fences_say_their_language() -> None:
+def test_every_fence_has_a_known_language() -> None:
     known = {"python", "py", "console", "text", "lua", "mermaid", "ini", ""}
     for page in PAGES:
         for block in blocks(page):

@@ -1,12 +1,12 @@
-"""What a page shows of the command line is what it says: `$ distwindow ...` and its output.
+"""Each command in a block of `console`, `$ distwindow ...`, has the output that follows it.
 
-The blocks of a page are typed in their order, on one server and under one prefix. Their output is
+The blocks of a page are run in their order, on one server and with one prefix. Their output is
 compared in one of two ways:
 
-- word for word, by default: only figures with a decimal point and times in ms are left out, since
-  they differ from run to run.
-- by shape, where the fence says `shape="why"`: all figures, bars, paths and generated names are
-  left out, and lines that follow each other and then look the same count once. The words, the
+- by default word for word, except numbers with a decimal point and times in ms, because they differ
+  from run to run.
+- by shape, where the fence has `shape="why"`: all numbers, bars, paths and generated names are
+  ignored, and of consecutive lines that are then equal only one is kept. The words, the
   punctuation and the order of the lines must agree.
 """
 
@@ -30,17 +30,17 @@ from .pages import PAGES, Block, blocks, name
 
 typer_testing = pytest.importorskip("typer.testing", reason="the extra `cli` is not installed")
 
-SAID = "redis://localhost:6379/0"
+DOCUMENTED_URL = "redis://localhost:6379/0"
 REPEATABLE = ("demo", "doctor", "bench")
 ATTEMPTS = 3
-"""How often these may be run until their output has the documented shape. A demo says one thing
-more where the fullest window across bucket borders took more than the limit, which is usual but not
-certain; the doctor warns where this machine is so busy that calls are slow.
+"""How often these may be run until their output has the documented shape. A demo prints one line
+more if a window that does not begin with a bucket held more than the limit, which is usual but not
+certain. The doctor warns if calls are slow because the machine is busy.
 """
 
 
 class Shown(NamedTuple):
-    """What a command left behind: its exit code, and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     output: str
@@ -51,7 +51,7 @@ def runnable(page: Path) -> list[Block]:
 
 
 def typed_pages() -> list[object]:
-    """The pages with console blocks; those with a demo or a benchmark take their seconds."""
+    """Return the pages with console blocks. Those with a demo or a benchmark are marked `slow`."""
     found: list[object] = []
     for page in PAGES:
         if typed := runnable(page):
@@ -61,7 +61,9 @@ def typed_pages() -> list[object]:
 
 
 @pytest.mark.parametrize("page", typed_pages())
-def test_console(page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_have_the_documented_output(
+    page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISTWINDOW_PREFIX", prefix)
     monkeypatch.setenv("COLUMNS", "160")
     for block in runnable(page):
@@ -76,7 +78,7 @@ def test_console(page: Path, redis_url: str, prefix: str, monkeypatch: pytest.Mo
 
 def _compare(block: Block, url: str, prefix: str) -> None:
     code = 0
-    for command, documented in _dialogue(block):
+    for command, documented in _commands(block):
         if command == "echo $?":
             assert documented.strip() == str(code), block.where
             continue
@@ -85,7 +87,7 @@ def _compare(block: Block, url: str, prefix: str) -> None:
         comparable = _comparable(block, words[0])
         for attempt in range(1, ATTEMPTS + 1):
             code, output = _in_a_process(words) if block.shape else _here(words, block)
-            shown = comparable(output.replace(url, SAID).replace(prefix, "distwindow"))
+            shown = comparable(output.replace(url, DOCUMENTED_URL).replace(prefix, "distwindow"))
             if shown == comparable(documented):
                 break
             last = not block.shape or words[0] not in REPEATABLE or attempt == ATTEMPTS
@@ -94,14 +96,14 @@ def _compare(block: Block, url: str, prefix: str) -> None:
 
 
 def _comparable(block: Block, command: str) -> Callable[[str], str]:
-    """What is left of an output when it is compared."""
+    """Return the function that removes from an output what is not compared."""
     if block.shape:
         return _shape
     return _checks if command == "doctor" else _masked
 
 
 def _here(words: list[str], block: Block) -> Shown:
-    """The command in this process."""
+    """Run the command in this process."""
     from distwindow.cli.app import app
 
     result = typer_testing.CliRunner().invoke(app, words)
@@ -110,7 +112,7 @@ def _here(words: list[str], block: Block) -> Shown:
 
 
 def _in_a_process(words: list[str]) -> Shown:
-    """The command in a process of its own, since a demo starts processes and handles signals."""
+    """Run the command in another process: a demo starts processes and handles signals."""
     env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     if words[0] == "demo":  # as documented: on a server that it starts
         del env["DISTWINDOW_URL"]
@@ -128,20 +130,20 @@ def _in_a_process(words: list[str]) -> Shown:
     return Shown(done.returncode, done.stdout)
 
 
-def _dialogue(block: Block) -> list[tuple[str, str]]:
-    """The commands, each with what follows it."""
+def _commands(block: Block) -> list[tuple[str, str]]:
+    """Return the commands of a block, each with its documented output."""
     parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)[1:]
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _masked(text: str) -> str:
-    """`text` without the figures that no two runs share, and without their alignment."""
+    """Return `text` without the numbers that differ from run to run, and without alignment."""
     text = re.sub(r"\b\d{13}\b|\d+\.\d+", "#", text)
     return re.sub(r"[ \t]+", " ", text).strip()
 
 
 def _shape(text: str) -> str:
-    """`text` with `#` for everything that differs from run to run or from server to server."""
+    """Return `text` with `#` for what differs from run to run or from server to server."""
     for pattern, substitute in _DIFFERING:
         text = re.sub(pattern, substitute, text)
     lines = [line.strip() for line in text.strip().splitlines()]
@@ -166,7 +168,7 @@ _DIFFERING = (
 
 
 def _checks(text: str) -> str:
-    """The names of what the doctor looked at: what it found depends on the server."""
+    """Return the names of the checks of `doctor`; their results depend on the server."""
     return "\n".join(re.findall(r"^(?:ok|warning|PROBLEM) +(\w+)  ", text, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""The programs in `examples/` run, inside one process and on a server."""
+"""The programs in `examples/` run, with `memory://` and on a server."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def url(request: pytest.FixtureRequest, prefix: str, monkeypatch: pytest.MonkeyP
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 
-def result(name: str, url: str) -> Any:
+def result_of(name: str, url: str) -> Any:
     main = runpy.run_path(str(ROOT / "examples" / name))["main"]
     answer = main(url)
     return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
 
 def test_threads(url: str) -> None:
-    assert result("threads.py", url) == {"admitted": 100, "refused": 220}
+    assert result_of("threads.py", url) == {"admitted": 100, "refused": 220}
 
 
 def test_tasks(url: str) -> None:
-    assert result("tasks.py", url) == list(range(12))
+    assert result_of("tasks.py", url) == list(range(12))
 
 
 def test_worker(url: str) -> None:
-    done = result("worker.py", url)
+    done = result_of("worker.py", url)
     assert len(done) == len(set(done)) == 9
     assert done[:3] == [("acme", 0), ("acme", 1), ("acme", 2)]
 
 
 def test_sqlite_store(tmp_path: Path) -> None:
-    assert result("sqlite_store.py", str(tmp_path / "limits.db")) == {
+    assert result_of("sqlite_store.py", str(tmp_path / "limits.db")) == {
         "admitted": 100,
         "refused": 220,
     }
 
 
 def test_each_program_has_a_test() -> None:
-    here = Path(__file__).read_text(encoding="utf-8")
-    assert [path.name for path in PROGRAMS if f'"{path.name}"' not in here] == []
+    this_file = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in PROGRAMS if f'"{path.name}"' not in this_file] == []

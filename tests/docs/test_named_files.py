@@ -1,5 +1,5 @@
-"""Every file and folder that the pages about the code name is there, `docs/architecture.md` lists
-every module, and stores have the members that it lists.
+"""The files and folders that the pages about the code name exist, and `docs/architecture.md` lists
+every module and every member of a store.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
 ]
-# A name with or without folders. What follows a colon or a slash is part of a URL or a limit.
+# A name with or without folders. After a colon or a slash it is part of a URL or a limit.
 _NAME = re.compile(r"(?<![\w/:.*-])\.?\w[\w-]*(?:[./][\w-]+)*/?(?![\w:*])")
 _IS_FILE = re.compile(r"\.(?:py|lua|md|sh|toml|yml|txt)$")
 
 
 def named_paths(line: str) -> list[str]:
-    """What looks like a file (`name.py`) or a folder (`name/`, or below one of ours) in a line."""
+    """Return the names of files (`name.py`) and folders (`name/`, or in one that exists)."""
     return [
         found
         for found in _NAME.findall(line)
@@ -35,7 +35,7 @@ def named_paths(line: str) -> list[str]:
 
 
 def missing(page: Path, text: str) -> list[str]:
-    """The names in `text` that lead nowhere, from the page, the checkout or the package.
+    """Return the names in `text` that exist neither beside the page nor in repository or package.
 
     A bare file name may also belong to the folder of the path before it in the same line, as in
     "`consistency/base.py`, `leased.py`".
@@ -72,7 +72,7 @@ def test_named_files_exist(page: Path) -> None:
         ("the folder moved/ and tests/moved", ["moved/", "tests/moved"]),
     ],
 )
-def test_a_missing_file_is_found(text: str, absent: list[str]) -> None:
+def test_a_missing_file_is_reported(text: str, absent: list[str]) -> None:
     page = PAGES[0]
     assert missing(page, text) == [f"{name(page)}:1: {path}" for path in absent]
 
@@ -89,7 +89,7 @@ def test_every_module_is_listed() -> None:
             beside = found.parent
     modules = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
     names = sorted(path.relative_to(package).as_posix() for path in modules - listed)
-    assert names == ["_fork.py"]  # it stands among the floors
+    assert names == ["_fork.py"]  # the page lists it under "Floors"
 
 
 def test_the_members_of_a_store_are_listed() -> None:

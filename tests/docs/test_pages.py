@@ -1,4 +1,4 @@
-"""What is generated is fresh, what is linked is there, and the README begins as it should."""
+"""Generated pages are up to date, links lead to existing pages, and documented figures are true."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def made(program: str) -> dict[str, Any]:
     return runpy.run_path(str(DOCS / "make" / program))
 
 
-def test_wire_page_is_fresh() -> None:
+def test_the_wire_page_is_up_to_date() -> None:
     page = (DOCS / "wire.md").read_text(encoding="utf-8")
     assert made("wire.py")["renewed"](page) == page, "run: python docs/make/wire.py"
     assert [one for one in script.script_names() if f"\n### {one}\n" not in page] == []
 
 
-def test_pictures_are_fresh() -> None:
+def test_pictures_are_up_to_date() -> None:
     drawn = made("pictures.py")["pictures"]()
-    kept = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").iterdir()}
-    assert kept == drawn, "run: python docs/make/pictures.py"
+    found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").iterdir()}
+    assert found == drawn, "run: python docs/make/pictures.py"
 
 
 def anchors(page: Path) -> set[str]:
@@ -48,7 +48,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_existing_pages_and_headings(page: Path) -> None:
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in _LINK.findall(prose):
         if link.startswith("https://"):
@@ -74,14 +74,14 @@ def test_the_first_screen_of_the_readme() -> None:
     first = "\n".join(page.read_text(encoding="utf-8").splitlines()[:50])
     for command in ("scripts/demo", "scripts/test"):
         assert command in first
-        assert (ROOT / command).stat().st_mode & 0o111, f"{command} is not to be executed"
+        assert (ROOT / command).stat().st_mode & 0o111, f"{command} is not executable"
     code = next(block for block in blocks(page) if block.language == "python")
     assert len(code.text.splitlines()) <= 12
     assert "|---|" in first
     assert "Not in this version" in page.read_text(encoding="utf-8")
 
 
-def test_nothing_of_our_machines_is_told() -> None:
+def test_pages_name_no_path_of_a_machine_and_have_no_exclamation_marks() -> None:
     for page in [*PAGES, ROOT / "CHANGELOG.md"]:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"/work/|/root/|/tmp/", text), name(page)
@@ -100,13 +100,15 @@ def _rights() -> str:
     return next(b.text.strip() for b in blocks(DOCS / "operations.md") if "-@all" in b.text)
 
 
-def test_the_rights_of_a_person_at_the_command_line() -> None:
-    testing = pytest.importorskip("typer.testing")
+def test_the_rights_of_the_command_line_are_enough() -> None:
+    testing = pytest.importorskip("typer.testing", reason="the extra `cli` is not installed")
     from distwindow.cli.app import app
 
-    more = re.findall(r"`((?:\+[\w|]+ ?)+)`", (DOCS / "operations.md").read_text(encoding="utf-8"))
+    documented = re.findall(
+        r"`((?:\+[\w|]+ ?)+)`", (DOCS / "operations.md").read_text(encoding="utf-8")
+    )
     rights = [_rights(), "+scan", "+scan +unlink", "+ping +config|get", "+client|setname"]
-    assert [right for right in rights[1:] if right not in more] == []
+    assert [right for right in rights[1:] if right not in documented] == []
     with Standalone() as server:
         with server.client() as client:
             words = " ".join(rights).split()
@@ -119,7 +121,7 @@ def test_the_rights_of_a_person_at_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "each", "said"),
+    ("limit", "each", "documented"),
     [
         (Limit("100/minute"), 10, 184),
         (Limit("100000/minute"), 1000, 200),
@@ -129,10 +131,10 @@ def test_the_rights_of_a_person_at_the_command_line() -> None:
     ids=str,
 )
 def test_memory_is_as_documented(
-    limit: Limit, each: int, said: int, redis_url: str, prefix: str
+    limit: Limit, each: int, documented: int, redis_url: str, prefix: str
 ) -> None:
     page = (DOCS / "operations.md").read_text(encoding="utf-8")
-    assert str(said) in page.split("## Keys and memory")[1].split("\n## ")[0]
+    assert str(documented) in page.split("## Keys and memory")[1].split("\n## ")[0]
     prefix = prefix[:10]  # as long as "distwindow"
     now = 1_700_000_000_000
     with redis.Redis.from_url(redis_url) as client:
@@ -147,10 +149,10 @@ def test_memory_is_as_documented(
         client.delete(charges[0].ring)
         is_old = client.info("server")["redis_version"].startswith("6.")
     # The documented figures are those of Redis 7. The compact hashes of Redis 6 are larger.
-    assert found <= said * (1.3 if is_old else 1.1)
+    assert found <= documented * (1.3 if is_old else 1.1)
 
 
-def test_markers_are_there() -> None:
+def test_pages_have_the_markers_of_their_generated_parts() -> None:
     assert between(DOCS / "wire.md", "scripts").strip()
     for page in (ROOT / "README.md", DOCS / "benchmarks.md"):
         between(page, "benchmarks")

@@ -1,4 +1,4 @@
-"""The store in `examples/sqlite_store.py` is a store, also between processes."""
+"""The store in `examples/sqlite_store.py` passes the checks of stores, also between processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestSqliteStore(StoreTests):
 
 
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
-def test_limiters_run_on_it(consistency: Any, tmp_path: Path) -> None:
+def test_every_consistency_works_on_it(consistency: Any, tmp_path: Path) -> None:
     clock = ManualClock()
     store = SqliteStore(tmp_path / "limits.db", clock=clock)
     with Limiter(store, "10/minute", consistency=consistency, time=clock) as limiter:

@@ -58,7 +58,7 @@ class Call:
         return self.admitted
 
 
-def tally(calls: Iterable[Call]) -> Counter[str]:
+def count_outcomes(calls: Iterable[Call]) -> Counter[str]:
     """Return the number of calls by outcome: `ok`, `refused`, or the name of the error."""
     return Counter(
         type(call.outcome).__name__
@@ -221,6 +221,7 @@ class _BlockingAdapter:
                 calls.append(timed(key, partial(self.limiter.try_acquire, key)))
                 turn += 1
 
+        # mypy cannot infer a lambda whose parameter has a default.
         threads = [_started(lambda i=i: work(i)) for i in range(at_once)]  # type: ignore[misc]
         return _Load(stop, lambda: _join(threads), calls)
 
@@ -277,6 +278,7 @@ class SyncHarness:
             close()
 
     def _kept(self, client: T) -> T:
+        # mypy sees the common type of all clients, which has no `close`.
         self._closing.append(client.close)  # type: ignore[attr-defined]
         return client
 
@@ -377,6 +379,7 @@ class AsyncHarness:
 
     def master_for(self, sentinels: list[tuple[str, int]], service: str, **options: Any) -> Any:
         watch = AsyncSentinel(sentinels, socket_timeout=1)
+        # mypy cannot infer a lambda whose parameter has a default.
         self._closing += [lambda s=s: self.run(s.aclose()) for s in watch.sentinels]  # type: ignore[misc]
         return self._kept(watch.master_for(service, **options))
 
@@ -409,6 +412,7 @@ class AsyncHarness:
         self._loop.close()
 
     def _kept(self, client: T) -> T:
+        # mypy sees the common type of all clients, which has no `aclose`.
         self._closing.append(lambda: self.run(client.aclose()))  # type: ignore[attr-defined]
         return client
 

@@ -82,7 +82,7 @@ else:
 @pytest.mark.parametrize("mode", MODES)
 def test_gevent_that_patches_after_a_call(redis_url: str, prefix: str, mode: str) -> None:
     """Counts from before the patch are kept, and each greenlet gets its own connection."""
-    pytest.importorskip("gevent")
+    pytest.importorskip("gevent", reason="gevent is not installed")
     assert ran(PATCHED_LATER, redis_url, prefix, mode, "imported before") == "31\n"
 
 
@@ -93,7 +93,7 @@ def test_gevent_that_is_imported_after_a_limiter_was_made(
     """Nothing reports the patch to distwindow, so whatever needs a connection or a thread after it
     is refused.
     """
-    pytest.importorskip("gevent")
+    pytest.importorskip("gevent", reason="gevent is not installed")
     output = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
     assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made"), (
         output
@@ -117,7 +117,7 @@ except ConfigurationError as exc:
     ["monkey.patch_all(thread=False)", "monkey.patch_all(queue=False)", "monkey.patch_socket()"],
 )
 def test_gevent_that_patches_a_part_is_refused(patch: str) -> None:
-    pytest.importorskip("gevent")
+    pytest.importorskip("gevent", reason="gevent is not installed")
     assert ran(PATCHED_IN_PART, patch).startswith("gevent has patched only a part")
 
 
@@ -143,7 +143,7 @@ os._exit(0)
 
 
 def test_eventual_calls_are_refused_where_no_flush_would_come(redis_url: str, prefix: str) -> None:
-    pytest.importorskip("gevent")
+    pytest.importorskip("gevent", reason="gevent is not installed")
     output = ran(PATCHED_AFTER_CALLS, redis_url, prefix)
     assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made")
 
@@ -170,7 +170,7 @@ if child == 0:
     sys.meta_path.remove(next(one for one in sys.meta_path if isinstance(one, Slow)))
     try:
         os._exit(0 if limiter.try_acquire("k") else 3)
-    except BaseException as exc:
+    except BaseException as exc:  # the child must not go on as its parent does
         print(repr(exc), file=sys.stderr, flush=True)
         os._exit(4)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

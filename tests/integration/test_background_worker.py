@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.consistency.key_state import KeyState
-from tests.integration.harness import PLENTY, Harness, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, count_outcomes, used
 from tests.integration.test_transport_fork import Child
 from tests.servers import Cluster, DropReply, Proxy, Standalone, until
 
@@ -177,12 +177,12 @@ def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, p
     """There is one worker, so the other limiters are flushed later by one timeout."""
     with Standalone() as own:
         stalled = Limiter(own.url, "1/hour", prefix=prefix, timeout=0.2, **SOON)
-        well = Limiter(redis_url, "1/hour", prefix=prefix, **SOON)
-        for limiter in (stalled, well):
+        reachable = Limiter(redis_url, "1/hour", prefix=prefix, **SOON)
+        for limiter in (stalled, reachable):
             assert limiter.try_acquire("k")
         own.pause()
         try:
-            for limiter in (stalled, well):
+            for limiter in (stalled, reachable):
                 for _ in range(10):
                     try:
                         limiter.try_acquire("k")
@@ -192,7 +192,7 @@ def test_a_stalled_server_delays_other_limiters_by_one_timeout(redis_url: str, p
                 until(lambda: other.stats("k").blocked == 10, timeout=2)
         finally:
             own.resume()
-        well.close()
+        reachable.close()
         stalled.close()
 
 
@@ -210,7 +210,7 @@ def test_flushes_from_many_threads(harness: Harness, redis_url: str, prefix: str
             for _ in range(10):
                 limiter.each(keys)
                 limiter.flush()
-        except BaseException as exc:
+        except BaseException as exc:  # whatever a thread raises has to fail the test
             failed.append(exc)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -266,20 +266,21 @@ def test_closing_amid_calls_loses_nothing(
         limiter = harness.limiter(redis_url, limits, consistency=mode, **options)
         load = limiter.load(["a", "b", "c"], threading.Event(), at_once=2)
         calls = load.calls
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda calls=calls: len(calls) > 30, every=0.001)  # type: ignore[misc]
         limiter.close()
         calls = load.result()
-        tallied = tally(calls)
-        assert set(tallied) <= {"ok", "refused", "ConfigurationError", "StoreUnavailable"}
+        outcomes = count_outcomes(calls)
+        assert set(outcomes) <= {"ok", "refused", "ConfigurationError", "StoreUnavailable"}
         other = harness.limiter(redis_url, limits, **options)
         seen = [other.stats(key) for key in "abc"]
         passed = sum(s.windows[0].passed for s in seen)
         if mode == "eventual":
-            assert passed == tallied["ok"]
+            assert passed == outcomes["ok"]
         else:  # a call in flight may have been executed, and may have fetched a lease
-            assert tallied["ok"] <= passed
-            assert passed <= tallied["ok"] + tallied["StoreUnavailable"] or mode == "leased"
-        assert sum(s.windows[-1].blocked for s in seen) >= tallied["refused"]
+            assert outcomes["ok"] <= passed
+            assert passed <= outcomes["ok"] + outcomes["StoreUnavailable"] or mode == "leased"
+        assert sum(s.windows[-1].blocked for s in seen) >= outcomes["refused"]
 
 
 # -- forks ----------------------------------------------------------------------------------------
@@ -362,9 +363,9 @@ def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
         limiter.close()
         return time.monotonic() - began
 
-    with proxy.spoiled(DropReply()):
+    with proxy.inject(DropReply()):
         limiter.try_acquire("k")  # a cached refusal, which is flushed soon
-        until(lambda: proxy.swallowed > 0)
+        until(lambda: proxy.dropped_bytes > 0)
         took = Child(work).result()
     assert took < 0.4
     limiter.close()

@@ -33,7 +33,7 @@ from distwindow import (
 from distwindow.protocol.keys import escape
 from tests.event_loops import uvloop_param
 from tests.servers import Standalone
-from tests.unit.stage import fresh
+from tests.unit.clock_and_stores import fresh_key
 
 SECRET = "hunter2-x9"
 
@@ -461,7 +461,7 @@ def test_a_key_of_any_content(
     request: pytest.FixtureRequest, limiter_class: type, server: str, key: Any
 ) -> None:
     url = "memory://" if server == "memory" else request.getfixturevalue(f"{server}_url")
-    prefix = fresh("weird")
+    prefix = fresh_key("weird")
     decision = asyncio.run(attempt(limiter_class, url, key, prefix=prefix))
     assert (decision.allowed, decision.key, decision.remaining) == (True, key, 4)
     if server == "redis":
@@ -498,7 +498,9 @@ def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> Non
     assert len({escape(key) for key in keys}) == 10_000
 
     async def all_of_them() -> list[int]:
-        async with AsyncLimiter(redis_url, "5/hour", timeout=30, prefix=fresh("many")) as limiter:
+        async with AsyncLimiter(
+            redis_url, "5/hour", timeout=30, prefix=fresh_key("many")
+        ) as limiter:
             return [d.remaining for d in await asyncio.gather(*map(limiter.try_acquire, keys))]
 
     assert asyncio.run(all_of_them()) == [4] * 10_000
@@ -510,7 +512,7 @@ def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> Non
 @each_limiter
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
 def test_a_key_whose_type_is_something_else(limiter_class: type, redis_url: str, kind: str) -> None:
-    prefix = fresh("taken")
+    prefix = fresh_key("taken")
     ring = f"{prefix}:{{key}}:6000:10"
     with redis.Redis.from_url(redis_url) as client:
         {
@@ -531,7 +533,7 @@ def test_a_key_whose_type_is_something_else(limiter_class: type, redis_url: str,
 @each_limiter
 def test_a_refusal_writes_nothing_to_the_other_rings(limiter_class: type, redis_url: str) -> None:
     """One of several rings is a key of another type: the other rings are not charged."""
-    prefix = fresh("half")
+    prefix = fresh_key("half")
     with redis.Redis.from_url(redis_url) as client:
         client.set(f"{prefix}:{{key}}:360000:10", "mine")
         exc = error_of(limiter_class, redis_url, limits=["5/minute", "50/hour"], prefix=prefix)

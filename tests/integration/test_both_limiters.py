@@ -21,7 +21,7 @@ import pytest
 from distwindow import AsyncLimiter, ConfigurationError, Decision, Limiter, RateLimitExceeded
 from tests.event_loops import uvloop_param
 from tests.servers import until
-from tests.unit.stage import ManualClock, fresh
+from tests.unit.clock_and_stores import ManualClock, fresh_key
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_every_method_has_a_docstring(name: str) -> None:
 
 def test_peek_counts_nothing(run: RunScenario) -> None:
     async def scenario(limiter: Any) -> None:
-        key = fresh()
+        key = fresh_key()
         for _ in range(20):
             decision = await limiter.peek(key)
             assert (decision.allowed, decision.remaining, decision.reset_after) == (True, 5, 0.0)
@@ -135,14 +135,14 @@ def test_peek_counts_nothing(run: RunScenario) -> None:
         stats = await limiter.stats(key)
         assert (stats.passed, stats.blocked) == (5, 0)
         with pytest.raises(ValueError, match="nothing was charged"):
-            await limiter.refund(await limiter.peek(fresh()))
+            await limiter.refund(await limiter.peek(fresh_key()))
 
     run(scenario)
 
 
 def test_a_decision_explains_itself(run: RunScenario, clock: ManualClock) -> None:
     async def scenario(limiter: Any) -> None:
-        key = fresh()
+        key = fresh_key()
         clock.move(-(clock.now_ms() % 60_000))
         decision = await limiter.try_acquire(key, 2)
         assert decision
@@ -166,7 +166,7 @@ def limiter_limit(limiter: Any) -> Any:
 
 def test_a_refund_gives_back_in_its_own_bucket_only(run: RunScenario, clock: ManualClock) -> None:
     async def scenario(limiter: Any) -> None:
-        key = fresh()
+        key = fresh_key()
         old = await limiter.try_acquire(key, 2)
         clock.move(12_000)
         new = await limiter.try_acquire(key, 3)
@@ -186,7 +186,7 @@ def test_a_refund_gives_back_in_its_own_bucket_only(run: RunScenario, clock: Man
 
 def test_reset_frees_everything(run: RunScenario) -> None:
     async def scenario(limiter: Any) -> None:
-        key = fresh()
+        key = fresh_key()
         while await limiter.try_acquire(key):
             pass
         assert await limiter.reset(key) is None
@@ -194,7 +194,7 @@ def test_reset_frees_everything(run: RunScenario) -> None:
         assert (decision.allowed, decision.remaining) == (True, 4)
         stats = await limiter.stats(key)
         assert (stats.passed, stats.blocked) == (1, 0)
-        await limiter.reset(fresh())
+        await limiter.reset(fresh_key())
 
     run(scenario)
 
@@ -212,7 +212,7 @@ def fail_after(ms: int, clock: ManualClock) -> None:
 
 
 def test_an_entry_records_success_error_and_time(limiter: Limiter, clock: ManualClock) -> None:
-    key = fresh()
+    key = fresh_key()
     with limiter.entry(key) as entry:
         assert entry.decision.remaining == 4
         clock.move(37)
@@ -234,7 +234,7 @@ def test_an_entry_records_success_error_and_time(limiter: Limiter, clock: Manual
 async def test_an_entry_of_an_asyncio_limiter_records_them_too(
     where: str, clock: ManualClock
 ) -> None:
-    key = fresh()
+    key = fresh_key()
     options: Any = {"clock": "client", "time": clock, "timeout": 10}
     async with AsyncLimiter(where, "2/minute", **options) as limiter:
         async with limiter.entry(key) as entry:
@@ -253,14 +253,14 @@ async def test_an_entry_of_an_asyncio_limiter_records_them_too(
 
 def test_an_entry_that_was_not_entered_has_no_decision(limiter: Limiter) -> None:
     with pytest.raises(RuntimeError, match="not been entered"):
-        _ = limiter.entry(fresh()).decision
+        _ = limiter.entry(fresh_key()).decision
 
 
 # -- the decorator --------------------------------------------------------------------------------
 
 
 def test_a_limited_function(limiter: Limiter) -> None:
-    key = fresh()
+    key = fresh_key()
 
     @limiter.limit(key, cost=2)
     def double(x: int) -> int:
@@ -277,7 +277,7 @@ def test_a_limited_function(limiter: Limiter) -> None:
 
 
 def test_key_and_cost_from_the_arguments(limiter: Limiter) -> None:
-    name = fresh()
+    name = fresh_key()
 
     class Shop:
         def __init__(self, tenant: str) -> None:
@@ -298,7 +298,7 @@ def test_key_and_cost_from_the_arguments(limiter: Limiter) -> None:
 
 
 def test_the_functions_own_exceptions_pass_and_its_call_is_charged(limiter: Limiter) -> None:
-    key = fresh()
+    key = fresh_key()
 
     @limiter.limit(key)
     def fail() -> None:
@@ -312,7 +312,7 @@ def test_the_functions_own_exceptions_pass_and_its_call_is_charged(limiter: Limi
 async def test_limited_coroutine_functions(where: str, clock: ManualClock) -> None:
     options: Any = {"clock": "client", "time": clock, "timeout": 10}
     async with AsyncLimiter(where, "5/minute", **options) as limiter:
-        key = fresh()
+        key = fresh_key()
 
         class Shop:
             @limiter.limit(lambda self, n: key, cost=lambda self, n: n)
@@ -381,11 +381,14 @@ def test_threads_are_served_in_the_order_they_came() -> None:
     threads = [threading.Thread(target=wait, args=[number]) for number in range(6)]
     for number, thread in enumerate(threads):
         thread.start()
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda n=number: in_line(limiter) == n + 1, what="in line")  # type: ignore[misc]
     begin = clock.now_ms()
     for number in range(6):
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda n=number: len(clock.slept) == n + 1, what="the head sleeps")  # type: ignore[misc]
         clock.move(1_000)
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda n=number: len(served) == n + 1, what="the head is served")  # type: ignore[misc]
     for thread in threads:
         thread.join(10)
@@ -499,7 +502,7 @@ def test_no_timeout_can_be_written_in_two_ways() -> None:
 
 def test_waiting_on_a_server_with_its_own_clock(redis_url: str) -> None:
     with Limiter(redis_url, "5/100ms 1 buckets", timeout=10) as limiter:
-        key = fresh()
+        key = fresh_key()
         times = [limiter.acquire(key, timeout=20).now_ms for _ in range(20)]
     assert times == sorted(times)
     for bucket in {at // 100 for at in times}:
@@ -518,7 +521,7 @@ def in_child(work: Callable[[], Any]) -> str:
     if pid == 0:
         try:
             output = repr(work())
-        except BaseException:
+        except BaseException:  # the child must not return into pytest, whatever is raised
             output = traceback.format_exc()
         os.write(writing, output.encode()[:60_000])
         os._exit(0)
@@ -534,7 +537,7 @@ def in_child(work: Callable[[], Any]) -> str:
 def test_a_used_limiter_survives_a_fork(request: pytest.FixtureRequest, server: str) -> None:
     url = request.getfixturevalue(f"{server}_url")
     with Limiter(url, "100/hour 1 buckets", timeout=10) as limiter:
-        key = fresh()
+        key = fresh_key()
         assert limiter.try_acquire(key).remaining == 99
         for lap in range(3):
             left = 98 - 2 * lap
@@ -546,7 +549,7 @@ def test_a_used_limiter_survives_a_fork(request: pytest.FixtureRequest, server: 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_in_the_middle_of_other_threads_calls(redis_url: str) -> None:
     with Limiter(redis_url, "1000000/hour 1 buckets", timeout=10) as limiter:
-        key, stop, made = fresh(), threading.Event(), []
+        key, stop, made = fresh_key(), threading.Event(), []
 
         def busy() -> None:
             while not stop.is_set():
@@ -569,7 +572,7 @@ def test_a_fork_in_the_middle_of_other_threads_calls(redis_url: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_an_asyncio_limiter_survives_a_fork(redis_url: str) -> None:
     limiter = AsyncLimiter(redis_url, "100/hour 1 buckets", timeout=10)
-    key = fresh()
+    key = fresh_key()
 
     async def once() -> int:
         return (await limiter.try_acquire(key)).remaining
@@ -584,7 +587,7 @@ def test_an_asyncio_limiter_survives_a_fork(redis_url: str) -> None:
 
 def test_after_close_every_method_raises(redis_url: str) -> None:
     limiter = Limiter(redis_url, "5/minute")
-    key = fresh()
+    key = fresh_key()
     assert limiter.try_acquire(key)
     for _ in range(3):
         limiter.close()
@@ -596,7 +599,7 @@ def test_after_close_every_method_raises(redis_url: str) -> None:
 
 async def test_after_aclose_every_method_raises(redis_url: str) -> None:
     limiter = AsyncLimiter(redis_url, "5/minute")
-    key = fresh()
+    key = fresh_key()
     assert await limiter.try_acquire(key)
     for _ in range(3):
         await limiter.aclose()
@@ -621,7 +624,7 @@ def test_limiters_in_memory_share_nothing() -> None:
 
 
 def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
-    key = fresh()
+    key = fresh_key()
     with (
         Limiter(redis_url, "2/day", prefix="shared-a") as one,
         Limiter(redis_url, "2/day", prefix="shared-a") as same,
@@ -636,7 +639,7 @@ def test_limiters_of_one_prefix_share_and_others_do_not(redis_url: str) -> None:
 
 @pytest.mark.event_loops
 def test_a_limiter_serves_one_loop_after_the_other(redis_url: str) -> None:
-    key = fresh()
+    key = fresh_key()
 
     async def once(limiter: AsyncLimiter) -> int:
         return (await limiter.try_acquire(key)).remaining

@@ -12,7 +12,7 @@ import pytest
 from distwindow import Key, RateLimitExceeded
 from tests.integration.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Proxy, until
-from tests.unit.stage import ManualClock, fresh
+from tests.unit.clock_and_stores import ManualClock, fresh_key
 
 MODES = ["direct", "leased", "eventual"]
 NEVER = {"flush_interval": 3600.0, "sync_interval": 3600.0}
@@ -33,7 +33,7 @@ def full(limiter: LimiterAdapter, key: Any = "k", most: int = 100) -> None:
     [("5/hour", "k"), (["5/hour", "1000/day"], "k"), ("5/hour strict", Key("k", tag="t"))],
     ids=str,
 )
-def test_no_round_trip(
+def test_a_cached_refusal_takes_no_round_trip(
     harness: Harness, proxy: Proxy, prefix: str, mode: str, limits: Any, key: Any
 ) -> None:
     limiter = harness.limiter(proxy.url, limits, prefix=prefix, consistency=mode, **NEVER)
@@ -53,7 +53,7 @@ def test_no_round_trip(
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-def test_only_for_costs_that_are_refused(
+def test_a_refusal_is_repeated_only_for_its_cost_and_larger_ones(
     harness: Harness, proxy: Proxy, prefix: str, mode: str
 ) -> None:
     limiter = harness.limiter(proxy.url, "10/hour", prefix=prefix, consistency=mode, **NEVER)
@@ -94,7 +94,7 @@ def test_refusals_are_counted_in_the_store_within_the_interval(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_stats_of_this_process_include_them_at_once(
+def test_stats_of_this_process_include_cached_refusals_at_once(
     harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
     limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
@@ -110,7 +110,7 @@ def test_stats_of_this_process_include_them_at_once(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by", ["refund", "reset"])
-def test_ends_at_once_after_own(
+def test_a_cached_refusal_ends_at_once_after_an_own(
     harness: Harness, redis_url: str, prefix: str, mode: str, by: str
 ) -> None:
     limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
@@ -129,7 +129,7 @@ def test_ends_at_once_after_own(
 
 
 @pytest.mark.parametrize("by", ["refund", "reset"])
-def test_ends_within_a_bucket_after_anothers(
+def test_a_cached_refusal_ends_within_a_bucket_after_anothers(
     harness: Harness, redis_url: str, prefix: str, by: str
 ) -> None:
     clock = ManualClock()
@@ -148,12 +148,14 @@ def test_ends_within_a_bucket_after_anothers(
     assert limiter.try_acquire("k")
 
 
-def test_ends_when_the_window_has_room(harness: Harness, redis_url: str, prefix: str) -> None:
+def test_a_cached_refusal_ends_when_the_window_has_room(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     """A cached refusal ends at the millisecond that it named, and not before."""
     clock = ManualClock()
     options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
     limiter = harness.limiter(redis_url, "5/second 10 buckets", **options)
-    key = fresh()
+    key = fresh_key()
     for _ in range(30):
         clock.move(37)
         decision = limiter.try_acquire(key)
@@ -168,7 +170,9 @@ def test_ends_when_the_window_has_room(harness: Harness, redis_url: str, prefix:
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased"])
-def test_peek_and_guards_use_it(harness: Harness, proxy: Proxy, prefix: str, mode: str) -> None:
+def test_peek_and_guards_use_a_cached_refusal(
+    harness: Harness, proxy: Proxy, prefix: str, mode: str
+) -> None:
     limiter = harness.limiter(proxy.url, "5/hour", prefix=prefix, consistency=mode, **NEVER)
     full(limiter)
     before = proxy.requests
@@ -193,7 +197,9 @@ def test_waiting_ends_in_time(harness: Harness, redis_url: str, prefix: str, mod
     assert 0.07 <= time.monotonic() - began < 1.0  # nine buckets of ten
 
 
-def test_many_keys_at_once(harness: Harness, proxy: Proxy, redis_url: str, prefix: str) -> None:
+def test_refusals_of_many_keys_are_cached_and_flushed_together(
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
+) -> None:
     limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
     keys = [f"k{n}" for n in range(100)]
     limiter.each(keys)

@@ -71,7 +71,9 @@ THREE = "3/hour"
 
 @pytest.mark.compat
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_a_plain_server(harness: Harness, redis_url: str, prefix: str, scheme: str) -> None:
+def test_every_operation_works_on_a_plain_server(
+    harness: Harness, redis_url: str, prefix: str, scheme: str
+) -> None:
     works(harness.limiter(redis_url.replace("redis", scheme, 1), THREE, prefix=prefix))
 
 
@@ -101,13 +103,17 @@ def test_tls_with_a_file_that_is_not_there_names_it(
 
 
 @pytest.mark.compat
-def test_a_unix_socket(harness: Harness, unix_url: str, prefix: str) -> None:
+def test_every_operation_works_over_a_unix_socket(
+    harness: Harness, unix_url: str, prefix: str
+) -> None:
     works(harness.limiter(unix_url, THREE, prefix=prefix))
 
 
 @pytest.mark.compat
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_a_cluster(harness: Harness, cluster_url: str, prefix: str, scheme: str) -> None:
+def test_every_operation_works_on_a_cluster(
+    harness: Harness, cluster_url: str, prefix: str, scheme: str
+) -> None:
     url = cluster_url.replace("redis", scheme, 1)
     limiter = harness.limiter(url, THREE, prefix=prefix, timeout=2)
     for key in "abcdefgh":
@@ -129,12 +135,14 @@ def test_fakeredis_behind_a_port(harness: Harness, fake_url: str, prefix: str) -
 
 
 @pytest.mark.compat
-def test_memory(harness: Harness, prefix: str) -> None:
+def test_every_operation_works_in_memory(harness: Harness, prefix: str) -> None:
     works(harness.limiter("memory://", THREE, prefix=prefix))
 
 
 @pytest.mark.compat
-def test_another_database(harness: Harness, redis_url: str, prefix: str) -> None:
+def test_every_operation_works_in_another_database(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     url = re.sub(r"/\d+$", "/5", redis_url)
     works(harness.limiter(url, THREE, prefix=prefix))
     assert harness.limiter(url, THREE, prefix=prefix).try_acquire("five")
@@ -255,7 +263,7 @@ def every_path(limiter: Limiter, key: str) -> None:
         with suppress(RateLimitExceeded), limiter.entry(f"{key} alone"):
             pass
         limiter.flush()
-        time.sleep(0.02)
+        time.sleep(0.02)  # the time until another bucket, on the server's clock
     limiter.reset(key)
 
 

@@ -73,7 +73,7 @@ def test_a_flush_that_fails_raises_and_keeps_its_counts(
     limiter.try_acquire("k")
     limiter.flush()
     assert all(limiter.each(["k"] * 7))
-    with proxy.spoiled(Refuse()), pytest.raises(StoreError):
+    with proxy.inject(Refuse()), pytest.raises(StoreError):
         limiter.flush()
     until(lambda: _flushed(limiter))
     with admin(redis_url) as server:
@@ -97,10 +97,10 @@ def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
     )
     limiter.try_acquire("k")
     limiter.flush()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         limiter.try_acquire("k")
         until(lambda: caplog.messages)
-        time.sleep(0.1)
+        time.sleep(0.1)  # several more flushes fail, which must not be logged
     until(lambda: len(caplog.messages) > 1)
     began, ended = caplog.messages
     name = f"limiter '{prefix}' at {proxy.url}"
@@ -119,7 +119,7 @@ def test_a_second_close_waits_until_everything_is_flushed(
         )
         for _ in range(20):
             limiter.try_acquire("k")
-        with proxy.spoiled(Delay(replies=0.005)):
+        with proxy.inject(Delay(replies=0.005)):
             threads = [threading.Thread(target=limiter.close) for _ in range(3)]
             for thread in threads:
                 thread.start()
@@ -133,6 +133,7 @@ def test_a_second_close_waits_until_everything_is_flushed(
 async def test_a_loop_of_calls_that_never_wait_lets_other_tasks_run(
     redis_url: str, prefix: str, mode: str
 ) -> None:
+    # `mode` is a str here, and one of the three literals there.
     async with AsyncLimiter(redis_url, "5/hour", prefix=prefix, consistency=mode) as limiter:  # type: ignore[arg-type]
         turns = 0
 

@@ -42,7 +42,7 @@ async def test_a_cancelled_aclose_sends_every_count(
     proxy: Proxy, prefix: str, delay: float
 ) -> None:
     limiter = await with_pending_counts(proxy.url, prefix)
-    with proxy.spoiled(Delay(only=SCRIPT, replies=0.1)):
+    with proxy.inject(Delay(only=SCRIPT, replies=0.1)):
         closing = asyncio.ensure_future(limiter.aclose())
         await asyncio.sleep(delay)
         closing.cancel()
@@ -86,7 +86,7 @@ def call(number):
 
 for number in range(3):
     threading.Thread(target=call, args=(number,), daemon=True).start()
-time.sleep(0.5)
+time.sleep(0.5)  # the threads call until the program ends
 """
 
 

@@ -54,7 +54,7 @@ async def test_calls_do_not_wait_for_the_replies_of_others(proxy: Proxy, prefix:
 
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=0.5) as limiter:
         await limiter.try_acquire("k")
-        with proxy.spoiled(Delay(replies=0.002)):
+        with proxy.inject(Delay(replies=0.002)):
             outcomes = await asyncio.gather(*(call(f"k{i}") for i in range(300)))
     assert Counter(outcomes) == {"admitted": 300}
 
@@ -159,7 +159,7 @@ async def test_after_a_cancelled_connect_the_next_call_makes_another_connection(
     that.
     """
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
-        with proxy.spoiled(Silent()):
+        with proxy.inject(Silent()):
             call = asyncio.ensure_future(limiter.try_acquire("k"))
             await asyncio.to_thread(until, lambda: proxy.open > 0)
             me = asyncio.current_task()

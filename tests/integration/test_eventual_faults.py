@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, StoreError
-from tests.integration.harness import PLENTY, Call, Harness, admin, in_time, tally, used
-from tests.integration.test_leased_processes import PROCESSES, crowd, most_aligned, most_anywhere
+from tests.integration.harness import PLENTY, Call, Harness, admin, count_outcomes, in_time, used
+from tests.integration.test_leased_processes import (
+    PROCESSES,
+    call_in_processes,
+    most_aligned,
+    most_anywhere,
+)
 from tests.servers import (
     Blackhole,
     Delay,
@@ -26,7 +31,7 @@ from tests.servers import (
     free_port,
     until,
 )
-from tests.unit.stage import ManualClock
+from tests.unit.clock_and_stores import ManualClock
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -49,7 +54,7 @@ def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> 
     """
     limit, sync, way = Limit("400/second 5 buckets"), 0.05, 0.1
     options = eventual(prefix, limits=str(limit), sync_interval=sync)
-    spans, sources = crowd(redis_url, "k", options, 2.5, pause=0.01)
+    spans, sources = call_in_processes(redis_url, "k", options, 2.5, pause=0.01)
     assert set(sources) == {"local True", "local False"}
     beyond = most_anywhere(spans, Limit(1, per=2 * sync + 2 * way, buckets=1))
     most = most_aligned(spans, limit)
@@ -65,7 +70,7 @@ def test_each_process_passes_no_more_than_its_own_share(
     """This holds even where no process receives the counts of the others."""
     limit = Limit("400/second 5 buckets")
     options = eventual(prefix, limits=str(limit), sync_interval=3600, share=share)
-    spans, _ = crowd(redis_url, "k", options, 1.6, pause=0.002)
+    spans, _ = call_in_processes(redis_url, "k", options, 1.6, pause=0.002)
     # Without a poll each process has its own estimate of when a bucket ends, which differs by
     # little.
     assert 400 * most * 0.7 < most_aligned(spans, limit) <= 400 * most * 1.02
@@ -74,7 +79,7 @@ def test_each_process_passes_no_more_than_its_own_share(
 @pytest.mark.slow
 def test_every_call_of_every_process_is_counted_once(redis_url: str, prefix: str) -> None:
     options = eventual(prefix, limits="1000000/50s 500 buckets", sync_interval=0.02)
-    spans, _ = crowd(redis_url, "k", options, 1, pause=0.0005)
+    spans, _ = call_in_processes(redis_url, "k", options, 1, pause=0.0005)
     with admin(redis_url) as server:
         assert used(server, prefix) == len(spans) > 500
 
@@ -101,7 +106,7 @@ def test_calls_of_others_are_seen_after_a_poll(
 def test_it_is_exact_where_one_process_calls(harness: Harness, redis_url: str, prefix: str) -> None:
     limiter = harness.limiter(redis_url, ["500/hour", "300/day"], **eventual(prefix))
     calls = limiter.burst(["k"] * 500, at_once=8)
-    assert tally(calls) == {"ok": 300, "refused": 200}
+    assert count_outcomes(calls) == {"ok": 300, "refused": 200}
     stats = limiter.stats("k")
     assert [(w.passed, w.blocked) for w in stats.windows] == [(300, 200)] * 2
 
@@ -128,8 +133,9 @@ def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: s
                 calls += limiter.burst(["k", "new"] * 20, at_once=1)
         finally:
             own.resume()
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
         in_time(calls, 0.0)
+        # Every outcome is a decision, because all of them are "ok".
         assert {call.outcome.source for call in calls} == {"local"}  # type: ignore[union-attr]
         if what != "dead":
             link.fault = Delay()
@@ -168,11 +174,11 @@ def test_counts_are_neither_lost_nor_doubled(
     limiter.each(keys)
     count = 3
     for faulty in (True, False) * 2:
-        with proxy.spoiled(fault if faulty else Delay()):
+        with proxy.inject(fault if faulty else Delay()):
             ends = time.monotonic() + 0.12
             while time.monotonic() < ends:
                 count += sum(map(bool, limiter.each(keys)))
-                time.sleep(0.001)
+                time.sleep(0.001)  # calls in many buckets of 50 ms
     with admin(redis_url) as server:
         until(lambda: used(server, prefix) >= count, timeout=5)
         limiter.flush()
@@ -188,9 +194,9 @@ def test_neither_lost_nor_doubled_at_length(
     limiter = harness.limiter(proxy.url, "10000000/50s 500 buckets", **options)
     load = limiter.load([f"k{n}" for n in range(20)], threading.Event(), at_once=2)
     for turn in range(16):
-        with proxy.spoiled(FAULTS[turn % len(FAULTS)]):
-            time.sleep(0.06)
-        time.sleep(0.02)
+        with proxy.inject(FAULTS[turn % len(FAULTS)]):
+            time.sleep(0.06)  # several flushes meet the fault
+        time.sleep(0.02)  # and some do not
     count = admitted(load.result())
     with admin(redis_url) as server:
         until(lambda: used(server, prefix) >= count)
@@ -208,7 +214,7 @@ def test_after_a_long_partition_counts_that_have_expired_are_not_stored(
         limiter.try_acquire("k")
         limiter.flush()
     limiter.flush()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         for _ in range(30):
             assert limiter.try_acquire("k")
             with pytest.raises(StoreError):

@@ -30,7 +30,7 @@ from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param
 from tests.integration.harness import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone
-from tests.unit.stage import T0, fresh
+from tests.unit.clock_and_stores import T0, fresh_key
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -95,14 +95,16 @@ def opened(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("where", ["redis_url", "cluster_url", "unix_url", "tls_url", "fake_url"])
-def test_together_as_alone(opened: Any, where: str, request: pytest.FixtureRequest) -> None:
+def test_replies_together_are_those_that_each_would_get_alone(
+    opened: Any, where: str, request: pytest.FixtureRequest
+) -> None:
     url = request.getfixturevalue(where)
     # There are more than are written at once, and on a cluster they go to all nodes.
-    commands = commands_on([fresh() for _ in range(60)])
+    commands = commands_on([fresh_key() for _ in range(60)])
     expected = MemoryStore().exchange(commands)
     with opened(url) as exchange:
         exchange(
-            commands_on([fresh() for _ in range(9)])
+            commands_on([fresh_key() for _ in range(9)])
         )  # load the scripts, as the order is not promised without them
         assert exchange(commands) == expected
 
@@ -110,9 +112,9 @@ def test_together_as_alone(opened: Any, where: str, request: pytest.FixtureReque
 def test_together_over_a_client_without_a_socket(opened: Any) -> None:
     server = fakeredis.FakeServer()
     kind = fakeredis.FakeRedis if opened is blocking else fakeredis.FakeAsyncRedis
-    commands = commands_on([fresh() for _ in range(5)])
+    commands = commands_on([fresh_key() for _ in range(5)])
     with opened(kind(server=server)) as exchange:
-        exchange(commands_on([fresh()]))
+        exchange(commands_on([fresh_key()]))
         assert exchange(commands) == MemoryStore().exchange(commands)
 
 
@@ -124,7 +126,7 @@ def test_no_commands_are_no_exchange(opened: Any) -> None:
 def test_a_command_that_fails_does_not_fail_the_others(
     opened: Any, redis_url: str, prefix: str
 ) -> None:
-    keys = [fresh() for _ in range(3)]
+    keys = [fresh_key() for _ in range(3)]
     with admin(redis_url) as server:
         server.set(charges(keys[1], prefix)[0].ring, "no ring")
         commands = [Acquire(charges(key, prefix), HOUR) for key in keys]
@@ -136,21 +138,21 @@ def test_a_command_that_fails_does_not_fail_the_others(
 
 def test_scripts_that_the_server_has_lost_are_sent_again(opened: Any, prefix: str) -> None:
     with Standalone() as server, opened(server.url) as exchange:
-        assert exchange(commands_on([fresh()], prefix))
+        assert exchange(commands_on([fresh_key()], prefix))
         with server.client() as client:
             client.script_flush()
-        commands = commands_on([fresh() for _ in range(3)], prefix)
+        commands = commands_on([fresh_key() for _ in range(3)], prefix)
         assert exchange(commands) == MemoryStore().exchange(commands)
 
 
 def test_after_a_broken_connection_all_outcomes_are_unknown_and_none_is_sent_again(
     opened: Any, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    commands = [Acquire(charges(Key(fresh(), "t"), prefix)) for _ in range(20)]
+    commands = [Acquire(charges(Key(fresh_key(), "t"), prefix)) for _ in range(20)]
     with opened(proxy.url, clock="server") as exchange:
         exchange([Read(charges("warm", prefix))])
         exchange([Acquire(charges("warm", prefix))])
-        with proxy.spoiled(ResetAfterSend(only=b"EVALSHA", times=1)):
+        with proxy.inject(ResetAfterSend(only=b"EVALSHA", times=1)):
             answers = exchange(commands)
     lost = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
     assert lost
@@ -162,7 +164,7 @@ def test_after_a_broken_connection_all_outcomes_are_unknown_and_none_is_sent_aga
 
 
 def test_an_unreachable_server_is_tried_once_for_all_commands(opened: Any) -> None:
-    commands = [Acquire(charges(fresh())) for _ in range(2000)]
+    commands = [Acquire(charges(fresh_key())) for _ in range(2000)]
     with opened("redis://127.0.0.1:1", clock="server") as exchange:
         answers = exchange(commands)
     assert {type(answer) for answer in answers} == {StoreUnavailable}

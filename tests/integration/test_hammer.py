@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
-from tests.unit.stage import fresh
+from tests.unit.clock_and_stores import fresh_key
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -130,22 +130,22 @@ def never_above_in_any_window(calls: Calls, limit: Limit) -> None:
 
 def test_leap_admits_exactly_the_limit_in_every_saturated_window(redis_url: str) -> None:
     limit = Limit("30/100ms 10 buckets")
-    calls = hammer(redis_url, str(limit), fresh(), 0.6, [1])
+    calls = hammer(redis_url, str(limit), fresh_key(), 0.6, [1])
     assert exactly_full_where_refused(calls, limit) > 20
 
 
 def test_strict_never_admits_more_than_the_limit_in_any_window(redis_url: str) -> None:
     limit = Limit("30/100ms strict 10 buckets")
-    calls = hammer(redis_url, str(limit), fresh(), 0.6, [1])
+    calls = hammer(redis_url, str(limit), fresh_key(), 0.6, [1])
     never_above_in_any_window(calls, limit)
     assert exactly_full_where_refused(calls, limit) > 20
 
 
-def conserved(url: str, costs: list[int], **options: Any) -> None:
+def check_conserved(url: str, costs: list[int], **options: Any) -> None:
     """Check that the ring has counted as much as the clients were admitted, in a window that does
     not end.
     """
-    limit, key = Limit(600, per=3650 * 86400, buckets=1), fresh()
+    limit, key = Limit(600, per=3650 * 86400, buckets=1), fresh_key()
     calls = hammer(url, str(limit), key, 0.7, costs)
     with Limiter(url, limit, timeout=30, **options) as limiter:
         stats = limiter.stats(key)
@@ -156,7 +156,7 @@ def conserved(url: str, costs: list[int], **options: Any) -> None:
 
 
 def test_no_permit_is_lost(redis_url: str) -> None:
-    conserved(redis_url, [1, 2, 3])
+    check_conserved(redis_url, [1, 2, 3])
 
 
 @pytest.mark.slow
@@ -165,11 +165,11 @@ def test_no_permit_is_lost(redis_url: str) -> None:
 def test_everywhere_at_length(request: pytest.FixtureRequest, where: str, bound: str) -> None:
     url = request.getfixturevalue(f"{where}_url")
     limit = Limit(f"97/500ms {bound} 10 buckets")
-    calls = hammer(url, str(limit), fresh(), 2.0, [1])
+    calls = hammer(url, str(limit), fresh_key(), 2.0, [1])
     if bound == "strict":
         never_above_in_any_window(calls, limit)
     assert exactly_full_where_refused(calls, limit) > 15
-    conserved(url, [1, 5])
+    check_conserved(url, [1, 5])
 
 
 if __name__ == "__main__":

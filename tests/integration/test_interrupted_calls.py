@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty
 from types import FrameType
@@ -27,7 +27,7 @@ from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
 from distwindow.store.redis.blocking.call_sharing import CallGroup, InFlightCall, Waiter
 from tests.integration.harness import admin, used
-from tests.servers import Proxy
+from tests.servers import Proxy, until_async
 from tests.servers.proxy import Delay, Pass, Silent
 from tests.servers.wait import until
 
@@ -72,10 +72,12 @@ KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, Redi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_while_connecting(proxy: Proxy, prefix: str, kind: type[BaseException]) -> None:
+def test_an_exception_arrives_unchanged_while_connecting(
+    proxy: Proxy, prefix: str, kind: type[BaseException]
+) -> None:
     expected = subclass(kind)
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
-        with proxy.spoiled(Silent()), raised_after(0.05, expected):
+        with proxy.inject(Silent()), raised_after(0.05, expected):
             with pytest.raises(kind) as caught:
                 limiter.try_acquire("k")
         assert caught.value is expected
@@ -83,13 +85,13 @@ def test_while_connecting(proxy: Proxy, prefix: str, kind: type[BaseException]) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["direct", "leased"])
-def test_while_a_reply_is_awaited(
+def test_an_exception_arrives_unchanged_while_a_reply_is_awaited(
     proxy: Proxy, prefix: str, kind: type[BaseException], mode: Any
 ) -> None:
     expected = subclass(kind)
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5, consistency=mode) as limiter:
         limiter.try_acquire("k")
-        with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)), raised_after(0.05, expected):
+        with proxy.inject(Delay(only=SCRIPT, replies=0.3)), raised_after(0.05, expected):
             with pytest.raises(kind) as caught:
                 limiter.try_acquire("k")
         assert caught.value is expected
@@ -101,7 +103,7 @@ def endless(limiter: Limiter) -> None:
         limiter.try_acquire("k")
 
 
-def test_over_tls(tls_url: str, prefix: str) -> None:
+def test_an_exception_arrives_unchanged_over_tls(tls_url: str, prefix: str) -> None:
     expected = subclass(TimeoutError)
     with Limiter(tls_url, PLENTY, prefix=prefix, timeout=5) as limiter:
         with raised_after(0.05, expected), pytest.raises(TimeoutError) as caught:
@@ -116,7 +118,7 @@ def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, pre
     """
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
         for _ in range(5):
-            with proxy.spoiled(Delay(replies=0.1)), raised_after(0.03, subclass(Exception)):
+            with proxy.inject(Delay(replies=0.1)), raised_after(0.03, subclass(Exception)):
                 with pytest.raises(Exception, match="too slow"):
                     limiter.try_acquire("k")
         assert limiter.try_acquire("k")
@@ -149,9 +151,9 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
         state = strategy._key_states.get("k")
         strategy._refunds.queue_unspent(state)
         state.demand = HighDemand(time.monotonic())
-        with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
+        with proxy.inject(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: state.lease_fetch is not None)
+            await until_async(lambda: state.lease_fetch is not None)
             task.cancel()
             try:
                 await task
@@ -164,13 +166,6 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
 
 async def _acquire(limiter: AsyncLimiter) -> Decision:
     return await limiter.try_acquire("k")
-
-
-async def until_true(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.001)
 
 
 # -- leases whose caller has left -----------------------------------------------------------------
@@ -193,17 +188,18 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
         await limiter.flush()
         state.demand = HighDemand(time.monotonic())
         assert not state.permits_left
-        with proxy.spoiled(Delay(only=SCRIPT, replies=0.15)):
+        before = proxy.affected
+        with proxy.inject(Delay(only=SCRIPT, replies=0.15)):
             task = asyncio.ensure_future(_acquire(limiter))
-            await until_true(lambda: state.lease_fetch is not None)
-            await asyncio.sleep(0.01)
+            await until_async(lambda: proxy.affected > before, what="the request is sent")
+            assert state.lease_fetch is not None
             if timeout > 1:
                 task.cancel()
             try:
                 returned += bool(await task)
             except (asyncio.CancelledError, StoreError):
                 unknown += 1
-            await until_true(lambda: state.permits_left > 0)
+            await until_async(lambda: state.permits_left > 0)
     with admin(proxy.url) as server:
         assert returned <= used(server, prefix) <= returned + unknown
     assert unknown == 1
@@ -221,7 +217,7 @@ def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
     strategy._refunds.queue_unspent(state)
     limiter.flush()
     state.demand = HighDemand(time.monotonic())
-    with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
+    with proxy.inject(Delay(only=SCRIPT, replies=0.2)):
         thread = threading.Thread(target=lambda: decisions.append(limiter.try_acquire("k")))
         thread.start()
         until(lambda: state.lease_fetch is not None)
@@ -253,7 +249,7 @@ def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
 @pytest.mark.parametrize("repeated", [1, 3])
 def test_an_interrupted_close_refunds_everything(proxy: Proxy, prefix: str, repeated: int) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
-    with proxy.spoiled(Delay(only=SCRIPT, replies=0.3)):
+    with proxy.inject(Delay(only=SCRIPT, replies=0.3)):
         for _ in range(repeated):
             expected = subclass(KeyboardInterrupt)
             with raised_after(0.08, expected), pytest.raises(KeyboardInterrupt) as caught:
@@ -268,7 +264,7 @@ def test_an_interrupted_flush_refunds_what_was_queued(proxy: Proxy, prefix: str)
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
     strategy: Any = limiter._strategy
     strategy._refunds.queue_unspent(strategy._key_states.get("k"))
-    with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
+    with proxy.inject(Delay(only=SCRIPT, replies=0.2)):
         expected = subclass(TimeoutError)
         with raised_after(0.1, expected), pytest.raises(TimeoutError) as caught:
             limiter.flush()
@@ -307,7 +303,7 @@ def test_a_process_that_ends_by_an_interrupted_close_sends_its_counts(
     ) as child:  # fmt: skip
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        with proxy.spoiled(Delay(requests=0.3)):
+        with proxy.inject(Delay(requests=0.3)):
             _, complaints = child.communicate("go\n", timeout=30)
     assert "KeyboardInterrupt" in complaints
     assert "lost" not in complaints
@@ -407,10 +403,10 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
         assert limiter.try_acquire("user")
 
 
-def test_a_store_that_is_well_again_is_asked_again(proxy: Proxy, prefix: str) -> None:
+def test_a_store_that_works_again_is_used_again(proxy: Proxy, prefix: str) -> None:
     """After failures and interruptions the limiter works as before."""
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.3) as limiter:
-        with proxy.spoiled(Silent()), pytest.raises(StoreError):
+        with proxy.inject(Silent()), pytest.raises(StoreError):
             limiter.try_acquire("k")
         proxy.fault = Pass()
         until(lambda: bool(_answers(limiter)))

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, Limiter, StoreError
-from tests.integration.harness import PLENTY, Harness, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, admin, count_outcomes, used
 from tests.servers import (
     Blackhole,
     Delay,
@@ -128,7 +128,7 @@ def spend(url: str, key: str, options: dict[str, Any], pause: float) -> None:
     print_reports()
 
 
-def crowd(
+def call_in_processes(
     url: str,
     key: str,
     options: dict[str, Any],
@@ -144,10 +144,10 @@ def crowd(
         process.await_ready()
     for process in processes:
         process.go()
-    time.sleep(seconds / 2)
+    time.sleep(seconds / 2)  # the processes call
     for process in processes[:kill]:
         process.kill()
-    time.sleep(seconds / 2)
+    time.sleep(seconds / 2)  # the others go on
     spans: list[Span] = []
     sources: Counter[str] = Counter()
     for number, process in enumerate(processes):
@@ -190,7 +190,7 @@ def leased(limit: Any, prefix: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("bound", "amount"), [("leap", 1500), ("strict", 1500), ("strict", 40)])
 def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amount: int) -> None:
     limit = Limit(f"{amount}/500ms {bound} 5 buckets")
-    spans, sources = crowd(redis_url, "k", leased(limit, prefix), 1.8, kill=1)
+    spans, sources = call_in_processes(redis_url, "k", leased(limit, prefix), 1.8, kill=1)
     assert sources["lease True"] > 0 or amount == 40
     assert most_aligned(spans, limit) <= amount
     if bound == "strict":
@@ -200,9 +200,9 @@ def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amou
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_takes_with_it(redis_url: str, prefix: str) -> None:
+def test_a_killed_process_loses_no_more_than_its_lease(redis_url: str, prefix: str) -> None:
     """No more than one lease is lost, as the other processes refund what they have not spent."""
-    spans, _ = crowd(redis_url, "k", leased(PLENTY, prefix), 1, kill=1)
+    spans, _ = call_in_processes(redis_url, "k", leased(PLENTY, prefix), 1, kill=1)
     with admin(redis_url) as server:
         total = used(server, prefix)
     assert len(spans) <= total
@@ -213,7 +213,7 @@ def test_what_a_killed_process_takes_with_it(redis_url: str, prefix: str) -> Non
 
 @pytest.mark.slow
 def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: str) -> None:
-    spans, sources = crowd(redis_url, "k", leased("2000/day", prefix), 0.8)
+    spans, sources = call_in_processes(redis_url, "k", leased("2000/day", prefix), 0.8)
     assert sources["deny_cache False"] > 0
     with admin(redis_url) as server:
         assert used(server, prefix) == len(spans) <= 2000
@@ -225,7 +225,7 @@ def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: s
 @pytest.mark.slow
 def test_leases_are_prefetched(redis_url: str, prefix: str) -> None:
     """Under a steady load callers rarely wait for the store."""
-    spans, sources = crowd(
+    spans, sources = call_in_processes(
         redis_url, "k", leased("1000000/10s 10 buckets", prefix), 1.5, pause=0.001
     )
     calls = sum(sources.values())
@@ -257,13 +257,15 @@ def test_exactly_the_limit_where_one_process_calls(
 ) -> None:
     limiter = harness.limiter(redis_url, "777/day", prefix=prefix, consistency="leased", timeout=5)
     calls = limiter.burst(["k"] * 1000, at_once=8)
-    assert tally(calls) == {"ok": 777, "refused": 223}
+    assert count_outcomes(calls) == {"ok": 777, "refused": 223}
     # If the worker is flushing at this moment, the last refusals are in its next flush.
     until(lambda: limiter.stats("k").blocked == 223, timeout=2)
     assert limiter.stats("k").passed == 777
 
 
-def test_surplus_is_returned(harness: Harness, redis_url: str, prefix: str) -> None:
+def test_unspent_permits_are_refunded_soon_after_the_calls_end(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
     """Unspent permits are refunded soon after the calls end, without a close, so that others can
     spend them.
     """
@@ -332,7 +334,7 @@ def test_never_more_whatever_is_lost_on_the_way(
                     admitted += bool(limiter.try_acquire("k"))
 
     some(300)
-    with proxy.spoiled(fault):
+    with proxy.inject(fault):
         ends = time.monotonic() + 0.2
         while time.monotonic() < ends:
             some(1)

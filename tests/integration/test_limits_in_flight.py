@@ -15,7 +15,7 @@ from distwindow import Limit, Limiter
 from distwindow.connect import open_store
 from distwindow.protocol.commands import Acquire, Read, charges_of
 from distwindow.protocol.keys import ring_name_prefix
-from tests.unit.stage import T0, ManualClock, fresh
+from tests.unit.clock_and_stores import T0, ManualClock, fresh_key
 
 MakeLimiter = Callable[..., Limiter]
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -41,7 +41,7 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLim
 
 @pytest.mark.parametrize("bound", ["leap", "strict"])
 def test_raised_it_admits_the_difference_at_once(make: MakeLimiter, bound: str) -> None:
-    key = fresh()
+    key = fresh_key()
     old, new = make(f"10/minute {bound} 10 buckets"), make(f"25/minute {bound} 10 buckets")
     assert [old.try_acquire(key).allowed for _ in range(13)] == [True] * 10 + [False] * 3
     assert [new.try_acquire(key).allowed for _ in range(17)] == [True] * 15 + [False] * 2
@@ -52,7 +52,7 @@ def test_raised_it_admits_the_difference_at_once(make: MakeLimiter, bound: str) 
 def test_lowered_it_admits_nothing_until_the_history_has_left(
     make: MakeLimiter, clock: ManualClock, bound: str
 ) -> None:
-    key = fresh()
+    key = fresh_key()
     old, new = make(f"20/minute {bound} 10 buckets"), make(f"5/minute {bound} 10 buckets")
     for _ in range(8):
         old.try_acquire(key)
@@ -70,7 +70,7 @@ def test_the_statistics_show_the_new_limit_at_once(make: MakeLimiter) -> None:
     """This holds also for readers that have only the key, as the CLI does: the first call stores
     the new limit.
     """
-    key = fresh()
+    key = fresh_key()
     for amount in (10, 25, 3, 7):
         limiter = make(f"{amount}/minute")
         limiter.try_acquire(key)
@@ -84,7 +84,7 @@ def test_the_statistics_show_the_new_limit_at_once(make: MakeLimiter) -> None:
 
 
 def test_the_history_stays_over_any_number_of_changes(make: MakeLimiter) -> None:
-    key, passed = fresh(), 0
+    key, passed = fresh_key(), 0
     for amount in (3, 8, 5, 12, 2, 20):
         limiter = make(f"{amount}/minute")
         while limiter.try_acquire(key):
@@ -119,7 +119,7 @@ def test_never_above_the_larger(
     """
     url = "memory://" if where == "memory" else request.getfixturevalue("redis_url")
     store = stores.setdefault(url, open_store(url, clock="client", timeout=10))
-    key, now = fresh(), T0
+    key, now = fresh_key(), T0
     admitted: list[tuple[int, int]] = []
     span = buckets + (bound == "strict")
     for later, cost, times, amount in changes_made:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import _thread
 import logging
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -21,7 +20,7 @@ from distwindow.worker import flush_job, tasks
 from distwindow.worker.flush_job import FlushJob
 from distwindow.worker.shutdown import Shutdown
 from distwindow.worker.thread import WorkerThread
-from tests.servers import Proxy, Refuse, Standalone
+from tests.servers import Proxy, Refuse, Standalone, until
 
 SECRET = "hunter2-x9"
 NAME = "limiter 'api' at redis://:***@host:6379/0"
@@ -35,7 +34,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     assert all(record.name == "distwindow" for record in caplog.records)
 
 
-class Waiting:
+class PendingStrategy:
     """In place of a strategy: what a limiter has pending."""
 
     def __init__(self, counts: int = 0, permits: int = 0, dropped: int = 0) -> None:
@@ -51,21 +50,22 @@ class Waiting:
     def reschedule(self, now: float) -> None: ...
 
 
-def job_of(strategy: Waiting, work: Any = None) -> FlushJob:
+def job_of(strategy: PendingStrategy, work: Any = None) -> FlushJob:
+    # `PendingStrategy` stands in for a strategy.
     return FlushJob(strategy, work, NAME)  # type: ignore[arg-type]
 
 
 def test_a_flush_that_fails_and_works_again(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = Waiting(counts=47)
+    strategy = PendingStrategy(counts=47)
     job = job_of(strategy)
-    away = StoreError("host:6379 is not reachable")
-    job.record_flush(away)
-    job.record_flush(away)
+    unreachable = StoreError("host:6379 is not reachable")
+    job.record_flush(unreachable)
+    job.record_flush(unreachable)
     strategy.dropped = 5
     job.record_flush(None)
     job.record_flush(None)
     strategy.permits = 12
-    job.record_flush(away)
+    job.record_flush(unreachable)
     kept = "are kept here, and the next flush tries again"
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
@@ -81,7 +81,7 @@ def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureF
         raise ZeroDivisionError("of the store")
 
     worker = WorkerThread()
-    job = job_of(Waiting(counts=3), work)
+    job = job_of(PendingStrategy(counts=3), work)
     worker._run_job(job)
     worker._run_job(job)
     assert caplog.messages == [
@@ -92,7 +92,11 @@ def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureF
 
 
 def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> None:
-    lost = [job_of(Waiting(counts=7)), job_of(Waiting(permits=9)), job_of(Waiting())]
+    lost = [
+        job_of(PendingStrategy(counts=7)),
+        job_of(PendingStrategy(permits=9)),
+        job_of(PendingStrategy()),
+    ]
     lost[0].failure = lost[2].failure = StoreError("host:6379 is not reachable")
     for _ in range(2):
         flush_job.report_lost(lost)
@@ -125,7 +129,7 @@ def test_at_sigterm_without_a_thread(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signal, "raise_signal", lambda _: None)
     monkeypatch.setattr(Shutdown, "_pause_calls", lambda _: None)
-    job = job_of(Waiting(counts=7))
+    job = job_of(PendingStrategy(counts=7))
     end = Shutdown()
     end.add(Worker(job))
     end.on_sigterm(signal.SIGTERM, None)
@@ -136,7 +140,7 @@ def test_at_sigterm_without_a_thread(
 
 
 def test_a_worker_that_fails_at_sigterm(caplog: pytest.LogCaptureFixture) -> None:
-    job = job_of(Waiting(counts=7))
+    job = job_of(PendingStrategy(counts=7))
     end = Shutdown()
     end.add(Worker(job))
     done = OneShotEvent()
@@ -156,7 +160,9 @@ def test_a_loop_that_fails_at_exit(
         raise ZeroDivisionError("of the loop")
 
     monkeypatch.setattr(tasks, "_flush_until_deadline", fails)
-    tasks._flush_in_new_loop([job_of(Waiting(counts=7)), job_of(Waiting(counts=1))], 0.0, True)
+    tasks._flush_in_new_loop(
+        [job_of(PendingStrategy(counts=7)), job_of(PendingStrategy(counts=1))], 0.0, True
+    )
     assert caplog.messages == [
         f"flushing the counts of {NAME}, {NAME} failed with an unexpected error as the process "
         "ends: ZeroDivisionError('of the loop'); 8 counts are left"
@@ -186,7 +192,7 @@ def options_of(mode: str) -> dict[str, Any]:
 
 
 @MODES
-def test_a_limiter_that_is_closed_while_the_store_is_away(
+def test_a_limiter_that_is_closed_while_the_store_is_unreachable(
     proxy: Proxy, prefix: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter(proxy.url, "1000/hour", prefix=prefix, **options_of(mode))
@@ -194,14 +200,14 @@ def test_a_limiter_that_is_closed_while_the_store_is_away(
         with limiter.entry("k"):
             pass
     kept = limiter._strategy.unacknowledged_counts()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         limiter.close()
         limiter.close()
     check_closed(caplog, f"limiter {prefix!r} at {proxy.url}", mode, kept)
 
 
 @MODES
-async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_away(
+async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_unreachable(
     proxy: Proxy, prefix: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = AsyncLimiter(proxy.url, "1000/hour", prefix=prefix, **options_of(mode))
@@ -209,7 +215,7 @@ async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_away(
         async with limiter.entry("k"):
             pass
     kept = limiter._strategy.unacknowledged_counts()
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         await limiter.aclose()
         await limiter.aclose()
     check_closed(caplog, f"limiter {prefix!r} at {proxy.url}", mode, kept)
@@ -252,13 +258,14 @@ def test_counts_that_are_given_up_are_reported(
     ) as limiter:
         limiter.try_acquire("k")
         limiter.flush()
-        with proxy.spoiled(Refuse()):
+        with proxy.inject(Refuse()):
             limiter.try_acquire("k", cost=7)
-            ends = time.monotonic() + 10
-            while not limiter._strategy.dropped and time.monotonic() < ends:
-                time.sleep(0.01)
-        while limiter._flush_job.failure is not None and time.monotonic() < ends:
+            until(lambda: limiter._strategy.dropped, what="the counts are dropped")
+
+        def flushed() -> bool:
             limiter.try_acquire("k")
-            time.sleep(0.01)
+            return limiter._flush_job.failure is None
+
+        until(flushed, what="a flush succeeds")
     found = [line for line in caplog.messages if "counts were dropped, as the store took" in line]
     assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in found) >= 7

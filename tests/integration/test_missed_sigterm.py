@@ -29,7 +29,7 @@ def counted():
 
 def miss():
     # The handler in C runs in this thread: the main thread, in its lock, is not interrupted.
-    time.sleep(0.1)
+    time.sleep(0.1)  # by then the main thread waits for its lock, which nothing shows
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 def wait_for_ever():
@@ -71,7 +71,7 @@ def test_in_a_forked_child(redis_url: str, prefix: str) -> None:
             limiter.try_acquire("k")
         wait_for_ever()
     status = os.waitpid(pid, 0)[1]
-    time.sleep(0.2)
+    time.sleep(0.2)  # the parent would end by then if it had read the signal of the child
     os._exit(0 if os.WTERMSIG(status) == signal.SIGTERM else 1)
     """
     code, complaints = run(program, redis_url, prefix)
@@ -86,7 +86,7 @@ def test_a_handled_signal_is_not_sent_again(redis_url: str, prefix: str) -> None
     handler, calls = SHUTDOWN.on_sigterm, []
     SHUTDOWN._start_shutdown = lambda number: calls.append(number)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(0.5)
+    time.sleep(0.5)  # a second signal would have come by then: the grace period is 0.02 s
     os._exit(len(calls))
     """
     assert run(program, redis_url, prefix) == (1, "")

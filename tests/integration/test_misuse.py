@@ -50,6 +50,7 @@ class Clock:
 
 
 class AwaitedClock(Clock):
+    # Not the signature of `Clock`: limiters have to refuse such a clock.
     async def sleep(self, seconds: float) -> None:  # type: ignore[override]
         self.now += seconds
 
@@ -59,10 +60,12 @@ class Sleep:
 
 
 class ObjectClock(Clock):
+    # Not a method: limiters have to notice that it is awaited.
     sleep = Sleep()  # type: ignore[assignment]
 
 
 class PartialClock(Clock):
+    # Not a method: limiters have to notice that it is awaited.
     sleep = staticmethod(functools.partial(asyncio.sleep))  # type: ignore[assignment]
 
 
@@ -78,8 +81,9 @@ def test_a_clock_whose_sleep_is_awaited(
 
 
 def test_a_clock_whose_sleep_returns_a_coroutine() -> None:
-    """It cannot be told before it is called; then nothing waits in a busy loop."""
+    """The first sleep notices it and raises, so that no call waits in a busy loop."""
     clock = Clock()
+    # An object's own attribute, in place of the method.
     clock.sleep = lambda seconds: AwaitedClock().sleep(seconds)  # type: ignore[assignment, method-assign]
     limiter = Limiter("memory://", "1/second", time=clock)
     limiter.acquire("k")
@@ -119,6 +123,7 @@ async def test_a_refund_of_a_call_that_was_not_awaited() -> None:
     limiter = AsyncLimiter("memory://", "1/second")
     call = limiter.try_acquire("k")
     with pytest.raises(TypeError, match=r"not <coroutine .*>; await the call first"):
+        # A coroutine is no decision, as is tested here.
         await limiter.refund(call)  # type: ignore[arg-type]
     await call
 

@@ -111,7 +111,9 @@ def run(program: str, *args: str) -> None:
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize("server", ["redis", "unix", "tls"])
-def test_without_poll(request: pytest.FixtureRequest, server: str, prefix: str, mode: str) -> None:
+def test_calls_work_without_poll(
+    request: pytest.FixtureRequest, server: str, prefix: str, mode: str
+) -> None:
     url = request.getfixturevalue(f"{server}_url")
     run(WITHOUT + CALLS, url, prefix, mode)
     with admin(url) as client:
@@ -196,7 +198,9 @@ except distwindow.ConfigurationError as exc:
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize("server", ["redis", "unix", "tls"])
-def test_eventlet(request: pytest.FixtureRequest, server: str, prefix: str, mode: str) -> None:
+def test_calls_work_under_eventlet(
+    request: pytest.FixtureRequest, server: str, prefix: str, mode: str
+) -> None:
     url = request.getfixturevalue(f"{server}_url")
     run(EVENTLET, url, prefix, mode)
     with admin(url) as client:

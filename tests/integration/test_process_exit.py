@@ -68,7 +68,7 @@ def leave():
 async def aleave(limiter):
     if way == "waiting task":
         asyncio.create_task(asyncio.sleep(60))
-    if way == "last words":
+    if way == "await in finally":
         async def ends(turn):
             try:
                 await asyncio.sleep(60)
@@ -232,7 +232,7 @@ def test_what_was_counted_arrives(redis_url: str, prefix: str, kind: str, mode: 
 @pytest.mark.event_loops
 @pytest.mark.parametrize("mode", MODES)
 def test_however_its_loop_ends(redis_url: str, prefix: str, mode: str) -> None:
-    ways = ["waiting task", "last words"]
+    ways = ["waiting task", "await in finally"]
     if mode == "direct":
         ways += ["closed loop", "open loop"]
     with all_of([Program(redis_url, prefix, "async", mode, way) for way in ways]) as programs:
@@ -245,7 +245,9 @@ def test_however_its_loop_ends(redis_url: str, prefix: str, mode: str) -> None:
             else:
                 assert complaints == ""
             assert code == 0
-            nothing_lost(redis_url, program.prefix, more=3 if program.way == "last words" else 0)
+            nothing_lost(
+                redis_url, program.prefix, more=3 if program.way == "await in finally" else 0
+            )
 
 
 SPINNING = """
@@ -302,6 +304,7 @@ def test_sigterm_amid_calls(redis_url: str, prefix: str, mode: str, tmp_path: Pa
     for turn in range(3):
         name = f"{prefix}-{turn}"
         spinning = Spinning(redis_url, name, tmp_path / name, mode, 3600, 0)
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda one=spinning: one.done() > 1000)  # type: ignore[misc]
         assert spinning.end(signal.SIGTERM) < 2
         stats = recorded(redis_url, name)
@@ -323,7 +326,7 @@ def test_sigkill_loses_what_an_interval_counted(
     ends = time.monotonic() + 1
     while time.monotonic() < ends:
         seen.append((time.monotonic(), spinning.done()))
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two samples
     spinning.end(signal.SIGKILL)
     before = max(
         done for at, done in seen if at < ends - interval - 0.1
@@ -334,7 +337,7 @@ def test_sigkill_loses_what_an_interval_counted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "async", uvloop_param()])
-def test_an_exit_does_not_hang_where_the_store_is_away(
+def test_an_exit_does_not_hang_where_the_store_is_unreachable(
     standalone: Standalone, prefix: str, kind: str
 ) -> None:
     """The process logs once that counts are lost, and ends."""

@@ -284,8 +284,8 @@ def test_large_values_pass(proxy: Proxy, line: redis.Redis, prefix: str) -> None
 
 
 @pytest.mark.parametrize("fault", [Delay(requests=0.15), Delay(replies=0.15)])
-def test_delay(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
-    with proxy.spoiled(fault):
+def test_delay_delays_requests_and_replies(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
+    with proxy.inject(fault):
         begun = time.monotonic()
         assert line.ping()
         assert time.monotonic() - begun >= 0.15
@@ -297,7 +297,7 @@ def test_delay(proxy: Proxy, line: redis.Redis, fault: Delay) -> None:
 def test_a_delayed_request_is_dropped_with_its_connection(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    with proxy.spoiled(Delay(requests=0.5)), pytest.raises(redis.TimeoutError):
+    with proxy.inject(Delay(requests=0.5)), pytest.raises(redis.TimeoutError):
         line.incr(prefix)
     assert direct.get(prefix) is None
     assert line.ping()
@@ -306,10 +306,10 @@ def test_a_delayed_request_is_dropped_with_its_connection(
 def test_blackhole_drops_requests(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    with proxy.spoiled(Blackhole()), pytest.raises(redis.TimeoutError):
+    with proxy.inject(Blackhole()), pytest.raises(redis.TimeoutError):
         line.incr(prefix)
     assert direct.get(prefix) is None
-    assert proxy.hits == 1
+    assert proxy.affected == 1
     assert line.incr(prefix) == 1  # redis-py connects again, and the new connection works
 
 
@@ -318,7 +318,7 @@ def test_blackhole_stays_on_its_connection_when_lifted(proxy: Proxy) -> None:
         raw.settimeout(0.2)
         raw.sendall(b"PING\r\n")
         assert raw.recv(64) == b"+PONG\r\n"
-        with proxy.spoiled(Blackhole()):
+        with proxy.inject(Blackhole()):
             raw.sendall(b"PING\r\n")
             with pytest.raises(TimeoutError):
                 raw.recv(64)
@@ -342,7 +342,7 @@ def test_silent_accepts_and_never_replies(proxy: Proxy) -> None:
 
 def test_refuse_and_listen_again(proxy: Proxy, line: redis.Redis) -> None:
     port = proxy.port
-    with proxy.spoiled(Refuse()):
+    with proxy.inject(Refuse()):
         with pytest.raises(redis.ConnectionError):
             line.ping()
         with pytest.raises(ConnectionRefusedError):
@@ -354,7 +354,7 @@ def test_refuse_and_listen_again(proxy: Proxy, line: redis.Redis) -> None:
 def test_reset_before_send(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    with proxy.spoiled(ResetBeforeSend(times=1)), pytest.raises(redis.ConnectionError):
+    with proxy.inject(ResetBeforeSend(times=1)), pytest.raises(redis.ConnectionError):
         line.incr(prefix)
     assert direct.get(prefix) is None
 
@@ -362,7 +362,7 @@ def test_reset_before_send(
 def test_reset_after_send(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    with proxy.spoiled(ResetAfterSend(times=1)), pytest.raises(redis.ConnectionError):
+    with proxy.inject(ResetAfterSend(times=1)), pytest.raises(redis.ConnectionError):
         line.incr(prefix)
     until(lambda: direct.get(prefix) == "1", 1, what="the request was executed")
 
@@ -378,17 +378,17 @@ def test_a_reset_is_a_reset_and_not_an_end(proxy: Proxy) -> None:
 def test_drop_reply_executes_and_does_not_reply(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    with proxy.spoiled(DropReply()), pytest.raises(redis.TimeoutError):
+    with proxy.inject(DropReply()), pytest.raises(redis.TimeoutError):
         line.incr(prefix)
     assert direct.get(prefix) == "1"
-    assert proxy.swallowed == len(b":1\r\n")
+    assert proxy.dropped_bytes == len(b":1\r\n")
 
 
 def test_drop_reply_and_close(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
     begun = time.monotonic()
-    with proxy.spoiled(DropReply(close=True)), pytest.raises(redis.ConnectionError):
+    with proxy.inject(DropReply(close=True)), pytest.raises(redis.ConnectionError):
         line.incr(prefix)
     assert time.monotonic() - begun < 0.25, "the end must come before the client's timeout"
     assert direct.get(prefix) == "1"
@@ -404,7 +404,7 @@ def test_a_fault_affects_only_the_named_commands_and_so_many_times(
             with pytest.raises(redis.ConnectionError):
                 client.incr(prefix)
         assert client.incr(prefix) == 3
-    assert proxy.hits == 2
+    assert proxy.affected == 2
 
 
 def test_trickle_sends_single_bytes(proxy: Proxy) -> None:
@@ -438,11 +438,11 @@ def test_stopping_the_proxy_with_open_connections_leaves_nothing(standalone: Sta
 
 
 def test_a_proxy_can_end_tls(standalone: Standalone, tls_server: Standalone) -> None:
-    context = tls_server._made_certificates().server_context()
+    context = tls_server._make_certificates().server_context()
     with Proxy(standalone.port, tls=context) as front:
         with plain(front.url, ssl_ca_certs=str(tls_server.ca)) as client:
             assert client.ping()
-            with front.spoiled(ResetBeforeSend()), pytest.raises(redis.ConnectionError):
+            with front.inject(ResetBeforeSend()), pytest.raises(redis.ConnectionError):
                 client.ping()
 
 

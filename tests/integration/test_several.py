@@ -15,7 +15,7 @@ from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter, Ra
 from distwindow.connect import open_store
 from distwindow.protocol.commands import Read
 from tests.servers import Standalone
-from tests.unit.stage import ManualClock, fresh
+from tests.unit.clock_and_stores import ManualClock, fresh_key
 
 MakeLimiter = Callable[..., Limiter]
 
@@ -48,7 +48,7 @@ def used(limiter: Limiter, *keys: Any) -> list[list[int]]:
 
 
 def test_all_limits_of_a_key_must_admit(make: MakeLimiter, clock: ManualClock) -> None:
-    limiter, key = make(["10/minute", "25/hour"]), fresh()
+    limiter, key = make(["10/minute", "25/hour"]), fresh_key()
     minute, hour = limiter.limits
     for lap, most in enumerate((10, 10, 5)):
         for i in range(most):
@@ -69,7 +69,7 @@ def test_all_limits_of_a_key_must_admit(make: MakeLimiter, clock: ManualClock) -
 
 
 def test_a_refusal_by_one_limit_charges_no_other(make: MakeLimiter) -> None:
-    limiter, key = make(["5/minute", "1000/hour"]), fresh()
+    limiter, key = make(["5/minute", "1000/hour"]), fresh_key()
     limiter.try_acquire(key, 3)
     for _ in range(20):
         decision = limiter.try_acquire(key, 3)
@@ -81,7 +81,7 @@ def test_a_refusal_by_one_limit_charges_no_other(make: MakeLimiter) -> None:
 
 
 def test_of_two_that_refuse_the_later_one_is_named(make: MakeLimiter, clock: ManualClock) -> None:
-    limiter, key = make(["4/minute", "4/hour"]), fresh()
+    limiter, key = make(["4/minute", "4/hour"]), fresh_key()
     limiter.try_acquire(key, 4)
     decision = limiter.try_acquire(key)
     assert decision.limit == Limit("4/hour")
@@ -109,7 +109,7 @@ def test_the_limits_come_shortest_first_however_they_are_given(make: MakeLimiter
 
 def test_several_keys_all_or_none(make: MakeLimiter) -> None:
     limiter = make("1/day")  # another limit than those of these keys
-    tag = fresh("tag")
+    tag = fresh_key("tag")
     user, tenant, world = (Key(name, tag) for name in ("user", "tenant", "world"))
     items = [(user, "3/minute", 1), (tenant, ["10/minute", "100/hour"], 2), (world, "9/minute")]
 
@@ -134,7 +134,7 @@ def test_several_keys_all_or_none(make: MakeLimiter) -> None:
 
 
 def test_the_key_that_refused_is_named(make: MakeLimiter) -> None:
-    limiter, tag = make("1/day"), fresh("tag")
+    limiter, tag = make("1/day"), fresh_key("tag")
     a, b = Key("a", tag), Key("b", tag)
     assert make("5/minute").try_acquire(b, 4)
     decision = limiter.try_acquire_all([(a, "100/minute", 5), (b, ["5/minute", "50/hour"], 2)])
@@ -147,7 +147,7 @@ def test_the_key_that_refused_is_named(make: MakeLimiter) -> None:
 
 
 def test_a_refund_gives_back_over_all_keys(make: MakeLimiter) -> None:
-    limiter, tag = make("1/day"), fresh("tag")
+    limiter, tag = make("1/day"), fresh_key("tag")
     a, b = Key("a", tag), Key("b", tag)
     decision = limiter.try_acquire_all([(a, "10/minute", 3), (b, ["10/minute", "20/hour"], 4)])
     assert limiter.refund(decision) == 3, "the least that any ring gave back"
@@ -155,7 +155,7 @@ def test_a_refund_gives_back_over_all_keys(make: MakeLimiter) -> None:
 
 
 def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimiter) -> None:
-    limiter, key = make("1/day"), fresh()
+    limiter, key = make("1/day"), fresh_key()
     assert limiter.try_acquire_all([(key, "5/minute")]).remaining == 4
     for items, message in (
         ([], "at least one"),
@@ -179,9 +179,9 @@ def test_without_a_cost_it_is_one_and_without_keys_it_is_an_error(make: MakeLimi
 
 def keys_of_two_slots() -> tuple[str, str]:
     """Return two keys of different slots."""
-    one, other = fresh("one"), fresh("other")
+    one, other = fresh_key("one"), fresh_key("other")
     while key_slot(one.encode()) == key_slot(other.encode()):
-        other = fresh("other")
+        other = fresh_key("other")
     return one, other
 
 
@@ -229,7 +229,7 @@ def commands(client: redis.Redis) -> dict[str, int]:
 
 
 def test_every_call_is_one_round_trip(counted: Standalone) -> None:
-    tag = fresh("tag")
+    tag = fresh_key("tag")
     pairs = [(Key(name, tag), ["5/second", "50/minute", "500/hour"], 1) for name in "abcd"]
     with Limiter(counted.url, ["10/second", "1000/hour"], timeout=5) as limiter:
         given = limiter.try_acquire("warm")
@@ -254,7 +254,7 @@ def test_every_call_is_one_round_trip(counted: Standalone) -> None:
 
 
 def test_an_unknown_script_is_sent_once(counted: Standalone) -> None:
-    key = fresh()
+    key = fresh_key()
     with Limiter(counted.url, "10/minute", timeout=5) as limiter, counted.client() as client:
         limiter.try_acquire(key)
         client.script_flush()

@@ -118,7 +118,9 @@ def known(url: str, prefix: str, mode: str, keys: int = KEYS) -> int:
     return asyncio.run(ask())
 
 
-def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int) -> None:
+def check_no_count_is_lost(
+    url: str, prefix: str, path: Path, kind: str, mode: str, threads: int, runs: int
+) -> None:
     """Check that no count is lost whatever SIGTERM interrupts, and that the shutdown takes no
     needless time.
     """
@@ -129,8 +131,9 @@ def storm(url: str, prefix: str, path: Path, kind: str, mode: str, threads: int,
         interval = 0.02 if run % 2 else 60
         calling = Calling(url, name, path / name, kind, mode, threads, interval)
         # In `direct` two calls of each key reach the store before its refusals are cached.
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda one=calling: one.returned() > 3 * KEYS, timeout=30)  # type: ignore[misc]
-        time.sleep(moments.uniform(0, 0.2))
+        time.sleep(moments.uniform(0, 0.2))  # SIGTERM comes at a random moment
         seconds, complaints = calling.end()
         assert complaints == ""
         assert seconds < 3, "the exit timeout was used up"
@@ -148,7 +151,7 @@ def test_nothing_is_lost_amid_calls(
     redis_url: str, prefix: str, kind: str, threads: int, mode: str, tmp_path: Path
 ) -> None:
     runs = int(os.environ.get("SIGTERM_RUNS", "2"))
-    storm(redis_url, prefix, tmp_path, kind, mode, threads, runs)
+    check_no_count_is_lost(redis_url, prefix, tmp_path, kind, mode, threads, runs)
 
 
 # -- single cases of the handler ------------------------------------------------------------------
@@ -227,7 +230,7 @@ def test_more_signals_neither_hasten_nor_delay_it(redis_url: str, prefix: str) -
         began = time.monotonic()
         for _ in range(5):
             idle.process.terminate()
-            time.sleep(0.2)
+            time.sleep(0.2)  # signals at intervals, over one second
         code, _, complaints = idle.ended()
     assert 2.5 < time.monotonic() - began < 5
     assert code == -signal.SIGTERM
@@ -273,11 +276,13 @@ print("goes on", flush=True)
     ["time.sleep(60)", "while True: limiter.try_acquire('k1')"],
     ids=["a greenlet that waits", "a greenlet that never yields"],
 )
-def test_under_gevent(redis_url: str, prefix: str, program: str) -> None:
-    pytest.importorskip("gevent")
+def test_counts_are_flushed_at_sigterm_under_gevent(
+    redis_url: str, prefix: str, program: str
+) -> None:
+    pytest.importorskip("gevent", reason="gevent is not installed")
     patch = "from gevent import monkey; monkey.patch_all()"
     with Idle(redis_url, prefix, program, patch) as idle:
-        time.sleep(0.1)
+        time.sleep(0.1)  # by then the greenlet runs `program`
         idle.process.terminate()
         code, _, complaints = idle.ended()
     assert (code, complaints) == (-signal.SIGTERM, "")

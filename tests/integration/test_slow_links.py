@@ -39,7 +39,7 @@ def test_threads_of_one_key_succeed_over_a_slow_connection(proxy: Proxy, prefix:
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.5)
     limiter.try_acquire("hot")
     seen: list[Counter[str]] = []
-    with proxy.spoiled(Delay(replies=0.3)):
+    with proxy.inject(Delay(replies=0.3)):
         threads = [
             threading.Thread(
                 target=lambda: seen.append(outcomes(8, lambda: limiter.try_acquire("hot")))
@@ -65,7 +65,7 @@ def test_a_connection_that_takes_longer_than_one_call_is_opened_in_the_end(
 ) -> None:
     """Connecting takes several round trips, which is more than the timeout of one call."""
     options: dict[str, Any] = {"prefix": prefix, "timeout": 0.25}
-    with proxy.spoiled(Delay(replies=0.1)):
+    with proxy.inject(Delay(replies=0.1)):
         if awaiting:
             assert asyncio.run(_until_admitted(proxy.url, options))
             return

@@ -9,12 +9,13 @@ import time
 from typing import Any
 
 import pytest
+import redis
 
 from distwindow import ConfigurationError, StoreError, StoreUnavailable
-from tests.integration.harness import PLENTY, Harness, LimiterAdapter, admin, tally, used
+from tests.integration.harness import PLENTY, Harness, LimiterAdapter, admin, count_outcomes, used
 from tests.integration.responder import Responder, Words, admitting, guard_of
 from tests.servers import Cluster, Proxy, Standalone, until
-from tests.unit.stage import ManualClock
+from tests.unit.clock_and_stores import ManualClock
 
 
 def counted(server: Any, *commands: str) -> int:
@@ -63,7 +64,8 @@ def test_equal_calls_at_once_share_round_trips_and_charge_exactly(
     limiter.try_acquire("k")
     before = proxy.requests
     calls = limiter.burst(["k"] * 999, at_once=16)
-    assert tally(calls) == {"ok": 699, "refused": 300}
+    assert count_outcomes(calls) == {"ok": 699, "refused": 300}
+    # The outcome of an admitted call is a decision.
     remaining = [c.outcome.remaining for c in calls if c.admitted]  # type: ignore[union-attr]
     assert sorted(remaining) == list(range(699))
     assert proxy.requests - before < 999
@@ -126,10 +128,10 @@ def test_scripts_that_are_lost_all_the_time_under_load(harness: Harness, prefix:
         stop = threading.Event()
         load = limiter.load([f"k{i}" for i in range(5)], stop)
         for _ in range(6):
-            time.sleep(0.05)
+            time.sleep(0.05)  # some calls load the script, and the others find it
             server.script_flush()
         calls = load.result()
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
         assert used(server, prefix) == len(calls)
 
 
@@ -223,7 +225,7 @@ def test_swapped_replies_are_never_given_to_the_wrong_caller(harness: Harness) -
 
         server.script = swap
         calls = limiter.burst(["a", "b"] * 20, at_once=2)
-        assert set(tally(calls)) == {"StoreUnavailable"}
+        assert set(count_outcomes(calls)) == {"StoreUnavailable"}
         assert {call.charged for call in calls} == {None}
         server.script = admitting
         assert limiter.try_acquire("a")
@@ -290,6 +292,7 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
         for wrapping in ("{error}", *WRAPPED):
             reply = wrapped(error, wrapping)
             sent = len(server.calls)
+            # mypy cannot infer a lambda whose parameter has a default.
             server.script = lambda words, reply=reply: reply  # type: ignore[misc]
             with pytest.raises(StoreUnavailable, match=error.split()[0]) as caught:
                 limiter.try_acquire("k")
@@ -297,6 +300,7 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
             assert len(server.calls) == sent + 2
 
             once = [reply]
+            # mypy cannot infer a lambda whose parameter has a default.
             server.script = lambda words, once=once: once.pop() if once else admitting(words)  # type: ignore[misc]
             assert limiter.try_acquire("k")
             assert len(server.calls) == sent + 4
@@ -396,7 +400,7 @@ def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: An
         assert widths[0] == 40
         limiter.each(["k"] * 3)
         for pause in (0.0, 0.03, 0.05, 0.09, 0.14, 0.41):
-            time.sleep(pause)
+            time.sleep(pause)  # the ages of a ring, on the server's clock
             limiter.each(["k"] * 2)
             time.sleep(pause)
             server.config_set("maxmemory", 1)
@@ -404,7 +408,7 @@ def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: An
             before = rings(server)
             (call,) = limiter.burst(["k"])
             if not call.admitted:
-                assert tally([call]) == {"StoreUnavailable": 1}
+                assert count_outcomes([call]) == {"StoreUnavailable": 1}
                 assert call.charged is False
                 after = rings(server)
                 assert {name: after.get(name, ring) for name, ring in before.items()} == before
@@ -433,7 +437,7 @@ def test_a_read_only_replica(harness: Harness) -> None:
         assert limiter.try_acquire("k")
 
 
-def test_too_few_replicas(harness: Harness) -> None:
+def test_a_server_with_too_few_replicas_refuses_for_now(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
         limiter = harness.limiter(own.url)
         limiter.each(["k"] * 2)
@@ -443,6 +447,15 @@ def test_too_few_replicas(harness: Harness) -> None:
         assert rings(server) == before
         server.config_set("min-replicas-to-write", 0)
         assert limiter.try_acquire("k").remaining == 1_000_000 - 3
+
+
+def is_busy(server: Standalone) -> bool:
+    with server.client() as client:
+        try:
+            client.ping()
+        except redis.ResponseError as exc:
+            return "BUSY" in str(exc)
+    return False
 
 
 @pytest.mark.slow
@@ -458,7 +471,7 @@ def test_a_server_busy_with_a_script(harness: Harness) -> None:
 
         thread = threading.Thread(target=block_server)
         thread.start()
-        time.sleep(0.2)
+        until(lambda: is_busy(own), what="the server is busy")
         refused_for_now(limiter, "BUSY")
         server.execute_command("SCRIPT", "KILL")
         thread.join()
@@ -466,7 +479,7 @@ def test_a_server_busy_with_a_script(harness: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_clients(harness: Harness) -> None:
+def test_a_server_with_too_many_clients_is_used_again_later(harness: Harness) -> None:
     with Standalone() as own, own.client() as server:
         server.ping()
         server.config_set("maxclients", 1)
@@ -475,5 +488,5 @@ def test_too_many_clients(harness: Harness) -> None:
             limiter.try_acquire("k")
         assert caught.value.charged is False
         server.config_set("maxclients", 100)
-        time.sleep(0.15)
+        time.sleep(0.15)  # for 0.1 s after a failure calls fail without connecting
         assert limiter.try_acquire("k")

@@ -20,7 +20,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter
 from tests.event_loops import program_header
-from tests.integration.harness import PLENTY, Call, admin, tally, timed, used
+from tests.integration.harness import PLENTY, Call, admin, count_outcomes, timed, used
 from tests.servers import Cluster
 
 pytestmark = [
@@ -41,7 +41,7 @@ class Child:
             self._going = going
             try:
                 output = json.dumps(work(self))
-            except BaseException:
+            except BaseException:  # the child must not return into pytest, whatever is raised
                 output = json.dumps({"error": traceback.format_exc()})
             os.write(self._result, output.encode())
             os._exit(0)
@@ -137,7 +137,7 @@ def test_forks_while_other_threads_call(redis_url: str, prefix: str) -> None:
         stop.set()
         for thread in threads:
             thread.join(10)
-    assert set(tally(calls)) == {"ok"}
+    assert set(count_outcomes(calls)) == {"ok"}
     with admin(redis_url) as server:
         assert used(server, prefix) == 1 + len(calls) + 8 * 20
     limiter.close()
@@ -278,7 +278,7 @@ async def parent(limiter):
         assert blocking.try_acquire("k")
     await limiter.aclose()
     blocking.close()
-    print("parent well")
+    print("parent continued")
     return pid
 
 asyncio.run(parent(AsyncLimiter(url, "1000/hour", prefix=prefix, timeout=5)))
@@ -299,6 +299,6 @@ def test_a_child_that_exits_normally_does_not_affect_the_parent(
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert ran.stdout == "parent well\n", ran.stderr
+    assert ran.stdout == "parent continued\n", ran.stderr
     with admin(redis_url) as server:
         assert used(server, prefix) == 2 + 10

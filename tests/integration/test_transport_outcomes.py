@@ -15,7 +15,15 @@ import pytest
 
 from distwindow import StoreError, StoreTimeout, StoreUnavailable
 from distwindow.store.redis.guard import ServerClock
-from tests.integration.harness import Call, Harness, LimiterAdapter, admin, in_time, tally, used
+from tests.integration.harness import (
+    Call,
+    Harness,
+    LimiterAdapter,
+    admin,
+    count_outcomes,
+    in_time,
+    used,
+)
 from tests.servers import (
     Blackhole,
     Delay,
@@ -44,28 +52,28 @@ def warm(limiter: LimiterAdapter, keys: Iterable[str] = ("k",)) -> int:
     return len(limiter.each([*keys] * 2))
 
 
-def conserved(calls: Iterable[Call], held: int) -> None:
+def check_conserved(calls: Iterable[Call], held: int) -> None:
     """Check that nothing was charged twice, that no admission was lost, and that "not charged" is
     true.
     """
     calls = list(calls)
     admitted = sum(call.admitted for call in calls)
     unknown = sum(call.charged is None for call in calls)
-    assert admitted <= held <= admitted + unknown, f"{held} of {tally(calls)}"
+    assert admitted <= held <= admitted + unknown, f"{held} of {count_outcomes(calls)}"
 
 
-def heals(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
+def call_until_admitted(limiter: LimiterAdapter, within: float = 1.0) -> list[Call]:
     """Call until one is admitted again. Return these calls."""
     calls: list[Call] = []
 
-    def well() -> bool:
+    def admitted() -> bool:
         calls.extend(limiter.burst(["k"]))
         assert not isinstance(calls[-1].outcome, BaseException) or isinstance(
             calls[-1].outcome, StoreError
         )
         return calls[-1].admitted
 
-    until(well, within, what="healing")
+    until(admitted, within, what="a call is admitted")
     return calls
 
 
@@ -81,11 +89,11 @@ def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
-    with proxy.spoiled(DropReply(close=True, only=SCRIPT, times=lost)):
+    with proxy.inject(DropReply(close=True, only=SCRIPT, times=lost)):
         calls = limiter.burst(["k"] * 90, at_once=1 if way == "alone" else 6)
-    assert proxy.hits == lost
+    assert proxy.affected == lost
     unknown = [call for call in calls if call.charged is None]
-    assert set(tally(unknown)) == {"StoreUnavailable"}
+    assert set(count_outcomes(unknown)) == {"StoreUnavailable"}
     assert len(unknown) == lost if way == "alone" else len(unknown) >= lost
     assert sum(call.charged is False for call in calls) == 0
     with admin(redis_url) as server:
@@ -97,9 +105,9 @@ def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.15)
     before = warm(limiter)
-    with proxy.spoiled(DropReply(only=SCRIPT, times=2)):
+    with proxy.inject(DropReply(only=SCRIPT, times=2)):
         calls = limiter.burst(["k"] * 6, at_once=1)
-    assert tally(calls) == {"StoreTimeout": 2, "ok": 4}
+    assert count_outcomes(calls) == {"StoreTimeout": 2, "ok": 4}
     assert {call.charged for call in calls} == {True, None}
     in_time(calls, 0.15)
     with admin(redis_url) as server:
@@ -116,10 +124,10 @@ def test_a_reset_after_bytes_were_sent_is_unknown_and_never_repeated(
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
     before = warm(limiter)
-    with proxy.spoiled(fault):
+    with proxy.inject(fault):
         calls = limiter.burst(["k"] * 10, at_once=1)
-    assert proxy.hits == 4
-    assert tally(calls) == {"StoreUnavailable": 4, "ok": 6}
+    assert proxy.affected == 4
+    assert count_outcomes(calls) == {"StoreUnavailable": 4, "ok": 6}
     assert [call.charged for call in calls[:4]] == [None] * 4
     with admin(redis_url) as server:
         assert used(server, prefix) == before + (10 if executed else 6)
@@ -135,7 +143,8 @@ def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
     before = warm(limiter)
     for _ in range(5):
         proxy.cut()
-        time.sleep(0.02)
+        until(lambda: not proxy.open, what="the connection is reset")
+        time.sleep(0.02)  # a connection is checked only after some idle ms
         assert limiter.try_acquire("k")
     with admin(redis_url) as server:
         assert used(server, prefix) == before + 5
@@ -144,9 +153,9 @@ def test_a_connection_that_ended_between_calls_is_replaced_unnoticed(
 def test_a_connect_that_fails_once_is_tried_once_more(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
-    with proxy.spoiled(ResetBeforeSend(times=1)):
+    with proxy.inject(ResetBeforeSend(times=1)):
         assert harness.limiter(proxy.url, prefix=prefix, timeout=2).try_acquire("k")
-    assert proxy.hits == 1
+    assert proxy.affected == 1
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
 
@@ -155,12 +164,12 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=2)
-    with proxy.spoiled(ResetBeforeSend()):
+    with proxy.inject(ResetBeforeSend()):
         (call,) = limiter.burst(["k"])
-    assert tally([call]) == {"StoreUnavailable": 1}
+    assert count_outcomes([call]) == {"StoreUnavailable": 1}
     assert call.charged is False
-    assert proxy.hits == 2
-    heals(limiter)
+    assert proxy.affected == 2
+    call_until_admitted(limiter)
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
 
@@ -174,13 +183,13 @@ def test_refused_connections_fail_fast_until_the_server_is_back(
     proxy.fault = Refuse()
     down = limiter.burst(["k"] * 40, at_once=4)
     proxy.fault = Pass()
-    assert set(tally(down)) == {"StoreUnavailable"}
+    assert set(count_outcomes(down)) == {"StoreUnavailable"}
     # Only calls in flight when the connection broke can have an unknown outcome.
     assert sum(call.charged is None for call in down) <= 4
     assert sorted(call.seconds for call in down)[len(down) // 2] < 0.1
-    calls += down + heals(limiter)
+    calls += down + call_until_admitted(limiter)
     with admin(redis_url) as server:
-        conserved(calls, used(server, prefix))
+        check_conserved(calls, used(server, prefix))
 
 
 # -- hangs ----------------------------------------------------------------------------------------
@@ -215,13 +224,13 @@ def test_every_call_ends_by_its_deadline_and_later_calls_succeed(
     slow = limiter.burst(["k", "j"] * 3, at_once=2)
     proxy.fault = Pass()
     if hang == "blackhole for scripts" or not hang.startswith("accepts"):
-        assert "ok" not in tally(slow)
+        assert "ok" not in count_outcomes(slow)
     assert all(isinstance(call.outcome, StoreError) for call in slow)
     in_time(slow, timeout)
-    calls += slow + heals(limiter)
-    time.sleep(0.05)
+    calls += slow + call_until_admitted(limiter)
+    time.sleep(0.05)  # a late request that the proxy still forwards is counted by then
     with admin(redis_url) as server:
-        conserved(calls, used(server, prefix))
+        check_conserved(calls, used(server, prefix))
 
 
 @pytest.mark.parametrize("clock", ["server", pytest.param("client", marks=slow)])
@@ -230,9 +239,9 @@ def test_time_spent_on_connecting_counts(
 ) -> None:
     """Each step takes less than the timeout, and all of them together take more."""
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.2, clock=clock)
-    with proxy.spoiled(Delay(replies=0.15)):
+    with proxy.inject(Delay(replies=0.15)):
         calls = limiter.burst(["k"], at_once=1)
-    assert set(tally(calls)) <= {"StoreTimeout", "StoreUnavailable"}
+    assert set(count_outcomes(calls)) <= {"StoreTimeout", "StoreUnavailable"}
     in_time(calls, 0.2)
 
 
@@ -241,7 +250,7 @@ def test_time_spent_on_connecting_counts(
 def test_time_spent_on_finding_the_node_counts(harness: Harness, proxy: Proxy, kind: str) -> None:
     path = "/service/0" if kind == "sentinel" else ""
     limiter = harness.limiter(f"redis+{kind}://127.0.0.1:{proxy.port}{path}", timeout=0.2)
-    with proxy.spoiled(Silent()):
+    with proxy.inject(Silent()):
         calls = limiter.burst(["k"], at_once=1)
     assert all(isinstance(call.outcome, StoreError) for call in calls)
     assert {call.charged for call in calls} == {False}
@@ -261,15 +270,16 @@ def stall(harness: Harness, server: Standalone, seconds: float = 0.5) -> tuple[l
     try:
         began = time.monotonic()
         stalled = limiter.burst(["k"] * 2, at_once=1)
+        # The stop lasts for so long, because commands expire meanwhile on the server's clock.
         time.sleep(max(0.0, seconds - (time.monotonic() - began)))
     finally:
         server.resume()
     assert all(isinstance(call.outcome, StoreError) for call in stalled)
     assert any(call.charged is None for call in stalled)
     in_time(stalled, 0.2)
-    calls += stalled + heals(limiter)
+    calls += stalled + call_until_admitted(limiter)
     with server.client() as client:
-        time.sleep(0.05)
+        time.sleep(0.05)  # requests that have reached the server are executed by then
         return calls, used(client, "distwindow")
 
 
@@ -290,7 +300,7 @@ def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
     with Standalone() as server:
         calls, held = stall(harness, server)
         assert held > sum(call.admitted for call in calls)
-        conserved(calls, held)
+        check_conserved(calls, held)
 
 
 def admitted_since(calls: list[Call], moment: float) -> bool:
@@ -314,20 +324,20 @@ def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness)
         stop = threading.Event()
         load = limiter.load(["a", "b", "c"], stop, at_once=6)
         for _ in range(3):
-            time.sleep(0.3)
+            time.sleep(0.3)  # calls go on
             server.pause()
-            time.sleep(1.0)
+            time.sleep(1.0)  # several calls time out
             server.resume()
         resumed = time.perf_counter()
         # Poll for it instead of sleeping a fixed time, as the machine itself may stall for a
         # second.
-        until(lambda: admitted_since(load.calls, resumed), 5.0, what="healing")
+        until(lambda: admitted_since(load.calls, resumed), 5.0, what="a call is admitted")
         calls = load.result()
-        assert set(tally(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
+        assert set(count_outcomes(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
         in_time(calls, 0.2)
         with server.client() as client:
             held = used(client, "distwindow") - 6
-        conserved(calls, held)
+        check_conserved(calls, held)
         # Only calls that were executed just before a stop and answered after it can be late.
         assert held - sum(call.admitted for call in calls) <= 3 * 6
 
@@ -347,7 +357,7 @@ def lossy(stop: threading.Event, proxy: Proxy) -> None:
     while not stop.is_set():
         proxy.fault = faults[turn % len(faults)]
         turn += 1
-        time.sleep(0.02)
+        time.sleep(0.02)  # some calls meet each fault
     proxy.fault = Pass()
 
 
@@ -368,23 +378,23 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
     thread = threading.Thread(target=lossy, args=(stop, proxy))
     thread.start()
     load = limiter.load(["k"], threading.Event(), at_once=1)
-    time.sleep(0.5)
+    time.sleep(0.5)  # calls go on, through all faults several times
     calls = load.result()
     stop.set()
     thread.join()
-    assert set(tally(calls)) <= {"ok", "StoreUnavailable"}
+    assert set(count_outcomes(calls)) <= {"ok", "StoreUnavailable"}
     assert any(call.charged is None for call in calls)
     with admin(redis_url) as server:
-        conserved(calls, used(server, prefix))
+        check_conserved(calls, used(server, prefix))
 
 
 def test_errors_name_the_outcome(harness: Harness, proxy: Proxy, prefix: str) -> None:
     limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.1)
     warm(limiter)
-    with proxy.spoiled(DropReply(only=SCRIPT, times=1)):
+    with proxy.inject(DropReply(only=SCRIPT, times=1)):
         with pytest.raises(StoreTimeout, match=r"within 0\.1 s; the outcome .* unknown") as timeout:
             limiter.try_acquire("k")
-    with proxy.spoiled(ResetAfterSend(only=SCRIPT, times=1)):
+    with proxy.inject(ResetAfterSend(only=SCRIPT, times=1)):
         with pytest.raises(StoreUnavailable, match=r"not reachable.*unknown") as reset:
             limiter.try_acquire("k")
     for caught in (timeout.value, reset.value):

@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
 from tests.integration.harness import PLENTY, admin, used
-from tests.servers import Delay, DropReply, Proxy, Silent, until
+from tests.servers import Delay, DropReply, Proxy, Silent, until, until_async
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -108,9 +108,10 @@ async def test_aclose_ends_calls_in_flight_and_refuses_later_ones(
 ) -> None:
     limiter = AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
     await limiter.try_acquire("k")
-    with proxy.spoiled(Delay(only=SCRIPT, replies=1.0)):
+    before = proxy.affected
+    with proxy.inject(Delay(only=SCRIPT, replies=1.0)):
         call = asyncio.ensure_future(outcome(limiter.try_acquire("k")))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: proxy.affected > before, what="the request is sent")
         await limiter.aclose()
         ended = await asyncio.wait_for(call, 0.5)
     assert isinstance(ended, StoreError)
@@ -148,8 +149,9 @@ async def test_a_cancelled_call_does_not_disturb_the_replies_of_others(
 ) -> None:
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=5, name=prefix) as limiter:
         await asyncio.gather(*(limiter.try_acquire(f"k{i}") for i in range(20)))
-        with proxy.spoiled(Delay(only=SCRIPT, replies=0.1)):
+        with proxy.inject(Delay(only=SCRIPT, replies=0.1)):
             tasks = [asyncio.ensure_future(_acquire(limiter, f"k{i}")) for i in range(20)]
+            # All 20 requests are sent by then, in chunks of any number, and no reply has arrived.
             await asyncio.sleep(0.03)
             for task in tasks[::3]:
                 task.cancel()
@@ -170,11 +172,11 @@ async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_stil
     proxy: Proxy, prefix: str
 ) -> None:
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2) as limiter:
-        with proxy.spoiled(Delay(replies=0.05)):
+        with proxy.inject(Delay(replies=0.05)):
             first = asyncio.ensure_future(_acquire(limiter, "k"))
-            await asyncio.sleep(0.02)
+            await until_async(lambda: proxy.open, what="a connection")
             others = [asyncio.ensure_future(_acquire(limiter, f"o{i}")) for i in range(5)]
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.01)  # the others wait for that connection, whose replies are late
             first.cancel()
             assert all(await asyncio.gather(*others))
 
@@ -231,11 +233,11 @@ async def test_calls_behind_a_lost_reply_end_by_their_own_deadlines(
             began = time.monotonic()
             return await outcome(limiter.try_acquire("k")), time.monotonic() - began
 
-        with proxy.spoiled(DropReply(only=SCRIPT, times=1)):
+        with proxy.inject(DropReply(only=SCRIPT, times=1)):
             calls = []
             for _ in range(15):
                 calls.append(asyncio.ensure_future(call()))
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.03)  # calls at intervals, of which some join those in flight
             ended = await asyncio.gather(*calls)
         assert max(seconds for _, seconds in ended) < 0.25 + 0.5
         assert isinstance(ended[0][0], StoreTimeout)
@@ -251,10 +253,10 @@ async def test_a_call_whose_time_ran_out_while_connecting_is_never_sent(
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, timeout=0.2, clock="client"
     ) as limiter:
-        with proxy.spoiled(Silent()):
+        with proxy.inject(Silent()):
             ended = await asyncio.gather(*(outcome(limiter.try_acquire(k)) for k in "abc"))
         assert {getattr(end, "charged", "admitted") for end in ended} == {False}
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # a request that was sent late would be counted by then
         with admin(redis_url) as server:
             assert used(server, prefix) == 0
 

@@ -25,8 +25,8 @@ from tests.integration.harness import (
     Call,
     SyncHarness,
     admin,
+    count_outcomes,
     in_time,
-    tally,
     timed,
     used,
 )
@@ -89,7 +89,7 @@ def test_one_connection_for_each_thread_reused_when_the_thread_ends(
         admin(redis_url) as server,
     ):
 
-        def crowd(size: int) -> set[Any]:
+        def connections_used(size: int) -> set[Any]:
             barriers = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
 
             def work() -> None:
@@ -106,14 +106,14 @@ def test_one_connection_for_each_thread_reused_when_the_thread_ends(
                 thread.join()
             return seen
 
-        first = crowd(6)
+        first = connections_used(6)
         assert len(first) == 6
-        assert crowd(6) == first
+        assert connections_used(6) == first
         for _ in range(50):
-            crowd(1)
+            connections_used(1)
         assert connections(server) == first
-        crowd(40)
-        crowd(1)
+        connections_used(40)
+        connections_used(1)
         until(lambda: len(connections(server)) <= 16 + 1, what="the end of idle connections")
     with admin(redis_url) as server:
         until(lambda: not named(server, prefix))
@@ -145,6 +145,7 @@ def test_in_a_cluster_one_connection_for_each_thread_and_node(
             in_background(work).join()
         assert [len(named(client, prefix)) for client in clients] == [2, 2, 2]
     for client in clients:
+        # mypy cannot infer a lambda whose parameter has a default.
         until(lambda c=client: not named(c, prefix), what="none after close")  # type: ignore[misc]
         client.close()
 
@@ -186,13 +187,15 @@ def test_close_ends_all_calls_in_flight(redis_url: str, prefix: str) -> None:
                 if isinstance(call.outcome, ConfigurationError):
                     return
 
+        # mypy cannot infer a lambda whose parameter has a default.
         threads = [in_background(lambda i=i: work(f"k{i % 2}")) for i in range(6)]  # type: ignore[misc]
-        time.sleep(0.02)
+        # mypy cannot infer a lambda whose parameter has a default.
+        until(lambda ends=ends: len(ends) > 20, every=0.001)  # type: ignore[misc]
         limiter.close()
         for thread in threads:
             thread.join(5)
             assert not thread.is_alive(), "a call went on after close"
-        assert set(tally(ends)) <= {"ok", "StoreUnavailable", "ConfigurationError"}
+        assert set(count_outcomes(ends)) <= {"ok", "StoreUnavailable", "ConfigurationError"}
     gc.collect()
     with admin(redis_url) as server:
         until(lambda: not named(server, prefix), what="connections closed")
@@ -219,7 +222,7 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
             until(lambda: len(named(server, prefix)) == 2, what="the other's connection")
             for _ in range(5):
                 server.client_kill_filter(_id=mine)
-                time.sleep(0.02)
+                time.sleep(0.02)  # a connection is checked only after some idle ms
                 assert limiter.try_acquire("mine")
                 mine = max(named(server, prefix), key=int)
         finally:
@@ -238,9 +241,9 @@ def test_after_a_lost_reply_to_a_shared_call_no_caller_is_left_waiting(
     limiter.each(["k"] * 2)
     calls: list[Call] = []
     for _ in range(4):
-        with proxy.spoiled(DropReply(only=SCRIPT, times=3)):
+        with proxy.inject(DropReply(only=SCRIPT, times=3)):
             calls += limiter.burst(["k"] * 16, at_once=8)
-    assert set(tally(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
+    assert set(count_outcomes(calls)) <= {"ok", "StoreTimeout", "StoreUnavailable"}
     in_time(calls, 0.3)
     assert limiter.try_acquire("k")
     with admin(redis_url) as server:
@@ -257,13 +260,13 @@ def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     limiter = sync_harness.limiter(proxy.url, prefix=prefix, timeout=0.25)
     limiter.each(["k"] * 2)
     calls: list[Call] = []
-    with proxy.spoiled(DropReply(only=SCRIPT)):
+    with proxy.inject(DropReply(only=SCRIPT)):
         threads = []
         for _ in range(15):
             threads.append(
                 in_background(lambda: calls.append(timed("k", lambda: limiter.try_acquire("k"))))
             )
-            time.sleep(0.04)
+            time.sleep(0.04)  # some join the group early, others late
         for thread in threads:
             thread.join(5)
             assert not thread.is_alive()
@@ -284,7 +287,7 @@ def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
         limiter.try_acquire("k")
         calls: list[Call] = []
         interrupted = 0
-        with proxy.spoiled(Delay(only=SCRIPT, replies=0.15)), alarm(interrupt):
+        with proxy.inject(Delay(only=SCRIPT, replies=0.15)), alarm(interrupt):
             for _ in range(2):
                 threads = [
                     in_background(
@@ -292,7 +295,7 @@ def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
                     )
                     for _ in range(5)
                 ]
-                time.sleep(0.05)
+                time.sleep(0.05)  # one of these calls is in flight, and the others wait behind it
                 signal.setitimer(signal.ITIMER_REAL, 0.05 + 0.1 * random.random())
                 try:
                     limiter.try_acquire("k")
@@ -303,7 +306,7 @@ def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
                     thread.join(10)
                     assert not thread.is_alive(), "a member was left behind"
         assert interrupted >= 1
-        assert set(tally(calls)) <= {"ok", "StoreUnavailable"}
+        assert set(count_outcomes(calls)) <= {"ok", "StoreUnavailable"}
         assert max(call.seconds for call in calls) < 1.5
         for _ in range(5):
             began = time.monotonic()
@@ -365,14 +368,13 @@ def test_many_exceptions_of_signal_handlers_at_random_times(
         for thread in threads:
             thread.join(10)
             assert not thread.is_alive(), "a caller does not end"
-        print(
-            f"interrupted {interrupted}, failed {failed}, slowest {slowest:.3f} s, {tally(calls)}"
-        )
+        counts = count_outcomes(calls)
+        print(f"interrupted {interrupted}, failed {failed}, slowest {slowest:.3f} s, {counts}")
         assert interrupted > 50
         for key in ("k", "mine"):
             began = time.monotonic()
             assert limiter.try_acquire(key)
-            assert time.monotonic() - began < 0.3, "the storm left something behind"
+            assert time.monotonic() - began < 0.3, "a call after the interruptions is slow"
         gc.collect()
         # One connection, and those to which an exception from a finalizer still has references.
         until(lambda: len(named(server, prefix)) <= 4, what="connections flat")
@@ -397,7 +399,7 @@ def test_if_an_interrupted_connection_were_kept_the_guard_would_protect_the_next
     store: Any = limiter._store
     transport = store._connections.this_thread.only_connection._transport
     with alarm(interrupt):
-        with proxy.spoiled(Delay(only=SCRIPT, replies=0.2)):
+        with proxy.inject(Delay(only=SCRIPT, replies=0.2)):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
                 limiter.try_acquire("k")
@@ -415,12 +417,12 @@ def test_a_thousand_callers_at_once_do_not_time_out(redis_url: str, prefix: str)
     limiter = harness.limiter(redis_url, prefix=prefix, timeout=10)
     calls = limiter.burst([f"k{i % 7}" for i in range(300)], at_once=100)
     harness.close()
-    assert tally(calls) == {"ok": 300}
+    assert count_outcomes(calls) == {"ok": 300}
 
 
 def test_while_no_server_answers_callers_fail_fast(sync_harness: SyncHarness, proxy: Proxy) -> None:
     limiter = sync_harness.limiter(proxy.url, timeout=0.3)
-    with proxy.spoiled(Silent()):
+    with proxy.inject(Silent()):
         limiter.burst(["k"], at_once=1)
         calls = limiter.burst(["k"] * 3, at_once=1)
     assert min(call.seconds for call in calls) < 0.1

@@ -16,7 +16,7 @@ import pytest
 from redis.crc import key_slot
 
 from distwindow import StoreError
-from tests.integration.harness import Call, Harness, LimiterAdapter, in_time, tally, used
+from tests.integration.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -57,8 +57,8 @@ def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProc
         src.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
         while keys := src.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
             src.execute_command("MIGRATE", target.host, target.port, keys[0], 0, 5000)
-            time.sleep(0.02)
-        time.sleep(0.05)
+            time.sleep(0.02)  # calls come while one part of the slot has moved
+        time.sleep(0.05)  # and while all of it has moved, and nobody knows
         dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
         src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
@@ -79,10 +79,10 @@ def only_store_errors(calls: list[Call]) -> None:
     assert not others, others[:3]
 
 
-def conserved(calls: list[Call], count: int, before: int = 0) -> None:
+def check_conserved(calls: list[Call], count: int, before: int = 0) -> None:
     admitted = sum(call.admitted for call in calls) + before
     unknown = sum(call.charged is None for call in calls)
-    assert admitted <= count <= admitted + unknown, f"{count}: {before} and {tally(calls)}"
+    assert admitted <= count <= admitted + unknown, f"{count}: {before} and {count_outcomes(calls)}"
 
 
 # -- cluster --------------------------------------------------------------------------------------
@@ -92,19 +92,19 @@ def conserved(calls: list[Call], count: int, before: int = 0) -> None:
 def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, limits: Any) -> None:
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         source, target, _ = cluster.nodes
-        moving, staying = homes[source.port][:5], homes[target.port][:3]
+        moving, staying = keys_by_port[source.port][:5], keys_by_port[target.port][:3]
         before = len(limiter.each(moving + staying))
         with loaded(limiter, moving + staying) as calls:
             for key in moving:
                 migrate(cluster, slot_of(key), source, target)
             migrate(cluster, slot_of(moving[0]), target, source)
-            time.sleep(0.3)
+            time.sleep(0.3)  # calls go on by the new map
         rings = 1 if isinstance(limits, str) else 2
         failed = [call for call in calls if not call.admitted]
         if rings == 1:
-            assert not failed, tally(calls)
+            assert not failed, count_outcomes(calls)
         only_store_errors(failed)  # TRYAGAIN, while one of two rings has moved
         assert {call.charged for call in failed} <= {False}
         assert held(cluster) == rings * (before + len(calls) - len(failed))
@@ -115,32 +115,32 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
     config = {"cluster-require-full-coverage": "no"}
     with Cluster(config=config) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         dead, *alive = cluster.nodes
-        well = [key for node in alive for key in homes[node.port][:3]]
-        affected = homes[dead.port][:3]
-        limiter.each(well + affected)
+        others = [key for node in alive for key in keys_by_port[node.port][:3]]
+        affected = keys_by_port[dead.port][:3]
+        limiter.each(others + affected)
         dead.kill()
-        with loaded(limiter, well) as calls:
+        with loaded(limiter, others) as calls:
             for _ in range(10):
                 (call,) = limiter.burst(affected[:1], at_once=1)
                 only_store_errors([call])
                 assert not call.admitted
-                time.sleep(0.2)
-        assert set(tally(calls)) == {"ok"}
+                time.sleep(0.2)  # for 0.1 s after a failure calls fail without connecting
+        assert set(count_outcomes(calls)) == {"ok"}
 
 
 def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         frozen, *alive = cluster.nodes
-        well = [key for node in alive for key in homes[node.port][:3]]
-        affected = homes[frozen.port][:3]
-        limiter.each(well + affected)
+        others = [key for node in alive for key in keys_by_port[node.port][:3]]
+        affected = keys_by_port[frozen.port][:3]
+        limiter.each(others + affected)
         frozen.pause()
         try:
-            with loaded(limiter, well) as calls:
+            with loaded(limiter, others) as calls:
                 for _ in range(5):
                     (call,) = limiter.burst(affected[:1], at_once=1)
                     only_store_errors([call])
@@ -148,16 +148,16 @@ def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> 
                     in_time([call], 0.3)
         finally:
             frozen.resume()
-        assert set(tally(calls)) == {"ok"}
+        assert set(count_outcomes(calls)) == {"ok"}
 
 
 @pytest.mark.parametrize("failure", ["killed", "frozen"])
 def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with Cluster(replicas=1) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         lost = cluster.nodes[0]
-        key = homes[lost.port][0]
+        key = keys_by_port[lost.port][0]
         limiter.each([key] * 2)
         (lost.kill if failure == "killed" else lost.pause)()
         began = time.monotonic()
@@ -168,13 +168,13 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
             failover = time.monotonic() - began
             calls: list[Call] = []
 
-            def well() -> bool:
+            def admitted() -> bool:
                 calls.extend(limiter.burst([key], at_once=1))
                 only_store_errors(calls[-1:])
                 return calls[-1].admitted
 
             # There was no call during the failover, so the map of slots is stale.
-            until(well, 5, what="healing")
+            until(admitted, 5, what="a call is admitted")
             healed = time.monotonic() - began
             print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
             with successor.client() as client:
@@ -212,16 +212,17 @@ def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
     """
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
-        homes = keys_of(cluster)
+        keys_by_port = keys_of(cluster)
         source, target, _ = cluster.nodes
-        moving = homes[source.port]
+        moving = keys_by_port[source.port]
         limiter.each(moving)
         for key in moving:
             migrate(cluster, slot_of(key), source, target)
         limiter.each(moving[:1])
-        time.sleep(1.1)
+        time.sleep(1.1)  # the map is read once a second at most
         limiter.each(moving[:1])
         until(lambda: agreed(cluster, slot_of(moving[-1]), target), what="gossip")
+        # By then the limiter has read the map that its last call made it read.
         time.sleep(0.5)
         with source.client() as client:
             client.config_resetstat()
@@ -248,7 +249,7 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failur
         limiter.each(["k"] * 2)
         lost = nodes.primary
         with loaded(limiter, ["k"], at_once=2) as calls:
-            time.sleep(0.2)
+            time.sleep(0.2)  # calls before the failure
             began = time.monotonic()
             if failure == "killed":
                 lost.kill()
@@ -260,16 +261,16 @@ def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failur
             try:
                 nodes.await_failover(lost, timeout=30)
                 failover = time.monotonic()
-                until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, 3, what="healing")
+                until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, 3, what="a call")
                 print(
                     f"failover {failover - began:.2f} s, "
                     f"healed {time.monotonic() - failover:.2f} s later"
                 )
-                time.sleep(0.3)
+                time.sleep(0.3)  # calls on the new primary
             finally:
                 if failure == "frozen":
                     lost.resume()
-            time.sleep(0.5)
+            time.sleep(0.5)  # calls while the old primary becomes a replica
         only_store_errors(calls)
         assert all(call.admitted for call in calls[-20:])
         in_time(calls, 0.5)
@@ -320,11 +321,11 @@ def test_a_new_limiter_connects_although_one_sentinel_hangs(harness: Harness) ->
         try:
             limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
 
-            def well() -> bool:
+            def admitted() -> bool:
                 (call,) = limiter.burst(["k"], at_once=1)
                 only_store_errors([call])
                 return call.admitted
 
-            until(well, 10, what="a way past the sentinel that hangs")
+            until(admitted, 10, what="a way past the sentinel that hangs")
         finally:
             nodes.sentinels[0].resume()

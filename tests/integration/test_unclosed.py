@@ -62,7 +62,7 @@ def ends_of(url: str, prefix: str) -> int:
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize("flush_interval", [PENDING, SENT], ids=["pending", "sent"])
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-def test_on_a_server(
+def test_no_warning_on_a_server(
     redis_url: str, prefix: str, mode: str, flush_interval: str, runs: int
 ) -> None:
     assert output_of(redis_url, prefix, mode, flush_interval, runs) == ""
@@ -70,7 +70,7 @@ def test_on_a_server(
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-def test_in_memory(prefix: str, mode: str) -> None:
+def test_no_warning_in_memory(prefix: str, mode: str) -> None:
     assert output_of("memory://", prefix, mode, PENDING, 2) == ""
 
 

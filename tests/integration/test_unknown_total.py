@@ -13,12 +13,12 @@ from tests.servers.proxy import DropReply
 LIMIT = "1000/hour"
 
 
-def test_a_lost_reply_counts_and_a_server_that_is_away_does_not(proxy: Proxy, prefix: str) -> None:
+def test_a_lost_reply_counts_and_an_unreachable_server_does_not(proxy: Proxy, prefix: str) -> None:
     limiter = Limiter(proxy.url, LIMIT, prefix=prefix, timeout=2)
     limiter.try_acquire("k")
     assert limiter.unknown_total == 0
     with (
-        proxy.spoiled(DropReply(close=True, only=b"EVALSHA", times=1)),
+        proxy.inject(DropReply(close=True, only=b"EVALSHA", times=1)),
         pytest.raises(StoreError) as lost,
     ):
         limiter.try_acquire("k")
@@ -33,7 +33,7 @@ async def _tasks(url: str, prefix: str, proxy: Proxy) -> list[int]:
     async with AsyncLimiter(url, LIMIT, prefix=prefix, timeout=2) as limiter:
         await limiter.try_acquire("k")
         seen.append(limiter.unknown_total)
-        with proxy.spoiled(DropReply(close=True, only=b"EVALSHA", times=1)):
+        with proxy.inject(DropReply(close=True, only=b"EVALSHA", times=1)):
             calls = [limiter.try_acquire("k") for _ in range(5)]  # they share one script call
             await asyncio.gather(*calls, return_exceptions=True)
         seen.append(limiter.unknown_total)

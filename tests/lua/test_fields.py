@@ -1,4 +1,4 @@
-"""The table of the hash fields in lua/README.md is what the scripts do."""
+"""The table of hash fields in lua/README.md names the scripts that write and read each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL = re.compile(rf"call\('(H\w+)', ((?:[^()]|\({_INNER}\))*)\)")
 
 
 def table() -> dict[str, tuple[set[str], set[str]]]:
-    """For each field, the files that the table names: its writers, and its readers."""
+    """Return for each field the files that the table names: its writers, and its readers."""
     readme = (scripts_folder() / "README.md").read_text(encoding="utf-8")
     rows = {}
     for row in re.findall(r"^\| `(\w+)` \|(.*)\|$", readme, re.MULTILINE):
@@ -29,8 +29,8 @@ def table() -> dict[str, tuple[set[str], set[str]]]:
     return rows
 
 
-def used() -> tuple[Users, Users]:
-    """For each field, the files whose text writes it, and those whose text reads it."""
+def uses() -> tuple[Users, Users]:
+    """Return for each field the files whose code writes it, and those whose code reads it."""
     writers: Users = defaultdict(set)
     readers: Users = defaultdict(set)
     root = scripts_folder()
@@ -49,12 +49,12 @@ def used() -> tuple[Users, Users]:
 
 
 def test_every_field_has_its_row() -> None:
-    writers, readers = used()
+    writers, readers = uses()
     assert set(table()) == set(NAMED) == set(writers)
     assert set(readers) <= set(NAMED)
 
 
 @pytest.mark.parametrize("field", NAMED)
 def test_the_row_names_the_files_that_use_the_field(field: str) -> None:
-    writers, readers = used()
+    writers, readers = uses()
     assert table()[field] == (writers[field], readers[field])

@@ -29,7 +29,7 @@ def charges(*limits: Limit, cost: int = 5) -> tuple[Charge, ...]:
 
 
 def lines(name: str, word: str) -> list[str]:
-    """Return the head's lines that begin with `word`, without it and without their remarks."""
+    """Return the lines of the head that begin with `word`, without it and without comments."""
     found = [
         line.removeprefix(word) for line in script.load_script(name).head if line.startswith(word)
     ]
@@ -70,7 +70,7 @@ def parsed(text: str, words: list[Any], rings: int) -> dict[str, str] | None:
 
 
 def shown(word: Any) -> str:
-    """Return an argument as one word of the grammar, even if it is empty or has spaces."""
+    """Return an argument as one word without spaces, even if it is empty."""
     return str(word).replace(" ", "_") or '""'
 
 
@@ -135,8 +135,8 @@ def variants() -> list[Command[Any]]:
 def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     rings = len(command.charges)
     (line,) = lines(command.script, "ARGV")
-    said = parsed(line, [GUARD.decode(), *command.arguments()], rings)
-    assert said is not None, f"{command.arguments()} does not fit {line!r}"
+    found = parsed(line, [GUARD.decode(), *command.arguments()], rings)
+    assert found is not None, f"{command.arguments()} does not fit {line!r}"
     calls = getattr(command, "calls", 1)
     expected = {"guard": GUARD.decode(), "calls": str(calls), "write_limit": "1"}
     expected["now_ms"] = '""' if command.now_ms is None else str(command.now_ms)
@@ -154,16 +154,16 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
     counts = COUNTS if getattr(command, "counts", ()) else ("", "")
     expected |= {f"counts_{i}": shown(count) for i, count in enumerate(counts, 1)}
-    assert said == {name: expected[name] for name in said}
+    assert found == {name: expected[name] for name in found}
     if command.now_ms is not None:
-        assert said["now_ms"] == str(NOW)
-    assert said.get("calls", "1") == str(calls)
-    assert ("write_limit" in said) == getattr(command, "write_limit", False)
+        assert found["now_ms"] == str(NOW)
+    assert found.get("calls", "1") == str(calls)
+    assert ("write_limit" in found) == getattr(command, "write_limit", False)
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
-    said = " ".join(script.load_script("flush").head)
-    (names,) = re.findall(r"`counts` of a ring: '([^;]*);' for each bucket", said)
+    head = " ".join(script.load_script("flush").head)
+    (names,) = re.findall(r"`counts` of a ring: '([^;]*);' for each bucket", head)
     order = {"start": 10, "pass": 11, "block": 12, "success": 13, "error": 14}
     order |= {"rt_sum_ms": 15, "rt_min_ms": 16}
     seen = Bucket(10, 11, 12, 13, 14, 15, 16)
@@ -214,8 +214,8 @@ STARTS = (1_699_999_980_000, 1_699_999_200_000)
 
 
 def reply_of(form: str, rings: int) -> list[Any]:
-    """Return a reply of this form with the values above. Of lists, one per ring, only the first is
-    filled, and that of `read` is empty, too: other tests read hashes.
+    """Return a reply of this form with the values above. Where there is a list for each ring, only
+    the first has values, and that of `read` has none: other tests parse hashes.
     """
     if listed := re.fullmatch(r"(.*) \((.*) \.\.\.\)\.\.\.", form):
         first = [VALUES[word] for word in listed[2].split() if word in VALUES]
@@ -304,7 +304,7 @@ def test_the_other_forms_are_parsed(name: str) -> None:
 
 
 def test_the_forms_of_every_script_are_parsed_here() -> None:
-    """A new script has to be added above."""
+    """A new script has to be added to the tests above."""
     assert set(COMMANDS) == {"acquire", "peek", "lease", "flush", "refund", "read", "reset"}
 
 
@@ -312,7 +312,7 @@ def test_the_forms_of_every_script_are_parsed_here() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_piece_is_joined_once_and_nothing_is_left_to_join(name: str) -> None:
+def test_each_included_piece_is_in_the_script_once(name: str) -> None:
     source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
     pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
     assert len(pieces) == len(set(pieces)) == source.count("@include")
@@ -320,17 +320,17 @@ def test_each_piece_is_joined_once_and_nothing_is_left_to_join(name: str) -> Non
     joined = code(script.load_script(name).text)
     for piece in pieces:
         words = (script.scripts_folder() / piece).read_text(encoding="utf-8")
-        assert "@include" not in words, "a piece names no further pieces"
+        assert "@include" not in words, "a piece includes no other pieces"
         assert joined.count(code(words)) == 1
 
 
 def code(text: str) -> str:
-    """Without comments and blank lines."""
+    """Return `text` without comments and blank lines."""
     kept = (line for line in text.splitlines() if line.strip() and line.strip()[:2] != "--")
     return "\n".join(kept) + "\n"
 
 
-def test_every_piece_is_used() -> None:
+def test_every_piece_is_included_by_a_script() -> None:
     used = {
         piece
         for name in script.script_names()

@@ -1,6 +1,6 @@
-"""Hostile arguments sent directly with EVALSHA: never an admission, and the ring is unchanged.
+"""Malformed arguments that are sent with EVALSHA are never admitted, and leave the ring unchanged.
 
-Python refuses all of them before anything is sent. The scripts do not rely on that.
+The library refuses all of them before it sends anything. The scripts do not rely on that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distwindow.protocol.keys import ring_name_prefix, senders_name
 from distwindow.protocol.replies import PAST_DEADLINE
 from distwindow.protocol.scripts import load_script, script_names
 from distwindow.store.memory import MemoryStore
-from tests.unit.stage import T0, fresh
+from tests.unit.clock_and_stores import T0, fresh_key
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -54,7 +54,7 @@ class Target:
     def __init__(self, server: redis.Redis, limits: tuple[Limit, ...], now: int, used: int) -> None:
         self.server = server
         self.now = now
-        key = fresh()
+        key = fresh_key()
         self.charges = charges_of(key, ring_name_prefix("hostile", key), limits, 1)
         for _ in range(used):
             self.send(wire.Acquire(self.charges, NOW))
@@ -88,14 +88,14 @@ class Target:
             for key in dumped:
                 pipe.dump(key)
         content, answers = self.content(), []
-        said = pipe.execute(raise_on_error=False)
-        for at in range(0, len(said), 1 + len(dumped)):
-            before, content = content, said[at + 1 : at + 1 + len(dumped)]
-            answers.append((said[at], content == before))
+        replies = pipe.execute(raise_on_error=False)
+        for at in range(0, len(replies), 1 + len(dumped)):
+            before, content = content, replies[at + 1 : at + 1 + len(dumped)]
+            answers.append((replies[at], content == before))
         return answers
 
     def command(self, name: str, *, full: bool) -> wire.Command[Any]:
-        """Return a call that would change something, with all arguments or as few as possible."""
+        """Return a call that changes the ring, with all arguments or as few as possible."""
         if name == "acquire":
             return wire.Acquire(self.charges, self.now, calls=1, write_limit=full)
         if name == "lease":
@@ -107,7 +107,7 @@ class Target:
         return wire.COMMANDS[name](self.charges, self.now)
 
     def flush(self, seq: int = 7, *, pull: bool = False) -> wire.Flush:
-        """Return counts of now and of an earlier bucket."""
+        """Return a flush of counts of the current bucket and of the one before."""
         seen = (Bucket(self.now, 1, 2, 3, 4, 50, 6), Bucket(self.now - W, 1, 2, 3, 4, 50, 6))
         counts = (seen,) * len(self.charges)
         return wire.Flush(self.charges, self.now, counts=counts, sender="0fa1", seq=seq, pull=pull)
@@ -119,7 +119,7 @@ STATES = {
     "at its limit": (NOW + 5, 5),
     "with a stored refusal": (NOW + 5, 7),
     "due for the next bucket": (NOW + W + 5, 3),
-    "long over": (NOW + 50 * W, 3),
+    "after its window": (NOW + 50 * W, 3),
     "ahead of now": (NOW - W, 3),
 }
 
@@ -129,27 +129,27 @@ def admitted(reply: Any) -> bool:
 
 
 NEGATIVE = "-1"
-ONE = ("+1", " 1", "1 ", "1\n", "1\x00")
-FAR_AHEAD = ("inf", "Infinity", "1e400", "1e13", "9007199254740992", "9223372036854775807",
+SPELLINGS_OF_ONE = ("+1", " 1", "1 ", "1\n", "1\x00")
+FAR_DEADLINES = ("inf", "Infinity", "1e400", "1e13", "9007199254740992", "9223372036854775807",
              "9223372036854775808")  # fmt: skip
 
 
-def harmless(name: str, place: str, word: str) -> bool:
-    """True for strange arguments that are allowed: a deadline far ahead, another spelling of one
-    call, any word for `write_limit`, the server's own clock, no counts, any hexadecimal sender; and
-    for arguments that the script ignores.
+def is_allowed(name: str, place: str, word: str) -> bool:
+    """Return True for arguments of `HOSTILE` that are allowed: a deadline far ahead, another
+    spelling of one call, any word for `write_limit`, the server's own clock, no counts, any
+    hexadecimal sender; and for arguments that the script ignores.
     """
     if place == "calls":
-        return name != "acquire" or word in ONE
+        return name != "acquire" or word in SPELLINGS_OF_ONE
     if place == "guard":
-        return word in FAR_AHEAD
+        return word in FAR_DEADLINES
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
     return place == "write_limit" or (word == "" and place in ("now_ms", "counts"))
 
 
-def spelled(name: str, place: str, word: str) -> bool:
-    """True where the hot path allows another spelling of a number (lua/README.md)."""
+def is_respelled(name: str, place: str, word: str) -> bool:
+    """Return True where the hot path accepts another spelling of a number (lua/README.md)."""
     return name == "acquire" and place in ("limit", "bucket_ms") and word in ("1e3", "1e13", "0x10")
 
 
@@ -165,9 +165,9 @@ def places(name: str, count: int, rings: int) -> list[str]:
 
 
 def malformed(reply: Any) -> bool:
-    """True for the error of malformed arguments. The client removes the `ERR ` before it."""
-    said = "distwindow: malformed arguments"
-    return isinstance(reply, redis.ResponseError) and str(reply).removeprefix("ERR ") == said
+    """Return True for the error of malformed arguments. redis-py removes the `ERR ` before it."""
+    message = "distwindow: malformed arguments"
+    return isinstance(reply, redis.ResponseError) and str(reply).removeprefix("ERR ") == message
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -185,7 +185,7 @@ def test_a_hostile_argument_is_never_admitted(
             (at, place, word)
             for at, place in enumerate(places(name, len(words), len(limits)))
             for word in HOSTILE
-            if not harmless(name, place, word) and not spelled(name, place, word)
+            if not is_allowed(name, place, word) and not is_respelled(name, place, word)
         ]
         each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
         for (_, place, word), (reply, same) in zip(tries, target.run_each(name, each), strict=True):
@@ -194,8 +194,11 @@ def test_a_hostile_argument_is_never_admitted(
     assert wrong == []
 
 
+# lua/README.md documents this. The mark is strict: once the hot path refuses them, this test fails,
+# and the mark and `is_respelled` have to go.
 @pytest.mark.xfail(
-    strict=True, reason="the hot path takes a limit or a bucket length that is not in plain digits"
+    strict=True,
+    reason="the hot path accepts a limit or a bucket length that is not in plain digits",
 )
 @pytest.mark.parametrize("place", ["limit", "bucket_ms"])
 def test_a_limit_spelled_otherwise_is_not_admitted_either(server: redis.Redis, place: str) -> None:
@@ -238,13 +241,16 @@ def test_impossible_permits_are_not_admitted(
     before = used_of(target)
     reply = target.run(name, [words[0], permits, *words[2:]])
     assert not admitted(reply)
-    if permits != "6" or state not in ("absent", "long over"):  # a plain refusal opens a bucket
+    if permits != "6" or state not in (
+        "absent",
+        "after its window",
+    ):  # a plain refusal opens a bucket
         assert used_of(target) == before
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", ["acquire", "lease"])
-def test_a_limit_of_nothing_admits_nothing(server: redis.Redis, name: str, state: str) -> None:
+def test_a_limit_of_zero_admits_nothing(server: redis.Redis, name: str, state: str) -> None:
     now, used = STATES[state]
     target = Target(server, (LIMIT,), now, used)
     words = target.words(target.command(name, full=False))
@@ -261,8 +267,8 @@ def test_arguments_missing_or_too_many_change_nothing(
         target = Target(server, limits, now, used)
         words = target.words(target.command(name, full=True))
         before = target.content()
-        least = 1 + 4 * len(limits) if name in ("acquire", "peek") else len(words)
-        for count in range(least):
+        fewest = 1 + 4 * len(limits) if name in ("acquire", "peek") else len(words)
+        for count in range(fewest):
             assert isinstance(target.run(name, words[:count]), redis.ResponseError), count
         if name == "peek":
             words.append("1")
@@ -284,7 +290,7 @@ def test_a_hostile_argument_counts_nothing(
         (at, place, word)
         for at, place in enumerate(places(name, len(words), len(limits)))
         for word in HOSTILE
-        if not harmless(name, place, word)
+        if not is_allowed(name, place, word)
         if not (place == "bucket_start_ms" and word.startswith("9"))  # there is no such bucket
     ]
     each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
@@ -296,7 +302,7 @@ def test_a_hostile_argument_counts_nothing(
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", ["lease", "flush"])
 def test_malformed_arguments_are_reported(server: redis.Redis, name: str, state: str) -> None:
-    """All but the guard and the time, with which scripts compute before they validate."""
+    """Not the guard and the time, with which the scripts compute before they validate."""
     now, used = STATES[state]
     for limits in ((LIMIT,), (LIMIT, OTHER)):
         target = Target(server, limits, now, used)
@@ -305,7 +311,7 @@ def test_malformed_arguments_are_reported(server: redis.Redis, name: str, state:
             (at, place, word)
             for at, place in enumerate(places(name, len(words), len(limits)))
             for word in (*HOSTILE, "10000000000001", "2", "0 0", "1;")
-            if place not in ("guard", "calls", "now_ms") and not harmless(name, place, word)
+            if place not in ("guard", "calls", "now_ms") and not is_allowed(name, place, word)
             if place != "shape" or word not in ("2", "10000000000001")
             if place in ("prefetch", "pull", "counts", "sender") or word != "2"
         ]
@@ -332,7 +338,7 @@ GOOD = ("1", "2", "3", "4", "5", "6")
 @pytest.mark.parametrize("pull", ["0", "1"])
 @pytest.mark.parametrize("state", STATES)
 def test_malformed_counts_count_nothing(server: redis.Redis, state: str, pull: str) -> None:
-    """They count in no bucket and in no ring, whatever valid counts are beside them."""
+    """Nothing is counted in any ring, even if other counts of the same flush are valid."""
     now, used = STATES[state]
     target = Target(server, (LIMIT, OTHER), now, used)
     words = target.words(target.command("flush", full=True))
@@ -387,7 +393,7 @@ def test_a_seq_is_stored_without_leading_zeros(server: redis.Redis) -> None:
 
 @pytest.mark.parametrize("words", [b"1" * 10**6, b"1 " * 500_000, b"1 1 1 1 1 1 1" * 70_000])
 def test_a_megabyte_of_digits_does_not_stall_the_server(server: redis.Redis, words: bytes) -> None:
-    """The script searches it once; once for each digit would take minutes."""
+    """The script scans it once. Once for each digit would take minutes."""
     target = Target(server, (LIMIT,), NOW, 1)
     before = target.content()
     began = time.monotonic()
@@ -398,8 +404,10 @@ def test_a_megabyte_of_digits_does_not_stall_the_server(server: redis.Redis, wor
 
 
 @pytest.mark.parametrize("late", [0, W], ids=["newest bucket", "closed bucket"])
-def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, late: int) -> None:
-    """However much is flushed, all of it expires, and the ring admits again."""
+def test_a_total_stops_at_the_largest_number_of_plain_digits(
+    server: redis.Redis, late: int
+) -> None:
+    """However much is flushed, it expires with its bucket, and then the ring admits again."""
     target = Target(server, (LIMIT,), NOW, 1)
     memory = MemoryStore()
     memory.execute(wire.Acquire(target.charges, NOW))
@@ -424,29 +432,29 @@ def test_a_total_stops_where_numbers_are_no_longer_plain(server: redis.Redis, la
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_lease_leaves_permits_for_others(server: redis.Redis, state: str) -> None:
-    """However many are requested, at most half of the rest is added."""
+    """A lease gets at most half of what is left after its call, however much is requested."""
     now, used = STATES[state]
-    for most in ("0", "1", "5", "9999999999999", "10000000000000"):
+    for requested in ("0", "1", "5", "9999999999999", "10000000000000"):
         for prefetch in ("0", "1"):
             target = Target(server, (LIMIT, OTHER), now, used)
             words = target.words(target.command("lease", full=True))
-            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], most, prefetch])
-            if state not in ("absent", "long over"):
+            left, reply = LIMIT.amount, target.run("lease", [*words[:-2], requested, prefetch])
+            if state not in ("absent", "after its window"):
                 left -= min(used, LIMIT.amount)
             if left < 1:
                 assert not admitted(reply)
                 continue
-            extra = min(int(most), (left - 1) // 2)
+            extra = min(int(requested), (left - 1) // 2)
             assert (reply[1], reply[5]) == (left - 1 - extra, extra)
             assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
 @pytest.mark.parametrize("name", script_names())
-def test_no_keys_at_all(server: redis.Redis, name: str) -> None:
+def test_a_call_without_keys_is_an_error(server: redis.Redis, name: str) -> None:
     sha = load_script(name).sha
     for words in ([], [GUARD], [GUARD, "1"], [GUARD, "1", "5", str(W), "5"]):
         if name == "read" and words:
-            continue  # it reads nothing, and replies so
+            continue  # without rings it returns an empty reply
         with pytest.raises(redis.ResponseError):
             server.evalsha(sha, 0, *words)
 
@@ -537,15 +545,17 @@ def test_a_key_of_another_type_prevents_all_writes(server: redis.Redis, name: st
 
 
 READ = {
-    "open": ("head", "used"),  # only the total decides in an open bucket
+    "open": ("head", "used"),  # within a bucket only the total decides
     "with a stored refusal": ("head", "used"),
     "due for the next bucket": ("head", "used", "closed"),
     "at its limit": ("head", "used", "closed"),
 }
 
 
-def strange(server: redis.Redis, name: str, state: str, fields: tuple[str, ...]) -> list[Any]:
-    """Return what is admitted by hashes that have a strange value in one of these fields."""
+def admitted_with_strange_fields(
+    server: redis.Redis, name: str, state: str, fields: tuple[str, ...]
+) -> list[Any]:
+    """Return the calls that are admitted although one of these fields has a malformed value."""
     now, used = STATES[state]
     wrong = []
     for field in fields:
@@ -560,17 +570,17 @@ def strange(server: redis.Redis, name: str, state: str, fields: tuple[str, ...])
 
 @pytest.mark.parametrize("state", READ)
 def test_a_hash_that_is_not_a_ring_admits_nothing(server: redis.Redis, state: str) -> None:
-    assert strange(server, "acquire", state, READ[state]) == []
+    assert admitted_with_strange_fields(server, "acquire", state, READ[state]) == []
 
 
 @pytest.mark.parametrize("state", READ)
 def test_a_hash_that_is_not_a_ring_gives_no_lease(server: redis.Redis, state: str) -> None:
-    assert strange(server, "lease", state, ("used", "closed")) == []
+    assert admitted_with_strange_fields(server, "lease", state, ("used", "closed")) == []
 
 
 @pytest.mark.parametrize("name", ["lease", "flush", "peek"])
 def test_a_hash_with_a_strange_head_is_not_a_ring(server: redis.Redis, name: str) -> None:
-    assert strange(server, name, "open", ("head",)) == []
+    assert admitted_with_strange_fields(server, name, "open", ("head",)) == []
 
 
 def used_of(target: Target) -> list[Any]:
@@ -590,16 +600,16 @@ def test_a_ring_outlives_its_newest_bucket_by_its_window(
     now, renewed, opened = NOW, 0, 0
     target = Target(server, tuple(limits[:rings]), now, 1)
     ring = target.charges[0].ring
-    lives: Any = server.pttl(ring)
-    expires_at = now + lives
+    ttl: Any = server.pttl(ring)
+    expires_at = now + ttl
     while opened < 5 * span:
         opened += 1
         now += rng.choice([bucket_ms, bucket_ms, rng.randrange(bucket_ms, 3 * bucket_ms)])
         server.persist(ring)
         target.send(wire.Acquire(target.charges, now))
-        lives = server.pttl(ring)
-        if lives > 0:
-            renewed, expires_at = renewed + 1, now + lives
+        ttl = server.pttl(ring)
+        if ttl > 0:
+            renewed, expires_at = renewed + 1, now + ttl
         start = now - now % bucket_ms
         assert start + (span + 1) * bucket_ms - 1000 <= expires_at
         assert expires_at <= now + (span + renewal) * bucket_ms

@@ -18,7 +18,7 @@ from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.scripts import load_script, scripts_folder
-from tests.unit.stage import T0, fresh
+from tests.unit.clock_and_stores import T0, fresh_key
 
 GUARD = "9999999999999.000001"
 SHORT_PATHS = {
@@ -52,7 +52,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit) -> int:
-    """Some calls, and flushed counts, over about a window and a half; returns the last time."""
+    """Make some calls and flushes over about a window and a half; return the last time, ms."""
     charges = charges_of(key, ring_name_prefix("rotate", key), [limit], 1)
     now = T0 + rng.randrange(limit.bucket_ms)
     for _ in range(rng.randrange(1, 8)):
@@ -77,7 +77,7 @@ def run(server: redis.Redis, command: wire.Command[Any]) -> Any:
 
 
 def content(server: redis.Redis, ring: bytes, span: int, bucket_ms: int) -> dict[bytes, bytes]:
-    """The hash without the slot of the newest bucket, whose value has expired and is ignored."""
+    """Return the hash without the slot of the newest bucket, whose value is not read any more."""
     fields: Any = server.hgetall(ring)
     newest = int(fields[b"head"].split()[0]) // bucket_ms
     fields.pop(b"%d" % (newest % span), None)
@@ -109,7 +109,7 @@ def test_the_rotation_of_one_ring_is_that_of_the_general_path(server: redis.Redi
     short_replies = 0
     for seed in range(200):
         rng = random.Random(seed)
-        limit, key = random_limit(rng), fresh()
+        limit, key = random_limit(rng), fresh_key()
         last = random_ring(rng, server, key, limit)
         charges = charges_of(key, ring_name_prefix("rotate", key), [limit], rng.randrange(1, 4))
         steps = rng.randrange(1, limit.span + 3)
@@ -125,7 +125,7 @@ def test_the_first_refusal_of_one_ring_is_that_of_the_general_path(server: redis
     stored = 0
     for seed in range(300):
         rng = random.Random(seed)
-        limit, key = random_limit(rng), fresh()
+        limit, key = random_limit(rng), fresh_key()
         now = random_ring(rng, server, key, limit)
         for _ in range(rng.randrange(1, 6)):
             cost = rng.randrange(1, limit.amount + 1)

@@ -18,7 +18,7 @@ from distwindow import BucketLeapArray, Event, Limit
 from distwindow.core.limit import Bound
 from distwindow.protocol.commands import Acquire, charges_of
 from distwindow.protocol.keys import ring_name_prefix
-from tests.unit.stage import T0, Execute, blocking, fresh, memory
+from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -57,16 +57,20 @@ def limits(bound: Bound) -> st.SearchStrategy[Limit]:
 forward = st.one_of(
     st.integers(0, 2), st.sampled_from([W // 3, W - 1, W, W + 1, 2 * W]), st.integers(0, 12 * W)
 )
-anywhere = st.one_of(forward, st.integers(-12 * W, 0), st.sampled_from([-W, -1, -200 * W]))
+any_step = st.one_of(forward, st.integers(-12 * W, 0), st.sampled_from([-W, -1, -200 * W]))
 costs, calls = st.integers(1, 4), st.integers(1, 5)
 arrivals = st.lists(st.builds(Arrival, forward, costs, calls), min_size=1, max_size=40)
-strays = st.lists(st.builds(Arrival, anywhere, costs, calls), min_size=1, max_size=40)
-asked_by = st.sampled_from([1, 4])  # at most this many callers share a script call
+arrivals_in_any_order = st.lists(
+    st.builds(Arrival, any_step, costs, calls), min_size=1, max_size=40
+)
+callers_per_script_call = st.sampled_from([1, 4])  # at most
 
 
-def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -> list[Admission]:
-    """Return what is admitted of these arrivals."""
-    key, now, admitted = fresh(), T0, []
+def admissions_of(
+    execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1
+) -> list[Admission]:
+    """Return what is admitted of these arrivals; `most` calls at most share a script call."""
+    key, now, admitted = fresh_key(), T0, []
     for later, cost, count in coming:
         now += later
         charges = charges_of(key, ring_name_prefix("bounds", key), [limit], cost)
@@ -78,7 +82,7 @@ def play(execute: Execute, limit: Limit, coming: list[Arrival], most: int = 1) -
     return admitted
 
 
-class Oracle:
+class BucketModel:
     """Buckets in a dictionary, summed anew for each call."""
 
     def __init__(self, limit: Limit) -> None:
@@ -88,7 +92,7 @@ class Oracle:
     def admits(self, now: int, cost: int) -> bool:
         width, span = self.limit.bucket_ms, self.limit.span
         newest = max(self.buckets, default=now // width)
-        if newest * width - now > span * width:  # the clock was set back: lost state
+        if newest * width - now > span * width:  # the clock was set back by more than a window
             self.buckets.clear()
             newest = now // width
         newest = max(newest, now // width)
@@ -101,19 +105,23 @@ class Oracle:
 
 
 def expected(limit: Limit, coming: list[Arrival]) -> list[Admission]:
-    oracle, now, admitted = Oracle(limit), T0, []
+    model, now, admitted = BucketModel(limit), T0, []
     for later, cost, count in coming:
         now += later
-        admitted += [Admission(now, cost) for _ in range(count) if oracle.admits(now, cost)]
+        admitted += [Admission(now, cost) for _ in range(count) if model.admits(now, cost)]
     return admitted
 
 
 @settings(LENIENT, max_examples=50)
-@given(limit=st.one_of(limits("leap"), limits("strict")), coming=strays, most=asked_by)
-def test_exactly_what_the_oracle_admits(
+@given(
+    limit=st.one_of(limits("leap"), limits("strict")),
+    coming=arrivals_in_any_order,
+    most=callers_per_script_call,
+)
+def test_exactly_what_the_model_admits(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
-    assert play(execute, limit, coming, most) == expected(limit, coming)
+    assert admissions_of(execute, limit, coming, most) == expected(limit, coming)
 
 
 @settings(LENIENT, max_examples=50)
@@ -128,25 +136,25 @@ def test_leap_is_check_then_count_on_a_leap_array(
             if array.total(now, Event.PASS) + cost <= limit.amount:
                 array.add(now, Event.PASS, cost)
                 admitted.append(Admission(now, cost))
-    assert play(execute, limit, coming) == admitted
+    assert admissions_of(execute, limit, coming) == admitted
 
 
 @settings(LENIENT, max_examples=50)
-@given(limit=limits("leap"), coming=arrivals, most=asked_by)
+@given(limit=limits("leap"), coming=arrivals, most=callers_per_script_call)
 def test_leap_keeps_every_aligned_window_and_twice_the_limit_anywhere(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
-    admitted = play(execute, limit, coming, most)
+    admitted = admissions_of(execute, limit, coming, most)
     assert most_in_aligned(admitted, limit, limit.buckets) <= limit.amount
     assert most_in_any(admitted, limit.interval_ms) <= 2 * limit.amount
 
 
 @settings(LENIENT, max_examples=50)
-@given(limit=limits("strict"), coming=arrivals, most=asked_by)
+@given(limit=limits("strict"), coming=arrivals, most=callers_per_script_call)
 def test_strict_keeps_every_window_there_is(
     execute: Execute, limit: Limit, coming: list[Arrival], most: int
 ) -> None:
-    admitted = play(execute, limit, coming, most)
+    admitted = admissions_of(execute, limit, coming, most)
     assert most_in_any(admitted, limit.interval_ms) <= limit.amount
     assert most_in_aligned(admitted, limit, limit.buckets + 1) <= limit.amount
 
@@ -186,7 +194,7 @@ def test_a_saturated_key_gets_its_share(execute: Execute, bound: Bound, buckets:
     laps = 4
     begin = -(T0 // -period) * period - T0
     rush = [Arrival(begin, 1, 9)] + [Arrival(W // 2, 1, 9)] * (2 * limit.span * laps - 1)
-    admitted = play(execute, limit, rush)
+    admitted = admissions_of(execute, limit, rush)
     assert len(admitted) == laps * limit.amount
     rate = len(admitted) / (laps * period)
     whole = limit.amount / limit.interval_ms
@@ -199,6 +207,7 @@ def test_leap_can_admit_twice_the_limit_and_strict_cannot(execute: Execute) -> N
     """
     end_of_bucket = W - 1 - T0 % W
     for bound, most in (("leap", 14), ("strict", 7)):
+        # `bound` is a str of the loop, and one of the two literals there.
         limit = Limit(7, 10 * W / 1000, 10, bound)  # type: ignore[arg-type]
         rush = [Arrival(end_of_bucket, 7, 1), Arrival(9 * W + 1, 7, 1)]
-        assert most_in_any(play(execute, limit, rush), limit.interval_ms) == most
+        assert most_in_any(admissions_of(execute, limit, rush), limit.interval_ms) == most

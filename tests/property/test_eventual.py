@@ -25,7 +25,7 @@ from tests.simulation.process import MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step
 from tests.simulation.scripts import scripts
 from tests.simulation.timed import Arrival, most_arrivals, simulate
-from tests.unit.stage import T0
+from tests.unit.clock_and_stores import T0
 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 KEYS = ("a", "b")
@@ -97,7 +97,7 @@ def test_no_process_passes_more_than_its_share(
 ) -> None:
     """In any window of its own counts, whatever is lost. A fork counts as a process."""
     fleet = after_first_reply(limits, clocks, eventual(share))
-    fleet.play(script)
+    fleet.run(script)
     check_processes(fleet, share)
 
 
@@ -124,7 +124,7 @@ def test_every_pass_reaches_the_store_once_and_in_its_bucket(
 ) -> None:
     """Whatever was lost, executed or not. Counts that are sent late do not go to a new window."""
     fleet = after_first_reply(limits, clocks, eventual())
-    fleet.play(script)
+    fleet.run(script)
     fleet.flush_all()
     check_store(fleet)
 
@@ -144,7 +144,7 @@ def test_one_process_alone_is_admitted_at_retry_after(
 ) -> None:
     """And not one bucket before it."""
     fleet = after_first_reply(limits, [(5.0, 0)], eventual(share))
-    fleet.play(script)
+    fleet.run(script)
     fleet.refused.clear()
     while not fleet.refused:
         fleet.do(("call", 0, "a", cost, 1))
@@ -153,10 +153,10 @@ def test_one_process_alone_is_admitted_at_retry_after(
     admitted, retry_ms = len(fleet.admitted), refusal.retry_after * 1000
     early_ms = retry_ms - fleet.limits[0].bucket_ms
     if early_ms > 0:
-        fleet.play([("wait", early_ms), ("call", 0, "a", cost, 1)])
+        fleet.run([("wait", early_ms), ("call", 0, "a", cost, 1)])
         assert len(fleet.admitted) == admitted
         retry_ms -= early_ms
-    fleet.play([("wait", retry_ms + 1), ("call", 0, "a", cost, 1)])
+    fleet.run([("wait", retry_ms + 1), ("call", 0, "a", cost, 1)])
     assert len(fleet.admitted) == admitted + 1
 
 
@@ -196,7 +196,7 @@ def test_a_wrong_wall_clock_loses_no_counts(
 ) -> None:
     """Before its first reply of the store, a process counts by its own wall clock."""
     fleet = ScriptedFleet(limits, eventual(share), clocks, start_ms=T0 + 0.3)
-    fleet.play(script)
+    fleet.run(script)
     fleet.flush_all()
     check_all_sent(fleet, share)
 
@@ -205,11 +205,11 @@ def test_a_wrong_wall_clock_loses_no_counts(
 @pytest.mark.parametrize("end", ["closed", "asked for statistics"])
 def test_counts_that_are_sent_before_the_first_sync_are_not_lost(skew_ms: int, end: str) -> None:
     fleet = ScriptedFleet(LONG[0], eventual(), [(5.0, skew_ms)], start_ms=T0 + 0.3)
-    fleet.play([("call", 0, "a", 1, 3), ("call", 0, "b", 1, 2)])
+    fleet.run([("call", 0, "a", 1, 3), ("call", 0, "b", 1, 2)])
     if end == "closed":
         fleet.close()
     else:
-        fleet.play([("read_stats", 0, "a"), ("deliver", 0), ("call", 0, "b", 1, 2)])
+        fleet.run([("read_stats", 0, "a"), ("deliver", 0), ("call", 0, "b", 1, 2)])
         fleet.flush_all()
     check_all_sent(fleet)
 
@@ -371,17 +371,17 @@ def test_a_process_that_calls_rarely_has_the_counts_of_the_others() -> None:
 def test_a_resent_flush_without_a_sender_would_be_counted_twice() -> None:
     script: list[Step] = [("call", 0, "a", 1, 3), ("flush", 0), ("execute", 0), ("lose_reply", 0)]
 
-    def play(sender: str) -> None:
+    def run_script(sender: str) -> None:
         fleet = after_first_reply(LONG[0], [(5.0, 0)], eventual())
         strategy: Any = fleet.processes[0].strategy
         strategy._counts._sender = sender
-        fleet.play(script)
+        fleet.run(script)
         fleet.flush_all()
         check_store(fleet)
 
-    play("abc")
+    run_script("abc")
     with pytest.raises(AssertionError):
-        play("")
+        run_script("")
 
 
 def test_counts_sent_late_without_their_bucket_would_be_counted_in_a_new_window(
@@ -389,13 +389,13 @@ def test_counts_sent_late_without_their_bucket_would_be_counted_in_a_new_window(
 ) -> None:
     script: list[Step] = [("call", 0, "a", 1, 5), ("flush", 0), ("lose_reply", 0), ("wait", 900.0)]
 
-    def play() -> None:
+    def run_script() -> None:
         fleet = after_first_reply(LIMITS[1], [(5.0, 0)], eventual())
-        fleet.play(script)
+        fleet.run(script)
         fleet.flush_all()
         check_store(fleet)
 
-    play()
+    run_script()
     merge_buckets = key_state.merge_buckets
     monkeypatch.setattr(
         pending_counts,
@@ -405,7 +405,7 @@ def test_counts_sent_late_without_their_bucket_would_be_counted_in_a_new_window(
         ],
     )
     with pytest.raises(AssertionError):
-        play()
+        run_script()
 
 
 def test_a_reply_that_a_newer_one_has_overtaken_would_let_more_pass(
@@ -418,17 +418,17 @@ def test_a_reply_that_a_newer_one_has_overtaken_would_let_more_pass(
         ("deliver", -1), ("deliver", 0), ("call_until_refused", 0, "a"),
     ]  # fmt: skip
 
-    def play() -> None:
+    def run_script() -> None:
         fleet = after_first_reply(LIMITS[0], [(5.0, 0)], eventual())
-        fleet.play(script)
+        fleet.run(script)
         check_processes(fleet, 1.0)
 
-    play()
+    run_script()
     monkeypatch.setattr(
         PendingCounts, "_on_flush_reply", accepting_every_reply(PendingCounts._on_flush_reply)
     )
     with pytest.raises(AssertionError):
-        play()
+        run_script()
 
 
 def accepting_every_reply(on_flush_reply: Any) -> Any:
@@ -456,7 +456,7 @@ def test_calls_while_the_clock_offset_is_corrected_are_counted(skew_ms: int) -> 
     fleet = ScriptedFleet(limit, eventual(), [(5.0, skew_ms)], start_ms=T0)
     strategy: Any = fleet.processes[0].strategy
     sync = strategy._sync
-    fleet.play([("call", 0, "a", 1, 5)])
+    fleet.run([("call", 0, "a", 1, 5)])
     recompute_permits_left, admitted = sync.recompute_permits_left, 0
 
     def call_before(state: Any, now: float) -> None:
@@ -486,11 +486,11 @@ def test_a_lost_flush_loses_no_counts_of_evicted_keys() -> None:
         start_ms=T0 + 5,
     )
     keys = [f"k{number}" for number in range(40)]
-    fleet.play([("call", 0, "k0", 1, 1)])
+    fleet.run([("call", 0, "k0", 1, 1)])
     fleet.flush_all()
     for end in ("lose_reply", "deliver", "lose_reply", "lose_reply", "deliver"):
-        fleet.play([("call", 0, key, 1, 1) for key in keys])
-        fleet.play([("wait", 150.0), ("flush", 0), (end, -1)])
+        fleet.run([("call", 0, key, 1, 1) for key in keys])
+        fleet.run([("wait", 150.0), ("flush", 0), (end, -1)])
     fleet.flush_all()
     counts = {key: sum(fleet.counts_in_store(key, limit).values()) for key in keys}
     assert counts == {key: 5 + (key == "k0") for key in keys}
@@ -505,9 +505,9 @@ def test_pending_counts_are_bounded_while_the_store_is_unreachable() -> None:
         start_ms=T0,
     )
     strategy: Any = fleet.processes[0].strategy
-    fleet.play([("call", 0, "k", 1, 1)])
+    fleet.run([("call", 0, "k", 1, 1)])
     fleet.flush_all()
     for second in range(60):
-        fleet.play([("call", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
-        fleet.play([("wait", 1000.0), ("flush", 0), ("lose_reply", -1)])
+        fleet.run([("call", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
+        fleet.run([("wait", 1000.0), ("flush", 0), ("lose_reply", -1)])
         assert strategy._key_states.count_evicted_unacknowledged() <= 20 * 8

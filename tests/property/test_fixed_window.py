@@ -1,4 +1,4 @@
-"""Laws of the fixed-window counter, its flaw among them."""
+"""Laws of the fixed-window counter, of which twice the threshold can pass within an instant."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_a_window_is_over_only_after_more_than_its_interval(
 
 
 @given(thresholds, intervals, origins)
-def test_twice_the_threshold_passes_within_an_instant_at_the_edge(
+def test_twice_the_threshold_passes_within_an_instant_between_two_windows(
     threshold: int, interval: int, origin: int
 ) -> None:
     window = FixedWindow(threshold, interval, origin)
-    edge = origin + interval
-    passed = sum(window.try_acquire(t) for t in [edge] * threshold + [edge + 1] * threshold)
+    end = origin + interval
+    passed = sum(window.try_acquire(t) for t in [end] * threshold + [end + 1] * threshold)
     assert passed == 2 * threshold
 
 
@@ -65,4 +65,5 @@ def test_time_that_goes_back_stays_in_the_window(threshold: int, interval: int, 
 )
 def test_the_arguments_are_ints_in_range(threshold: object, interval: object) -> None:
     with pytest.raises(ConfigurationError, match="must be"):
+        # Wrong types, as is tested here.
         FixedWindow(threshold, interval, 0)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Exceptions of signal handlers, at every single place where CPython may run one.
 
-A scenario is played once for each such place: it is interrupted there, the exception arrives, and
+A scenario is run once for each such place: it is interrupted there, the exception arrives, and
 the limiter is used again. Afterwards the store has counted each call that returned once, and beyond
 these at most the interrupted one.
 """
@@ -20,7 +20,7 @@ from distwindow.protocol.commands import Command, Read
 from distwindow.protocol.replies import LeaseReply
 from distwindow.store.memory import MemoryStore
 from tests.interruptions import interrupt_at
-from tests.unit.stage import ManualClock, fresh
+from tests.unit.clock_and_stores import ManualClock, fresh_key
 
 LIMITS = "20/minute;60/hour"
 
@@ -47,7 +47,7 @@ class Remote(MemoryStore):
         return reply
 
 
-class Play:
+class ScenarioRun:
     """One run of a scenario, here with `memory://`."""
 
     def __init__(self, store: Any = "memory://", clock: ManualClock | None = None, **how: Any):
@@ -61,8 +61,8 @@ class Play:
             self.decisions.append(decision)
 
 
-class RemotePlay(Play):
-    """One whose limiter keeps state of a remote store."""
+class RemoteScenarioRun(ScenarioRun):
+    """A run whose limiter keeps state of a remote store."""
 
     def __init__(self, mode: Any, **how: Any) -> None:
         clock = ManualClock()
@@ -97,33 +97,33 @@ class RemotePlay(Play):
         return self.limiter._command_cache.acquire_command(key).charges
 
 
-def across_buckets(play: Play) -> None:
+def across_buckets(run: ScenarioRun) -> None:
     """Admissions and refusals of two keys across a change of bucket, with flushes and `stats`."""
-    play.calls(3, "a", b"b")
-    play.limiter.flush()
-    play.clock.move(7_000)
-    play.calls(22, "a")
-    play.limiter.stats("a")
-    play.clock.move(20)
-    play.calls(2, "b", "a")
-    play.limiter.flush()
-    play.clock.move(61_000)  # all of that leaves the shorter window
-    play.calls(1, "a", "b")
+    run.calls(3, "a", b"b")
+    run.limiter.flush()
+    run.clock.move(7_000)
+    run.calls(22, "a")
+    run.limiter.stats("a")
+    run.clock.move(20)
+    run.calls(2, "b", "a")
+    run.limiter.flush()
+    run.clock.move(61_000)  # all of that leaves the shorter window
+    run.calls(1, "a", "b")
 
 
-def evicted(play: Play) -> None:
+def evicted(run: ScenarioRun) -> None:
     """More keys than `max_local_keys`."""
-    play.calls(2, *"abcdefg")
-    play.limiter.flush()
-    play.calls(1, *"gfedcba")
+    run.calls(2, *"abcdefg")
+    run.limiter.flush()
+    run.calls(1, *"gfedcba")
 
 
-def go_on(play: Play) -> None:
-    """What the application does after its exception has arrived."""
-    play.clock.move(300)
-    play.limiter.flush()
-    play.calls(2, "a", "b")
-    play.clock.move(300)
+def use_again(run: ScenarioRun) -> None:
+    """Use the limiter as an application does after the exception has arrived."""
+    run.clock.move(300)
+    run.limiter.flush()
+    run.calls(2, "a", "b")
+    run.clock.move(300)
 
 
 SCENARIOS: Sequence[Any] = (across_buckets, pytest.param(evicted, marks=pytest.mark.slow))
@@ -132,31 +132,31 @@ SCENARIOS: Sequence[Any] = (across_buckets, pytest.param(evicted, marks=pytest.m
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_call_that_returned_is_counted_once(
-    mode: str, scenario: Callable[[Play], None]
+    mode: str, scenario: Callable[[ScenarioRun], None]
 ) -> None:
     how: Any = {"max_local_keys": 2} if scenario is evicted else {}
     places: int = 0
     interrupted: str | None = ""
     while interrupted is not None:
         places += 1
-        play = RemotePlay(mode, **how)
-        interrupted = interrupt_at(places, partial(scenario, play), "distwindow.")
-        go_on(play)
-        play.end()
-        play.check(interrupted)
+        run = RemoteScenarioRun(mode, **how)
+        interrupted = interrupt_at(places, partial(scenario, run), "distwindow.")
+        use_again(run)
+        run.end()
+        run.check(interrupted)
     assert places > 300
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_store_in_this_process_stays_consistent(scenario: Callable[[Play], None]) -> None:
+def test_a_store_in_this_process_stays_consistent(scenario: Callable[[ScenarioRun], None]) -> None:
     """`memory://`: what was counted expires, whatever was interrupted."""
     places: int = 0
     interrupted: str | None = ""
     while interrupted is not None:
         places += 1
-        play = Play()
-        interrupted = interrupt_at(places, partial(scenario, play), "distwindow.")
-        clock, limiter, decisions = play.clock, play.limiter, play.decisions
+        run = ScenarioRun()
+        interrupted = interrupt_at(places, partial(scenario, run), "distwindow.")
+        clock, limiter, decisions = run.clock, run.limiter, run.decisions
         for key in "ab":
             own = sum(decision.allowed for decision in decisions if decision.key == key)
             state = limiter._store.execute(
@@ -164,9 +164,8 @@ def test_a_store_in_this_process_stays_consistent(scenario: Callable[[Play], Non
             ).states[0]
             held = 0 if state is None else sum(bucket.passed for bucket in state.buckets)
             assert own <= held <= own + bool(interrupted), interrupted
-        for _ in range(
-            22
-        ):  # until all that was counted in the scenario has left the shorter window
+        # Until all that was counted in the scenario has left the shorter window.
+        for _ in range(22):
             clock.move(6_000)
             limiter.try_acquire("a")
         assert limiter.peek("a").remaining == 10, interrupted
@@ -186,7 +185,7 @@ def test_on_a_real_server(redis_url: str, prefix: str, mode: Any) -> None:
     interrupted: str | None = ""
     while interrupted is not None:
         places += 1
-        key = fresh()
+        key = fresh_key()
         returned = 0
         with Limiter(redis_url, limit, prefix=prefix, consistency=mode, timeout=5) as limiter:
             limiter.try_acquire(f"{key}-other")

@@ -24,8 +24,8 @@ amounts = st.integers(0, 9)
 adds = st.tuples(st.integers(0, 1500), st.sampled_from(Event), amounts)
 
 
-def monotone(origin: int, steps: list[tuple[int, Event, int]]) -> list[tuple[int, Event, int]]:
-    """The steps with their gaps added up to times."""
+def with_times(origin: int, steps: list[tuple[int, Event, int]]) -> list[tuple[int, Event, int]]:
+    """Return the steps with times in place of gaps."""
     log = []
     for gap, event, n in steps:
         origin += gap
@@ -33,8 +33,8 @@ def monotone(origin: int, steps: list[tuple[int, Event, int]]) -> list[tuple[int
     return log
 
 
-class Naive:
-    """LeapArray as a table: for each slot, the start of its window and what was added to it."""
+class ArrayModel:
+    """LeapArray as a dictionary: by slot, the start of its window and what was added to it."""
 
     def __init__(self, sample_count: int, interval_ms: int) -> None:
         self.count, self.interval = sample_count, interval_ms
@@ -42,7 +42,7 @@ class Naive:
         self.slots: dict[int, tuple[int, list[tuple[Event, int]]]] = {}
 
     def rotate(self, t: int) -> list[tuple[Event, int]]:
-        """The list to add to at `t`; one that nobody will read if the slot is of a later lap."""
+        """Return the list to add to at `t`; a new one if the slot has a later window already."""
         start, slot = t - t % self.length, t // self.length % self.count
         if slot not in self.slots or self.slots[slot][0] < start:
             self.slots[slot] = (start, [])
@@ -52,7 +52,7 @@ class Naive:
         return {start: log for start, log in self.slots.values() if t - start <= self.interval}
 
 
-def tally(log: list[tuple[Event, int]]) -> list[int]:
+def totals(log: list[tuple[Event, int]]) -> list[int]:
     return [sum(n for e, n in log if e is event) for event in Event]
 
 
@@ -63,7 +63,7 @@ def test_a_total_is_the_recount_of_the_buckets_that_reach_into_the_window(
     sample_count, interval = shape
     array = BucketLeapArray(sample_count, interval)
     length = interval // sample_count
-    log = monotone(origin, steps)
+    log = with_times(origin, steps)
     for at, (now, event, n) in enumerate(log):
         array.add(now, event, n)
         first = now - now % length - interval + length
@@ -81,7 +81,7 @@ def test_per_bucket_figures_are_the_recount_of_each_bucket(
     sample_count, interval = shape
     array = BucketLeapArray(sample_count, interval)
     length = interval // sample_count
-    log = monotone(origin, steps)
+    log = with_times(origin, steps)
     for now, event, n in log:
         array.add(now, event, n)
     if not log:
@@ -112,17 +112,15 @@ def test_per_bucket_figures_are_the_recount_of_each_bucket(
         assert node.timestamp in starts
 
 
-def agrees_with_the_table(
-    shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
-) -> None:
-    array, model = BucketLeapArray(*shape), Naive(*shape)
+def check_against_model(shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]) -> None:
+    array, model = BucketLeapArray(*shape), ArrayModel(*shape)
     for t, event, n, rotate in steps:
         if rotate:
             array.add(t, event, n)
             model.rotate(t).append((event, n))
         live = model.live(t)
         assert {w.start: w.value.counts for w in array.windows(t)} == {
-            start: tally(log) for start, log in live.items()
+            start: totals(log) for start, log in live.items()
         }
         assert {w.start for w in array.all_windows()} == {s for s, _ in model.slots.values()}
         for window in array.all_windows():
@@ -139,7 +137,7 @@ anywhen = st.tuples(st.integers(0, 6000), st.sampled_from(Event), amounts, st.bo
 def test_whatever_the_clock_does_the_array_is_a_table_of_slots(
     shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
 ) -> None:
-    agrees_with_the_table(shape, steps)
+    check_against_model(shape, steps)
 
 
 @pytest.mark.slow
@@ -148,7 +146,7 @@ def test_whatever_the_clock_does_the_array_is_a_table_of_slots(
 def test_whatever_the_clock_does_the_array_is_a_table_of_slots_at_length(
     shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
 ) -> None:
-    agrees_with_the_table(shape, steps)
+    check_against_model(shape, steps)
 
 
 READS: dict[str, Callable[[BucketLeapArray, int], object]] = {
@@ -294,7 +292,7 @@ def test_an_average_is_per_second() -> None:
     assert array.average(0, Event.PASS) == 6.0
 
 
-def test_a_plain_array_lends_nothing() -> None:
+def test_an_array_without_future_windows_has_no_waiting_permits() -> None:
     array = BucketLeapArray(2, 1000)
     assert array.waiting(0) == 0
     with pytest.raises(NotImplementedError):
@@ -313,13 +311,16 @@ def test_a_shape_is_refused_unless_positive_and_evenly_divided(count: int, inter
 
 
 @pytest.mark.parametrize(("count", "interval"), [(True, 10), (2.0, 10), (2, 10.0), ("2", 10)])
-def test_a_shape_is_made_of_ints_and_nothing_like_them(count: object, interval: object) -> None:
+def test_a_shape_of_another_type_than_int_is_refused(count: object, interval: object) -> None:
     with pytest.raises(ConfigurationError, match="must be a positive int"):
+        # Wrong types, as is tested here.
         bucket_length_ms(count, interval)  # type: ignore[arg-type]
 
 
-class ToCome(LeapArray[MetricBucket]):
-    """An array that counts only windows still to come, and lets nothing go back a lap."""
+class FutureWindows(LeapArray[MetricBucket]):
+    """An array of which only future windows count, and in which an earlier time gets the window
+    that has taken its slot.
+    """
 
     def new_bucket(self, t: int) -> MetricBucket:
         return MetricBucket(MAX_RT)
@@ -335,10 +336,10 @@ class ToCome(LeapArray[MetricBucket]):
 
 
 @given(shapes, st.lists(st.integers(0, 5000), min_size=1, max_size=20), st.integers(0, 5000))
-def test_a_subclass_decides_what_is_expired_and_where_going_back_leads(
+def test_a_subclass_decides_what_is_expired_and_which_window_an_earlier_time_gets(
     shape: tuple[int, int], times: list[int], now: int
 ) -> None:
-    array = ToCome(*shape)
+    array = FutureWindows(*shape)
     for t in times:
         window = array.current_window(t)
         assert window is not None

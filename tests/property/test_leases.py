@@ -28,7 +28,7 @@ from tests.simulation.process import LocalClock, MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step
 from tests.simulation.scripts import scripts
 from tests.simulation.timed import simulate
-from tests.unit.stage import T0
+from tests.unit.clock_and_stores import T0
 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 KEYS = ("a", "b")
@@ -102,7 +102,7 @@ def check_windows(fleet: ScriptedFleet) -> None:
 @given(example=examples)
 def test_nothing_is_admitted_beyond_the_limit(example: Example) -> None:
     fleet = example.open()
-    fleet.play(example.script)
+    fleet.run(example.script)
     check_windows(fleet)
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_admitted_beyond_the_limit(example: Example) -> None:
 @given(example=examples)
 def test_nothing_is_admitted_beyond_the_limit_in_many_more_scripts(example: Example) -> None:
     fleet = example.open()
-    fleet.play(example.script)
+    fleet.run(example.script)
     check_windows(fleet)
 
 
@@ -127,7 +127,7 @@ def test_nothing_is_admitted_beyond_the_limit_while_clocks_are_slewed(
     of the store.
     """
     fleet = example.open(rates=rates)
-    fleet.play(example.script)
+    fleet.run(example.script)
     check_windows(fleet)
 
 
@@ -178,7 +178,7 @@ def check_charges(fleet: ScriptedFleet) -> None:
 @given(example=examples)
 def test_every_permit_is_accounted_for(example: Example) -> None:
     fleet = example.open()
-    fleet.play(example.script)
+    fleet.run(example.script)
     check_permits(fleet)
     fleet.store.ms += 1000
     fleet.flush_all()
@@ -199,7 +199,7 @@ examples_without_losses = st.builds(
 def test_unspent_permits_are_refunded(example: Example) -> None:
     """When their bucket ends, or after two flush intervals without calls."""
     fleet = example.open()
-    fleet.play(example.script)
+    fleet.run(example.script)
     for _ in range(3):
         fleet.flush_all()
         fleet.store.ms += 255
@@ -211,7 +211,7 @@ def test_unspent_permits_are_refunded(example: Example) -> None:
 @given(example=examples_without_losses)
 def test_closing_refunds_all_leases_at_once(example: Example) -> None:
     fleet = example.open()
-    fleet.play(example.script)
+    fleet.run(example.script)
     fleet.close()
     check_charges(fleet)
 
@@ -223,7 +223,7 @@ def test_leases_work_again_after_the_store_clock_was_set_back() -> None:
     def one_second() -> Counter[str]:
         logged = len(fleet.store.log)
         for _ in range(100):
-            fleet.play([("call", 0, "a", 1, 5), ("wait_and_flush", 10.0)])
+            fleet.run([("call", 0, "a", 1, 5), ("wait_and_flush", 10.0)])
         return Counter(type(command).__name__ for command, _ in fleet.store.log[logged:])
 
     before = one_second()
@@ -245,7 +245,7 @@ NEXT_BUCKET: Step = ("next_bucket", 1.0)
 
 def windows_hold(*script: Step, **options: Any) -> bool:
     fleet = ScriptedFleet(ONE_BUCKET, leased(), THREE, start_ms=T0, **options)
-    fleet.play([NEXT_BUCKET, *script])
+    fleet.run([NEXT_BUCKET, *script])
     try:
         check_windows(fleet)
     except AssertionError:
@@ -288,12 +288,12 @@ def test_a_suspended_machine_exceeds_the_limit_by_its_lease_at_most(
     ended.
     """
     fleet = ScriptedFleet(ONE_BUCKET, leased(), THREE, start_ms=T0)
-    fleet.play([NEXT_BUCKET, ("call", 0, "a", 1, 10)])
+    fleet.run([NEXT_BUCKET, ("call", 0, "a", 1, 10)])
     strategy: Any = fleet.processes[0].strategy
     held = strategy._key_states.all()[0].permits_left
     assert held > 0
     fleet.processes[0].clock.suspend(3000)
-    fleet.play([("call_until_refused", 1, "a"), ("call_until_refused", 0, "a")])
+    fleet.run([("call_until_refused", 1, "a"), ("call_until_refused", 0, "a")])
     in_bucket = permits_by_bucket(fleet.admitted, ONE_BUCKET.bucket_ms)
     assert ONE_BUCKET.amount < max(in_bucket.values()) <= ONE_BUCKET.amount + held
 
@@ -395,10 +395,10 @@ def test_near_the_limit_hardly_any_permit_is_left_unused(
 def test_at_most_one_lease_is_lost_in_a_bucket(lost: list[bool]) -> None:
     """After a lease whose reply is lost, the store decides each call until the bucket ends."""
     fleet = ScriptedFleet(Limit(1000, per=1.0, buckets=2), leased(), [(5.0, 0)], start_ms=T0 + 5)
-    fleet.play([("call", 0, "a", 1, 20), ("wait", 1000.0)])
+    fleet.run([("call", 0, "a", 1, 20), ("wait", 1000.0)])
     for reply_lost in lost:
         end = "lose_reply" if reply_lost else "deliver"
-        fleet.play([("begin_call", 0, "a", 1), ("execute", -1), (end, -1), ("wait", 7.0)])
+        fleet.run([("begin_call", 0, "a", 1), ("execute", -1), (end, -1), ("wait", 7.0)])
     lost_leases = Counter[int]()
     delivered = [id(reply) for _, _, reply in fleet.delivered]
     for command, reply in fleet.store.log:

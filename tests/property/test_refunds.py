@@ -30,7 +30,7 @@ from distwindow.protocol.decisions import decision_of
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import split_reply
 from distwindow.store.memory import MemoryStore
-from tests.unit.stage import T0, Execute, ManualClock, blocking, fresh
+from tests.unit.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key
 
 W = 60_000
 START = T0 // W * W
@@ -64,7 +64,7 @@ class SteppedProcess:
     def __init__(self, execute: Execute, mode: Any, limits: tuple[Limit, ...]) -> None:
         self.clock = ManualClock(START)
         self.step_ms = 0
-        self.key = fresh()
+        self.key = fresh_key()
         self.strategy = mode(CommandCache("refunds", limits), self.clock)
         self.charges = self.strategy._command_cache.acquire_command(self.key).charges
         self.refunds: list[Refund] = []
@@ -207,7 +207,7 @@ def test_each_share_of_a_shared_call_is_refunded_where_it_was_counted(
     """Also if only the first of them were admitted."""
     execute = MemoryStore().execute if where == "memory" else in_redis
     few = [Limit(9, limit.per, limit.buckets, limit.bound) for limit in chosen]
-    charges = charges_of("k", ring_name_prefix("refunds", fresh()), few, 2)
+    charges = charges_of("k", ring_name_prefix("refunds", fresh_key()), few, 2)
     now = START + forward_ms
     for _ in range(used):
         execute(Acquire(charges, now))
@@ -276,7 +276,7 @@ def test_several_rings_lend_nothing_while_one_is_ahead_of_the_clock(
 ) -> None:
     execute = MemoryStore().execute if where == "memory" else in_redis
     for chosen, lent in (((LIMITS[3],), 9), ((LIMITS[3], LIMITS[4]), 0)):
-        charges = charges_of("k", ring_name_prefix("refunds", fresh()), chosen, 1)
+        charges = charges_of("k", ring_name_prefix("refunds", fresh_key()), chosen, 1)
         execute(Acquire(charges, START + 2 * W))
         ahead = tuple(state.start for state in execute(Read(charges, START)).states)
         grant = execute(Lease(charges, START + W, extra=9))

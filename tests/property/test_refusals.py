@@ -23,7 +23,7 @@ from distwindow.protocol.replies import LeaseReply
 from tests.simulation.process import MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step
 from tests.simulation.scripts import scripts
-from tests.unit.stage import T0
+from tests.unit.clock_and_stores import T0
 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 KEYS = ("a", "b")
@@ -91,7 +91,7 @@ def test_a_cached_refusal_is_what_the_store_would_decide(
 ) -> None:
     fleet = ScriptedFleet(limits, direct(max_keys), clocks, start_ms=T0 + 0.3)
     check_against_the_store(fleet)
-    fleet.play(script)
+    fleet.run(script)
 
 
 def test_a_refusal_cached_beyond_the_moment_it_named_would_be_wrong(
@@ -104,15 +104,15 @@ def test_a_refusal_cached_beyond_the_moment_it_named_would_be_wrong(
         ("call", 0, "a", 1, 1),
     ]
 
-    def play() -> None:
+    def run_script() -> None:
         fleet = ScriptedFleet(Limit(12, per=1.0, buckets=1), direct(), [(5.0, 0)], start_ms=T0)
         check_against_the_store(fleet)
-        fleet.play(script)
+        fleet.run(script)
 
-    play()
+    run_script()
     monkeypatch.setattr(refusals, "CLOCK_MARGIN_S", -0.5)
     with pytest.raises(AssertionError):
-        play()
+        run_script()
 
 
 # -- for how long ---------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_a_refusal_is_cached_until_the_moment_it_named(
     """
     fleet = ScriptedFleet(limit, make_strategy, [(5.0, 0), (9.0, 0)], start_ms=T0 + 0.3)
     for cost, ms in fills:
-        fleet.play([("call", 0, "a", cost, 1), ("wait", ms)])
+        fleet.run([("call", 0, "a", cost, 1), ("wait", ms)])
     refused = len(fleet.refused)
     while len(fleet.refused) == refused:
         fleet.do(("call", 1, "a", costs[0], 1))
@@ -149,7 +149,7 @@ def test_a_refusal_is_cached_until_the_moment_it_named(
     cached_ms = min(refusal.retry_after * 1000, limit.bucket_ms) - 1
     wait_ms = part * cached_ms
     executed = fleet.store.executed
-    fleet.play([("wait", wait_ms), ("call", 1, "a", min(12, costs[0] + costs[1]), 1)])
+    fleet.run([("wait", wait_ms), ("call", 1, "a", min(12, costs[0] + costs[1]), 1)])
     if wait_ms < cached_ms - 0.1:
         assert fleet.store.executed == executed
         assert fleet.refused[-1][2].source == "deny_cache"
@@ -205,7 +205,7 @@ def test_a_refund_takes_effect_within_a_bucket(
         )  # fmt: skip
 
     fleet.on_local_decision = compare
-    fleet.play(script)
+    fleet.run(script)
 
 
 def is_refusal(command: Command[Any], reply: Any) -> bool:
@@ -257,7 +257,7 @@ def test_each_refusal_is_counted_once(
 ) -> None:
     """Whatever is lost, because a flush is sent again until its reply arrives."""
     fleet = ScriptedFleet(limits, make_strategy(max_keys), clocks, start_ms=T0 + 0.3)
-    fleet.play(script)
+    fleet.run(script)
     fleet.flush_all()
     check_blocks(fleet)
 
@@ -268,14 +268,14 @@ def test_a_resent_flush_without_a_sender_would_be_counted_twice() -> None:
         ("lose_reply", 0),
     ]  # fmt: skip
 
-    def play(sender: str) -> None:
+    def run_script(sender: str) -> None:
         fleet = ScriptedFleet(LONG[0], direct(), [(5.0, 0)], start_ms=T0)
         strategy: Any = fleet.processes[0].strategy
         strategy._counts._sender = sender
-        fleet.play(script)
+        fleet.run(script)
         fleet.flush_all()
         check_blocks(fleet)
 
-    play("abc")
+    run_script("abc")
     with pytest.raises(AssertionError):
-        play("")
+        run_script("")

@@ -14,7 +14,7 @@ from distwindow.core.stats import window_at
 from distwindow.protocol.commands import Acquire, Peek, Read, Refund, charges_of
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import AcquireReply
-from tests.unit.stage import T0, Execute, blocking, fresh, memory
+from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -31,7 +31,7 @@ SETS = (
 later = st.one_of(
     st.integers(0, 3), st.sampled_from([W // 2, W - 1, W, W + 1, 3 * W]), st.integers(-3 * W, 8 * W)
 )
-story = st.lists(
+past_calls = st.lists(
     st.tuples(
         later, st.integers(1, 6), st.sampled_from(["acquire", "acquire", "acquire", "refund"])
     ),
@@ -50,19 +50,19 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
             yield store
 
 
-class Scene:
-    """One key, and what was counted for it before."""
+class CalledKey:
+    """One key at a time that the test moves, with the calls that were made of it."""
 
     def __init__(self, execute: Execute, limits: list[Limit]) -> None:
         self.execute = execute
         self.limits = limits
-        self.key = fresh()
+        self.key = fresh_key()
         self.now = T0
 
     def charges(self, cost: int) -> tuple[Charge, ...]:
         return charges_of(self.key, ring_name_prefix("retry", self.key), self.limits, cost)
 
-    def live(self, past: list[tuple[int, int, str]]) -> None:
+    def make_calls(self, past: list[tuple[int, int, str]]) -> None:
         for wait, cost, verb in past:
             self.now += wait
             if verb == "refund":
@@ -85,74 +85,76 @@ class Scene:
         return window_at(state, self.limits[ring], at).passed
 
 
-def refused_exactly(scene: Scene, cost: int, reply: AcquireReply) -> None:
+def check_retry(key: CalledKey, cost: int, reply: AcquireReply) -> None:
     retry = reply.retry_ms
-    width = scene.limits[reply.binding_index].bucket_ms
+    width = key.limits[reply.binding_index].bucket_ms
     assert retry > 0
-    assert not scene.peek(cost, retry - 1).admitted
+    assert not key.peek(cost, retry - 1).admitted
     if retry > width:
-        assert not scene.peek(cost, retry - width).admitted
-    assert scene.peek(cost, retry).admitted
-    assert scene.acquire(cost, retry).admitted, "acquire must agree with peek"
+        assert not key.peek(cost, retry - width).admitted
+    assert key.peek(cost, retry).admitted
+    assert key.acquire(cost, retry).admitted, "acquire must agree with peek"
 
 
-def empty_exactly(scene: Scene, reply: AcquireReply) -> None:
-    assert scene.used(reply.binding_index, reply.reset_ms) == 0
+def check_reset(key: CalledKey, reply: AcquireReply) -> None:
+    assert key.used(reply.binding_index, reply.reset_ms) == 0
     if reply.reset_ms:
-        assert scene.used(reply.binding_index, reply.reset_ms - 1) > 0
+        assert key.used(reply.binding_index, reply.reset_ms - 1) > 0
     else:
-        assert scene.used(reply.binding_index, 0) == 0
+        assert key.used(reply.binding_index, 0) == 0
 
 
 @settings(LENIENT, max_examples=80)
-@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6))
+@given(limits=st.sampled_from(SETS), past=past_calls, cost=st.integers(1, 6))
 def test_a_call_at_retry_after_is_admitted_and_one_before_is_not(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int
 ) -> None:
-    scene = Scene(execute, limits)
-    scene.live(past)
-    reply = scene.acquire(cost)
+    key = CalledKey(execute, limits)
+    key.make_calls(past)
+    reply = key.acquire(cost)
     if reply.admitted:
         assert reply.retry_ms == 0
-        reply = scene.peek(6, 0)
+        reply = key.peek(6, 0)
         cost = 6
         assume(not reply.admitted)
-    refused_exactly(scene, cost, reply)
+    check_retry(key, cost, reply)
 
 
 @settings(LENIENT, max_examples=50)
-@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 3), calls=st.integers(2, 9))
+@given(
+    limits=st.sampled_from(SETS), past=past_calls, cost=st.integers(1, 3), calls=st.integers(2, 9)
+)
 def test_retry_of_a_partly_refused_shared_call_is_exact_too(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, calls: int
 ) -> None:
-    scene = Scene(execute, limits)
-    scene.live(past)
-    reply = scene.acquire(cost, calls=calls)
+    key = CalledKey(execute, limits)
+    key.make_calls(past)
+    reply = key.acquire(cost, calls=calls)
     assume(reply.admitted < calls)
-    empty_exactly(scene, reply)
-    refused_exactly(scene, cost, reply)
+    check_reset(key, reply)
+    check_retry(key, cost, reply)
 
 
 @settings(LENIENT, max_examples=50)
-@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6), peek=st.booleans())
+@given(limits=st.sampled_from(SETS), past=past_calls, cost=st.integers(1, 6), peek=st.booleans())
 def test_the_window_is_empty_at_reset_after_and_not_before(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int, peek: bool
 ) -> None:
-    scene = Scene(execute, limits)
-    scene.live(past)
-    empty_exactly(scene, scene.peek(cost, 0) if peek else scene.acquire(cost))
+    key = CalledKey(execute, limits)
+    key.make_calls(past)
+    check_reset(key, key.peek(cost, 0) if peek else key.acquire(cost))
 
 
 @settings(LENIENT, max_examples=50)
-@given(limits=st.sampled_from(SETS), past=story, cost=st.integers(1, 6))
+@given(limits=st.sampled_from(SETS), past=past_calls, cost=st.integers(1, 6))
 def test_one_wait_of_retry_after_is_enough(
     execute: Execute, limits: list[Limit], past: list[tuple[int, int, str]], cost: int
 ) -> None:
     """If no others call the key, one wait is enough after every refusal."""
-    scene = Scene(execute, limits)
-    scene.live(past)
+    key = CalledKey(execute, limits)
+    key.make_calls(past)
     for _ in range(6):
-        reply = scene.acquire(cost)
+        reply = key.acquire(cost)
         if not reply.admitted:
-            scene.now += reply.retry_ms
-            assert scene.acquire(cost).admitted
+            key.now += reply.retry_ms
+            assert key.acquire(cost).admitted

@@ -1,4 +1,4 @@
-"""Laws of go-zero's rolling window: buckets aligned to its own making, moved by adds alone."""
+"""Laws of go-zero's rolling window: its buckets begin when it is made, and only adds move them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def content(buckets: list[SumBucket]) -> list[tuple[float, int]]:
     return [(bucket.sum, bucket.count) for bucket in buckets]
 
 
-def is_a_recount(
+def check_buckets(
     size: int, width: int, origin: int, ignore_current: bool, steps: list[tuple[int, float]]
 ) -> None:
     window = RollingWindow(size, width, origin, ignore_current=ignore_current)
@@ -32,7 +32,7 @@ def is_a_recount(
         log.append(((now - origin) // width, value))
         now += gap
         current, newest = (now - origin) // width, log[-1][0]
-        # From the oldest in reach up to the last add's, which may be the current, partial one.
+        # From the oldest in the window to that of the last add, which may be the current one.
         numbers = list(range(current - size + 1, newest + 1))
         if ignore_current and newest == current:
             numbers.pop()
@@ -47,7 +47,7 @@ def is_a_recount(
 def test_buckets_are_a_recount_of_the_adds_by_age(
     size: int, width: int, origin: int, ignore_current: bool, steps: list[tuple[int, float]]
 ) -> None:
-    is_a_recount(size, width, origin, ignore_current, steps)
+    check_buckets(size, width, origin, ignore_current, steps)
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_buckets_are_a_recount_of_the_adds_by_age(
 def test_buckets_are_a_recount_of_the_adds_by_age_at_length(
     size: int, width: int, origin: int, ignore_current: bool, steps: list[tuple[int, float]]
 ) -> None:
-    is_a_recount(size, width, origin, ignore_current, steps)
+    check_buckets(size, width, origin, ignore_current, steps)
 
 
 @given(sizes, widths, origins, st.booleans())
@@ -71,7 +71,7 @@ def test_a_new_window_shows_empty_buckets_and_without_adds_they_run_out(
 
 
 @given(sizes, widths, origins, moves)
-def test_reading_moves_nothing(
+def test_reading_changes_nothing(
     size: int, width: int, origin: int, steps: list[tuple[int, float]]
 ) -> None:
     read, unread = RollingWindow(size, width, origin), RollingWindow(size, width, origin)
@@ -87,7 +87,7 @@ def test_reading_moves_nothing(
 
 
 @given(sizes, widths, origins, st.data())
-def test_less_than_a_bucket_back_is_the_present(
+def test_a_time_less_than_a_bucket_back_counts_in_the_newest_bucket(
     size: int, width: int, origin: int, data: st.DataObject
 ) -> None:
     window = RollingWindow(size, width, origin)
@@ -99,7 +99,7 @@ def test_less_than_a_bucket_back_is_the_present(
 
 
 @given(sizes, widths, origins, st.data())
-def test_a_bucket_or_more_back_expires_everything(
+def test_a_time_a_bucket_or_more_back_expires_everything(
     size: int, width: int, origin: int, data: st.DataObject
 ) -> None:
     window = RollingWindow(size, width, origin)
@@ -129,7 +129,7 @@ def test_after_a_gap_as_long_as_the_window_nothing_old_is_left(
 
 
 class Largest:
-    """A bucket of another kind: the largest value added."""
+    """A bucket that holds the largest value that was added."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -142,7 +142,7 @@ class Largest:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 9)), min_size=1, max_size=20))
-def test_a_window_of_other_buckets_rolls_the_same(steps: list[tuple[int, int]]) -> None:
+def test_a_window_of_other_buckets_moves_in_the_same_way(steps: list[tuple[int, int]]) -> None:
     window = RollingWindow(4, 50, 0, new_bucket=Largest)
     log: list[tuple[int, int]] = []
     now = 0
@@ -162,4 +162,5 @@ def test_a_window_of_other_buckets_rolls_the_same(steps: list[tuple[int, int]]) 
 )
 def test_a_shape_is_made_of_positive_ints(size: object, width: object) -> None:
     with pytest.raises(ConfigurationError, match="must be a positive int"):
+        # Wrong types, as is tested here.
         RollingWindow(size, width, 0)  # type: ignore[call-overload]

@@ -28,7 +28,7 @@ from distwindow.protocol.keys import (
     senders_name,
 )
 from distwindow.store.memory import MemoryStore
-from tests.unit.stage import T0, Execute, blocking, fresh
+from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key
 
 W = 60_000
 START = T0 // W * W
@@ -50,7 +50,7 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def ring_of(limit: Limit = LIMIT) -> tuple[Charge, ...]:
-    return charges_of("k", ring_name_prefix("records", fresh()), [limit], 1)
+    return charges_of("k", ring_name_prefix("records", fresh_key()), [limit], 1)
 
 
 def flush(
@@ -139,9 +139,9 @@ def test_a_reset_keeps_the_records(execute: Execute) -> None:
 def test_a_flush_touches_no_key_that_it_does_not_name(
     execute: Execute, server: redis.Redis, redis_url: str
 ) -> None:
-    charges = charges_of("k", ring_name_prefix("records", fresh()), [LIMIT, OTHER], 1)
+    charges = charges_of("k", ring_name_prefix("records", fresh_key()), [LIMIT, OTHER], 1)
     declared = {key.decode() for key in Flush(charges).keys}
-    end = fresh("end")
+    end = fresh_key("end")
     touched: set[str] = set()
     with redis.Redis.from_url(redis_url) as watcher, watcher.monitor() as monitor:
 

@@ -1,6 +1,6 @@
-"""Laws of sentinel-golang's array and views: a view is a recount of the array, and stores nothing.
+"""Laws of sentinel-golang's array and views: a view sums what the array holds, and stores nothing.
 
-Times are above zero: time 0 is refused, and before a view's interval has passed it is empty.
+Times are far above zero: time 0 is refused, and a view is empty until one interval after it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ adds = st.tuples(st.integers(0, 1500), st.sampled_from(EVENTS), st.integers(0, 9
 Log = list[tuple[int, Event, int]]
 
 
-def monotone(origin: int, steps: Log) -> Log:
-    """The steps with their gaps added up to times."""
+def with_times(origin: int, steps: Log) -> Log:
+    """Return the steps with times in place of gaps."""
     log = []
     for gap, event, n in steps:
         origin += gap
@@ -46,21 +46,19 @@ def divisors(number: int) -> list[int]:
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shape of an array, and that of a view that fits it."""
+    """Draw the shape of an array, and that of a view that fits it."""
     count, interval = draw(shapes)
     length = interval // count
     buckets = draw(st.sampled_from(divisors(count)))
     return (count, interval), (draw(st.sampled_from(divisors(buckets))), buckets * length)
 
 
-def view_is_a_recount(
-    shape: tuple[tuple[int, int], tuple[int, int]], origin: int, steps: Log
-) -> None:
+def check_view(shape: tuple[tuple[int, int], tuple[int, int]], origin: int, steps: Log) -> None:
     (count, interval), (view_count, view_interval) = shape
     length = interval // count
     array = EagerBucketLeapArray(count, interval, origin)
     view = SlidingWindowMetric(array, view_count, view_interval)
-    log = monotone(origin, steps)
+    log = with_times(origin, steps)
     for at, (now, event, n) in enumerate(log):
         assert array.add(now, event, n)
         first = now - now % length - view_interval + length
@@ -82,7 +80,7 @@ def view_is_a_recount(
 def test_a_view_is_a_recount_of_the_starts_in_its_range(
     shape: tuple[tuple[int, int], tuple[int, int]], origin: int, steps: Log
 ) -> None:
-    view_is_a_recount(shape, origin, steps)
+    check_view(shape, origin, steps)
 
 
 @pytest.mark.slow
@@ -91,7 +89,7 @@ def test_a_view_is_a_recount_of_the_starts_in_its_range(
 def test_a_view_is_a_recount_of_the_starts_in_its_range_at_length(
     shape: tuple[tuple[int, int], tuple[int, int]], origin: int, steps: Log
 ) -> None:
-    view_is_a_recount(shape, origin, steps)
+    check_view(shape, origin, steps)
 
 
 @given(shapes, origins, st.lists(adds, min_size=1, max_size=25))
@@ -100,7 +98,7 @@ def test_the_array_counts_what_a_view_of_its_own_shape_sees(
 ) -> None:
     array = EagerBucketLeapArray(*shape, origin)
     view = SlidingWindowMetric(array, *shape)
-    for now, event, n in monotone(origin, steps):
+    for now, event, n in with_times(origin, steps):
         array.add(now, event, n)
         assert [array.total(now, kind) for kind in EVENTS] == [
             view.total(now, kind) for kind in EVENTS
@@ -114,7 +112,7 @@ def test_reading_a_view_changes_nothing(
     array = EagerBucketLeapArray(*shape[0], origin)
     view = SlidingWindowMetric(array, *shape[1])
     now = origin
-    for now, event, n in monotone(origin, steps):
+    for now, event, n in with_times(origin, steps):
         array.add(now, event, n)
 
     def content() -> list[tuple[int, list[int], int]]:
@@ -131,7 +129,7 @@ def test_reading_a_view_changes_nothing(
 
 
 @given(shapes, st.integers(0, 10**13))
-def test_an_array_is_full_from_the_start_with_the_present_and_the_future(
+def test_a_new_array_holds_the_present_window_and_those_that_follow(
     shape: tuple[int, int], now: int
 ) -> None:
     array = EagerBucketLeapArray(*shape, now)
@@ -143,7 +141,7 @@ def test_an_array_is_full_from_the_start_with_the_present_and_the_future(
 
 
 @given(shapes, st.integers(10**6, 10**13), st.integers(1, 10**6))
-def test_a_window_still_to_come_is_expired(shape: tuple[int, int], now: int, ahead: int) -> None:
+def test_a_future_window_counts_as_expired(shape: tuple[int, int], now: int, ahead: int) -> None:
     array = EagerBucketLeapArray(*shape, now)
     later = now + ahead
     assume(later // array.window_length_ms > now // array.window_length_ms)
@@ -156,7 +154,7 @@ def test_a_window_still_to_come_is_expired(shape: tuple[int, int], now: int, ahe
 
 
 @given(shapes, st.integers(10**6, 10**13), st.integers(1, 4))
-def test_going_back_a_lap_is_refused_unless_there_is_but_one_bucket(
+def test_going_back_a_lap_is_refused_unless_there_is_only_one_bucket(
     shape: tuple[int, int], now: int, laps: int
 ) -> None:
     array = EagerBucketLeapArray(*shape, now)
@@ -237,7 +235,7 @@ def test_second_metrics_are_a_recount_by_second_of_the_whole_array(
     array = EagerBucketLeapArray(*shape, origin)
     length = array.window_length_ms
     view = SlidingWindowMetric(array, 1, length)
-    log = monotone(origin, steps)
+    log = with_times(origin, steps)
     for now, event, n in log:
         array.add(now, event, n)
         array.update_concurrency(now, n)
@@ -249,7 +247,7 @@ def test_second_metrics_are_a_recount_by_second_of_the_whole_array(
         for start, e, n in ((t - t % length, e, n) for t, e, n in log)
         if since <= start < now
         and start >= oldest
-        # A slot is shared with the window one interval later, which has taken its place.
+        # The window one interval later has the same slot, and has replaced this one.
         and not any(t - t % length == start + array.interval_ms for t, _, _ in log)
     ]
     expected = {}

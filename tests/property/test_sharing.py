@@ -21,7 +21,7 @@ from distwindow.connect import open_async_store
 from distwindow.protocol.commands import Acquire, Read, charges_of
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
-from tests.unit.stage import T0, fresh
+from tests.unit.clock_and_stores import T0, fresh_key
 
 FOREVER = 3650 * 86400
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -68,9 +68,11 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @settings(LENIENT, max_examples=15)
 @given(amount=st.integers(5, 60), costs=st.lists(st.integers(1, 5), min_size=2, max_size=24))
-def test_threads(url: str, amount: int, costs: list[int]) -> None:
+def test_decisions_of_threads_are_those_of_a_serial_order(
+    url: str, amount: int, costs: list[int]
+) -> None:
     with Limiter(url, Limit(amount, per=FOREVER, buckets=1), timeout=30) as limiter:
-        key = fresh()
+        key = fresh_key()
         limiter.peek(key)  # opens the connection
         check_serial(in_threads(limiter, key, costs), amount)
 
@@ -81,11 +83,13 @@ def test_threads(url: str, amount: int, costs: list[int]) -> None:
     amount=st.integers(5, 60),
     several=st.lists(st.lists(st.integers(1, 5), max_size=40), min_size=1, max_size=3),
 )
-def test_tasks(redis_url: str, amount: int, several: list[list[int]]) -> None:
+def test_decisions_of_tasks_are_those_of_a_serial_order(
+    redis_url: str, amount: int, several: list[list[int]]
+) -> None:
     async def scenario() -> list[Decision]:
         limits = Limit(amount, per=FOREVER, buckets=1)
         async with AsyncLimiter(redis_url, limits, timeout=30) as limiter:
-            key, decisions = fresh(), []
+            key, decisions = fresh_key(), []
             for costs in several:
                 calls = (limiter.try_acquire(key, cost) for cost in costs)
                 decisions += await asyncio.gather(*calls)
@@ -111,7 +115,7 @@ def test_calls_of_one_tick_get_the_replies_of_some_serial_order(
     redis_url: str, used: int, calls: list[int], limits: tuple[Limit, ...]
 ) -> None:
     """Field by field; and equal calls are served in the order in which they were made."""
-    key, specification = fresh(), MemoryStore().execute
+    key, specification = fresh_key(), MemoryStore().execute
     kinds = {
         cost: Acquire(charges_of(key, ring_name_prefix("sharing", key), limits, cost), T0)
         for cost in set(calls)
@@ -163,7 +167,7 @@ def test_many_calls_of_one_tick_are_one_script_call(redis_url: str) -> None:
             client.config_resetstat()
             return await asyncio.gather(*(it.try_acquire(key) for _ in range(200)))
 
-    key = fresh()
+    key = fresh_key()
     with redis.Redis.from_url(redis_url) as client:
         decisions = asyncio.run(scenario())
         stats: Any = client.info("commandstats")
@@ -176,7 +180,7 @@ async def test_calls_of_the_largest_cost_share_a_script_call(redis_url: str) -> 
     """Of fifteen calls of the largest cost there is, one is admitted and the others are refused."""
     limit = Limit(10**12, per=FOREVER, buckets=1)
     async with AsyncLimiter(redis_url, limit, timeout=30) as limiter:
-        key = fresh()
+        key = fresh_key()
         calls = (limiter.try_acquire(key, 10**12) for _ in range(15))
         decisions = await asyncio.gather(*calls)
     assert [d.allowed for d in decisions] == [True] + [False] * 14

@@ -27,7 +27,7 @@ from distwindow.testing.histories import (
     charges_for,
     commands_of,
 )
-from tests.unit.stage import Execute, awaiting, blocking, fresh
+from tests.unit.clock_and_stores import Execute, awaiting, blocking, fresh_key
 
 W = MINUTE_MS
 
@@ -72,7 +72,7 @@ def everywhere(redis_url: str, cluster_url: str, fake_url: str) -> Iterator[dict
 def agree(stores: dict[str, Execute], history: list[HistoryStep], key: str | Key) -> None:
     specification = MemoryStore().execute
     # One name for each store, as two of them may be clients of one server.
-    keys = {name: Key(fresh(), "t") if isinstance(key, Key) else fresh() for name in stores}
+    keys = {name: Key(fresh_key(), "t") if isinstance(key, Key) else fresh_key() for name in stores}
     of_store = {name: commands_of(history, keys[name]) for name in stores}
     for command in commands_of(history, key):
         expected = specification(command)
@@ -90,14 +90,14 @@ LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print
 def test_every_store_answers_as_the_specification(
     everywhere: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree(everywhere, history, fresh())
+    agree(everywhere, history, fresh_key())
 
 
 @pytest.mark.event_loops
 @settings(LENIENT, max_examples=20)
 @given(history=st.lists(steps, min_size=25, max_size=60))
 def test_long_histories_agree(everywhere: dict[str, Execute], history: list[HistoryStep]) -> None:
-    agree({"redis": everywhere["redis"]}, history, Key(fresh(), "t"))
+    agree({"redis": everywhere["redis"]}, history, Key(fresh_key(), "t"))
 
 
 @pytest.mark.event_loops
@@ -108,7 +108,7 @@ def test_long_histories_agree(everywhere: dict[str, Execute], history: list[Hist
 def test_every_store_answers_as_the_specification_at_length(
     everywhere: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree(everywhere, history, Key(fresh(), "t"))
+    agree(everywhere, history, Key(fresh_key(), "t"))
 
 
 @pytest.mark.event_loops
@@ -119,7 +119,7 @@ def test_every_store_answers_as_the_specification_at_length(
 def test_redis_answers_as_the_specification_at_length(
     everywhere: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree({"redis": everywhere["redis"]}, history, fresh())
+    agree({"redis": everywhere["redis"]}, history, fresh_key())
 
 
 # -- one ring under a changing limit, where acquire may repeat a stored refusal ------------------
@@ -143,7 +143,7 @@ one_ring = st.builds(
 def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
     everywhere: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree({"redis": everywhere["redis"]}, history, fresh())
+    agree({"redis": everywhere["redis"]}, history, fresh_key())
 
 
 @pytest.mark.event_loops
@@ -154,7 +154,7 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
 def test_refusals_in_a_full_bucket_at_length(
     everywhere: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree({"redis": everywhere["redis"]}, history, fresh())
+    agree({"redis": everywhere["redis"]}, history, fresh_key())
 
 
 # -- shared calls -------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tests.servers.proxy import (
 )
 from tests.servers.sentinel import SentinelSet
 from tests.servers.standalone import Standalone
-from tests.servers.wait import free_port, until
+from tests.servers.wait import free_port, until, until_async
 
 __all__ = [
     "Blackhole",
@@ -55,4 +55,5 @@ __all__ = [
     "free_port",
     "server_version",
     "until",
+    "until_async",
 ]

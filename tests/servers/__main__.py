@@ -1,6 +1,6 @@
-"""Run a command with a fresh server of its own: `python -m tests.servers COMMAND [ARGUMENT...]`.
+"""Run a command with a server of its own: `python -m tests.servers COMMAND [ARGUMENT...]`.
 
-The command finds the server in DISTWINDOW_URL; its exit status becomes ours.
+The URL of the server is in DISTWINDOW_URL. Exits with the exit status of the command.
 """
 
 from __future__ import annotations

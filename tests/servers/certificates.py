@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, and a server certificate for the loopback."""
+"""A certificate authority for tests, and a server certificate for the loopback interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis Cluster, built with CLUSTER commands alone: not every server comes with redis-cli."""
+"""A Redis Cluster, made with CLUSTER commands, because redis-cli is not always installed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SLOTS = 16_384
 class Cluster:
     """`masters` nodes that share the slots evenly, each with `replicas` replicas.
 
-    Small timeouts: a dead master is noticed in about a second, and with replicas replaced soon
-    after. `nodes` holds the masters first, then the replicas.
+    Its timeouts are small: a dead master is noticed in about a second, and a replica takes over
+    soon after. `nodes` holds the masters first, then the replicas.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Cluster:
             for node in self.nodes:
                 node.start()
             self._form()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no server behind
             self.stop()
             raise
         return self
@@ -74,49 +74,55 @@ class Cluster:
         self.stop()
 
     def node_of(self, key: str) -> RedisProcess:
-        """The process of the master that serves `key` now."""
+        """Return the process of the master that serves `key` now."""
         with self.client() as client:
             port = client.get_node_from_key(key).port
         return next(node for node in self.nodes if node.port == port)
 
-    # -- how ----------------------------------------------------------------------------------
+    # -- forming the cluster -----------------------------------------------------------------------
 
     def _form(self) -> None:
         clients = [node.client() for node in self.nodes]
         try:
             first = clients[0]
             for epoch, client in enumerate(clients, start=1):
-                # Distinct epochs from the start: settling a collision later costs seconds.
+                # Nodes with equal epochs would take seconds to resolve the collision.
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)
             for index, client in enumerate(clients[: self.masters]):
                 low = SLOTS * index // self.masters
                 high = SLOTS * (index + 1) // self.masters
-                _give(client, low, high - 1)
+                _add_slots(client, low, high - 1)
             for node in self.nodes[1:]:
                 first.execute_command("CLUSTER", "MEET", node.host, node.port)
-            everyone = len(self.nodes)
             until(
-                lambda: all(_info(client)["cluster_known_nodes"] == everyone for client in clients),
+                lambda: all(
+                    _info(client)["cluster_known_nodes"] == len(self.nodes) for client in clients
+                ),
                 what="all cluster nodes know each other",
                 timeout=20,
             )
             for index, client in enumerate(clients[self.masters :]):
                 master = clients[index % self.masters].execute_command("CLUSTER", "MYID")
                 until(
+                    # mypy cannot infer a lambda whose parameter has a default.
                     lambda c=client, m=master: c.execute_command("CLUSTER", "REPLICATE", m),  # type: ignore[misc]
                     what="replica accepted",
                 )
-            until(lambda: self._whole(clients), what="the whole cluster agrees", timeout=20)
+            until(
+                lambda: self._agreed(clients),
+                what="all cluster nodes agree on the topology",
+                timeout=20,
+            )
         finally:
             for client in clients:
                 client.close()
 
-    def _whole(self, clients: list[redis.Redis]) -> bool:
+    def _agreed(self, clients: list[redis.Redis]) -> bool:
         for client in clients:
             info = _info(client)
             if info["cluster_state"] != "ok" or info["cluster_slots_ok"] != SLOTS:
                 return False
-            # Every node must see every replica in place, or clients read half a topology.
+            # Every node must know every replica, because clients ask any of them for the topology.
             shards: Any = client.execute_command("CLUSTER", "SLOTS")
             if len(shards) != self.masters or any(len(s) != 3 + self.replicas for s in shards):
                 return False
@@ -126,7 +132,7 @@ class Cluster:
         )
 
 
-def _give(client: redis.Redis, low: int, high: int) -> None:
+def _add_slots(client: redis.Redis, low: int, high: int) -> None:
     try:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
     except redis.ResponseError:  # Redis 6.2 knows only the long form
@@ -135,7 +141,7 @@ def _give(client: redis.Redis, low: int, high: int) -> None:
 
 def _info(client: redis.Redis) -> dict[str, Any]:
     # redis-py parses the reply of CLUSTER INFO in some versions and not in others.
-    said: Any = client.execute_command("CLUSTER", "INFO")
-    if not isinstance(said, dict):
-        said = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
-    return {name: int(value) if str(value).isdigit() else value for name, value in said.items()}
+    reply: Any = client.execute_command("CLUSTER", "INFO")
+    if not isinstance(reply, dict):
+        reply = dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)
+    return {name: int(value) if str(value).isdigit() else value for name, value in reply.items()}

@@ -1,4 +1,4 @@
-"""The last resort for a plain server: a container, where a Docker engine answers."""
+"""A plain server in a Docker container, for machines without a redis-server."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Container:
 
     def start(self) -> Self:
         try:
-            # Its deprecations would otherwise be errors here, and read as "no Docker".
+            # pytest makes errors of warnings: its deprecations would look like a missing Docker.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 from testcontainers.redis import RedisContainer
 
                 self._container = RedisContainer(self.IMAGE).start()
-        except Exception as exc:  # no package, no engine, no image: all the same to the tests
+        except Exception as exc:  # no package, no engine, or no image: there is no server
             raise NoServer(f"{REMEDY}, or start Docker ({type(exc).__name__})") from exc
         host = self._container.get_container_host_ip()
         self.url = f"redis://{host}:{self._container.get_exposed_port(6379)}/0"

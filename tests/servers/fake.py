@@ -1,4 +1,4 @@
-"""fakeredis behind a real TCP port: the server that the demo falls back to, and nothing else."""
+"""fakeredis on a TCP port: the server that the demo starts where there is no redis-server."""
 
 from distwindow.cli.demo.fake_server import FakeServer
 

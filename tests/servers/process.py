@@ -1,4 +1,4 @@
-"""One redis-server process: started from a config file, ready when it says so, ended by its pid."""
+"""One redis-server process: started with a config file, and ended by its pid."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, "str | int | Sequence[str]"]
 
-# What the log says once connections are served: a server's line, and a sentinel's.
+# What a server, and a sentinel, write into their log when they accept connections.
 READY = ("Ready to accept connections", "Sentinel ID is")
-TAKEN = ("Address already in use", "Could not create server TCP listening socket", "Failed listen")
+PORT_TAKEN = (
+    "Address already in use",
+    "Could not create server TCP listening socket",
+    "Failed listen",
+)
 
 PREFIX = "distwindow-test-"
 
@@ -35,13 +39,13 @@ _running: set[RedisProcess] = set()
 
 @atexit.register
 def _stop_all() -> None:
-    """End what an interrupted run left behind. A forked child must not end its parent's servers."""
+    """Stop the servers of an interrupted run; not in a forked child, see `stop`."""
     for process in list(_running):
         process.stop()
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that `start()` made. Anything else is refused, whatever a caller hands in."""
+    """Remove a folder that `start()` made; raise `ValueError` for any other path."""
     inside = folder.is_absolute() and folder.parent == Path(tempfile.gettempdir())
     if not (inside and folder.name.startswith(PREFIX)):
         raise ValueError(f"refusing to remove {str(folder)!r}: not a folder made by start()")
@@ -61,16 +65,16 @@ class RedisProcess:
         self.sentinel = sentinel
         self.host = "127.0.0.1"
         self.port = 0
-        # None until start() has made one. Never a stand-in such as Path(), which is the working
-        # directory: stop() removes this folder, and once removed a whole checkout that way.
+        # None until start() has made one. Not a default such as Path(), which is the working
+        # directory: stop() removes this folder.
         self._made: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- start and sto------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        find_binary()  # nothing is made, and so nothing left to clean, where there is no server
+        find_binary()  # raises before anything is made
         self._made = Path(tempfile.mkdtemp(prefix=PREFIX))
         _running.add(self)
         for _ in range(10):
@@ -78,7 +82,7 @@ class RedisProcess:
             if self._launch():
                 return self
         self.stop()
-        raise OSError("ten ports in a row were taken by somebody else before the server's bind")
+        raise OSError("ten ports in a row were taken before the server could bind them")
 
     def restart(self) -> Self:
         """Start again on the same port, without data."""
@@ -113,7 +117,7 @@ class RedisProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
@@ -139,7 +143,7 @@ class RedisProcess:
         return (self._made / "log").read_text(errors="replace")
 
     def client(self, **options: Any) -> redis.Redis:
-        """A plain client to this process: no retries, five seconds at most for an answer."""
+        """Return a client of this process, without retries, that waits 5 s at most for a reply."""
         settings: dict[str, Any] = {
             "host": self.host,
             "port": self.port,
@@ -151,7 +155,7 @@ class RedisProcess:
         }
         return redis.Redis(**settings)
 
-    # -- how ----------------------------------------------------------------------------------
+    # -- the process -------------------------------------------------------------------------------
 
     def _pick_ports(self) -> None:
         self.port = free_port()
@@ -168,7 +172,7 @@ class RedisProcess:
         }
 
     def _launch(self) -> bool:
-        """Start on the present port; False when somebody else was quicker to take it."""
+        """Start on the present port; return False if another process has taken it."""
         path = self.folder / "redis.conf"
         path.write_text(
             "".join(
@@ -186,7 +190,7 @@ class RedisProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                # Ctrl-C in the terminal is for pytest, which then stops its servers in order.
+                # Ctrl-C in the terminal is for pytest only, which then stops its servers.
                 start_new_session=True,
             )
         process = self._process
@@ -197,11 +201,11 @@ class RedisProcess:
         )
         if process.poll() is None:
             return True
-        said = self.log + (self.folder / "output").read_text(errors="replace")
-        if any(line in said for line in TAKEN):
+        printed = self.log + (self.folder / "output").read_text(errors="replace")
+        if any(line in printed for line in PORT_TAKEN):
             return False
         self.stop()
-        raise RuntimeError(f"{command[0]} ended with {process.returncode}:\n{said[-2000:]}")
+        raise RuntimeError(f"{command[0]} ended with {process.returncode}:\n{printed[-2000:]}")
 
     def _signal(self, number: signal.Signals) -> None:
         if self.alive:

@@ -35,8 +35,8 @@ CHUNK = 65_536
 class Fault:
     """A fault of the link.
 
-    `only`: bytes a request must contain for the fault to touch it (`b"EVALSHA"`, upper case; the
-    handshake then passes). `times`: how many requests it touches before the link is well again.
+    `only`: bytes that a request must contain to be affected (`b"EVALSHA"`, upper case; the
+    handshake then passes). `times`: how many requests are affected, before all others pass.
     """
 
     only: bytes | None = None
@@ -50,7 +50,7 @@ class Pass(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Delay(Fault):
-    """Requests or replies arrive late, in seconds; in order and unharmed."""
+    """Requests or replies arrive late by so many seconds, in order and complete."""
 
     requests: float = 0.0
     replies: float = 0.0
@@ -73,12 +73,12 @@ class Refuse(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class ResetBeforeSend(Fault):
-    """The connection is reset when a request comes; the server never sees the request."""
+    """The connection is reset when a request comes, which the server does not receive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResetAfterSend(Fault):
-    """The request reaches the server, and the client gets a reset instead of waiting."""
+    """The server receives the request, and the client gets a reset in place of the reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class Proxy:
     """Listens on `port` of 127.0.0.1 and forwards to `upstream`, a port of 127.0.0.1.
 
     `accepted`, `open`: connections so far and now. `bytes_up`, `bytes_down`: forwarded to the
-    server and to the client. `requests`: chunks that came from clients. `hits`: requests that a
-    fault touched. `swallowed`: bytes of answers that were kept back.
+    server and to the client. `requests`: chunks that came from clients. `affected`: how many of
+    them a fault has affected. `dropped_bytes`: bytes of replies that were not forwarded.
     """
 
     def __init__(self, upstream: int, *, tls: ssl.SSLContext | None = None) -> None:
@@ -109,16 +109,16 @@ class Proxy:
         self.port = 0
         self.accepted = 0
         self.requests = 0
-        self.hits = 0
+        self.affected = 0
         self.bytes_up = 0
         self.bytes_down = 0
-        self.swallowed = 0
+        self.dropped_bytes = 0
         self._tls = tls
         self._fault: Fault = Pass()
         self._left: int | None = None
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
-        self._loop = asyncio.SelectorEventLoop()  # whatever loops the test is about
+        self._loop = asyncio.SelectorEventLoop()  # whichever loop the test runs on
         self._thread: threading.Thread | None = None
 
     @property
@@ -141,8 +141,8 @@ class Proxy:
             self._call(self._switch(fault))
 
     @contextlib.contextmanager
-    def spoiled(self, fault: Fault) -> Iterator[Self]:
-        """The fault for the length of a `with`, and a sound link afterwards."""
+    def inject(self, fault: Fault) -> Iterator[Self]:
+        """Cause this fault for the length of a `with`, and none afterwards."""
         self.fault = fault
         try:
             yield self
@@ -153,7 +153,7 @@ class Proxy:
         """Reset every open connection, once."""
         self._call(self._cut())
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -176,7 +176,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- inside the loop ----------------------------------------------------------------------
+    # -- inside the loop ---------------------------------------------------------------------------
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
@@ -230,13 +230,13 @@ class Proxy:
             if self._server is not None:  # else the proxy stopped listening during the accept
                 await link.run()
         except (OSError, asyncio.CancelledError):
-            pass  # a link that ends is what this proxy is for; nothing to report
+            pass  # a connection that ends is what a fault causes
         finally:
             link.reset()
             self._links.discard(link)
 
-    def take(self, request: bytes) -> Fault:
-        """The fault this request meets; counted, and used up when it was for so many times."""
+    def next_fault(self, request: bytes) -> Fault:
+        """Return the fault of this request, and count it."""
         self.requests += 1
         fault = self._fault
         if isinstance(fault, Pass):
@@ -247,12 +247,12 @@ class Proxy:
             if self._left == 0:
                 return Pass()
             self._left -= 1
-        self.hits += 1
+        self.affected += 1
         return fault
 
 
 class _Link:
-    """One client's connection and its twin to the server."""
+    """One client's connection, and the connection to the server that it is forwarded to."""
 
     def __init__(
         self,
@@ -266,52 +266,52 @@ class _Link:
         self.reader = reader
         self.writer = writer
         self.up: asyncio.StreamWriter | None = None
-        # What the last request met: it decides about the bytes that come back.
-        self.met: Fault = Pass()
-        self.mute = False
-        self.deaf = False
+        # The fault of the last request, which applies to the bytes that come back as well.
+        self.fault: Fault = Pass()
+        self.drops_replies = False
+        self.drops_requests = False
         self.answered = asyncio.Event()
 
     async def run(self) -> None:
         if isinstance(self.proxy.fault, Silent):
-            await asyncio.Event().wait()  # until cut or stopped
+            await asyncio.Event().wait()  # until `cut` or `stop` ends the connection
         down, self.up = await asyncio.open_connection(self.proxy.host, self.proxy.upstream)
-        pumps = [
+        forwarding = [
             asyncio.ensure_future(self._requests(self.up)),
             asyncio.ensure_future(self._replies(down)),
         ]
         try:
-            # Whoever ends first (either side hung up, or a reset) ends the link.
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            # The link ends when either side has ended or was reset.
+            await asyncio.wait(forwarding, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for task in forwarding:
+                task.cancel()
+            await asyncio.gather(*forwarding, return_exceptions=True)
         self.writer.close()
         with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
             await asyncio.wait_for(self.writer.wait_closed(), 1)
 
     async def _requests(self, up: asyncio.StreamWriter) -> None:
         while data := await self.reader.read(CHUNK):
-            self.met = fault = self.proxy.take(data)
-            if self.deaf or isinstance(fault, Blackhole):
-                self.deaf = True
+            self.fault = fault = self.proxy.next_fault(data)
+            if self.drops_requests or isinstance(fault, Blackhole):
+                self.drops_requests = True
                 continue
             match fault:
                 case ResetBeforeSend():
                     self.reset()
                     return
                 case ResetAfterSend():
-                    self.mute = True
+                    self.drops_replies = True
                     self.answered.clear()
                     await self._send(up, data)
                     self._reset_client()
-                    # Hanging up with the answer unread would reset the server's side as well, and
-                    # it might then drop the request unread: wait until it has spoken.
+                    # Closing a connection whose reply is unread resets the server's side, and the
+                    # server might then drop the request unread: wait for the reply.
                     await asyncio.wait_for(self.answered.wait(), 5)
                     return
                 case DropReply():
-                    self.mute = True
+                    self.drops_replies = True
                 case Delay():
                     await asyncio.sleep(fault.requests)
                 case _:
@@ -321,17 +321,17 @@ class _Link:
     async def _replies(self, down: asyncio.StreamReader) -> None:
         while data := await down.read(CHUNK):
             self.answered.set()
-            fault = self.met
-            if self.mute or self.deaf:
-                self.proxy.swallowed += len(data)
+            fault = self.fault
+            if self.drops_replies or self.drops_requests:
+                self.proxy.dropped_bytes += len(data)
                 if isinstance(fault, DropReply) and fault.close:
                     return
                 continue
             if isinstance(fault, Delay):
                 await asyncio.sleep(fault.replies)
             await self._send(self.writer, data, fault)
-        if self.mute or self.deaf:
-            # The server may hang up; the client of a mute link must not learn of it.
+        if self.drops_replies or self.drops_requests:
+            # The server may close the connection; the client must not see that.
             await asyncio.Event().wait()
 
     async def _send(
@@ -340,7 +340,7 @@ class _Link:
         step = 1 if isinstance(fault, Trickle) else len(data)
         for start in range(0, len(data), step):
             piece = data[start : start + step]
-            # Counted first: a test that has its reply must find the bytes in the count.
+            # Count first: a test that has its reply must find the bytes counted.
             if writer is self.writer:
                 self.proxy.bytes_down += len(piece)
             else:

@@ -1,4 +1,4 @@
-"""A primary with replicas, watched by sentinels that fail over within about a second."""
+"""A primary with replicas, and sentinels that fail over within about a second."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class SentinelSet:
 
     @property
     def primary(self) -> RedisProcess:
-        """The process that most sentinels now call the primary."""
-        said = [self._primary_port(sentinel) for sentinel in self.sentinels if sentinel.alive]
-        port = max(said, key=said.count)
+        """The process that most sentinels name as the primary now."""
+        ports = [self._primary_port(sentinel) for sentinel in self.sentinels if sentinel.alive]
+        port = max(ports, key=ports.count)
         return next(server for server in self.servers if server.port == port)
 
     def start(self) -> Self:
         try:
             self._start_servers()
             self._start_sentinels()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no server behind
             self.stop()
             raise
         return self
@@ -87,7 +87,7 @@ class SentinelSet:
         assert found is not None
         return found
 
-    # -- how ----------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def _start_servers(self) -> None:
         primary, *replicas = self.servers
@@ -96,7 +96,8 @@ class SentinelSet:
             replica.config["replicaof"] = f"{primary.host} {primary.port}"
             replica.start()
         for replica in replicas:
-            until(lambda r=replica: _linked(r), what="replica in step with its primary")  # type: ignore[misc]
+            # mypy cannot infer a lambda whose parameter has a default.
+            until(lambda r=replica: _in_sync(r), what="replica in step with its primary")  # type: ignore[misc]
 
     def _start_sentinels(self) -> None:
         primary = self.servers[0]
@@ -109,38 +110,38 @@ class SentinelSet:
                 "sentinel parallel-syncs": f"{self.service} 5",
             }
             sentinel.start()
-            _hasten(sentinel)
-        until(self._watched, what="sentinels know each other and the replicas", timeout=20)
+            _shorten_periods(sentinel)
+        until(self._discovered, what="sentinels know each other and the replicas", timeout=20)
 
-    def _watched(self) -> bool:
+    def _discovered(self) -> bool:
         for sentinel in self.sentinels:
             with sentinel.client() as client:
                 # Not redis-py's own methods: those of version 6 fail on these two replies.
                 seen = _pairs(client.execute_command("SENTINEL", "MASTER", self.service))
                 others = int(seen["num-other-sentinels"])
-                said: Any = client.execute_command("SENTINEL", "REPLICAS", self.service)
-                replicas = [_pairs(replica) for replica in said]
+                reply: Any = client.execute_command("SENTINEL", "REPLICAS", self.service)
+                replicas = [_pairs(replica) for replica in reply]
             if others != len(self.sentinels) - 1:
                 return False
             if len(replicas) != len(self.servers) - 1:
                 return False
-            # A replica counts once it has answered INFO: only then can it be promoted.
+            # Only a replica that has answered INFO can be promoted.
             if any(replica["master-link-status"] != "ok" for replica in replicas):
                 return False
         return True
 
     def _primary_port(self, sentinel: RedisProcess) -> int:
         with sentinel.client() as client:
-            said: Any = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-        return int(said[1])
+            reply: Any = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+        return int(reply[1])
 
 
-def _hasten(sentinel: RedisProcess) -> None:
-    """Make the sentinel's clockwork several times faster. Redis 6.2 has no such command: slower."""
+def _shorten_periods(sentinel: RedisProcess) -> None:
+    """Have the sentinel ping, ask and publish more often. Redis 6.2 has no such command."""
     periods = {
         "INFO-PERIOD": 500,
-        # Not less: a replica is fit for promotion only while its last INFO is younger than five of
-        # these, and once the primary is down INFO is asked for once a second whatever is set here.
+        # Not less: a replica can be promoted only while its last INFO is younger than five of
+        # these, and once the primary is down a sentinel sends INFO only once a second.
         "PING-PERIOD": 300,
         "ASK-PERIOD": 100,
         "PUBLISH-PERIOD": 200,
@@ -158,7 +159,7 @@ def _pairs(flat: Any) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _linked(replica: RedisProcess) -> bool:
+def _in_sync(replica: RedisProcess) -> bool:
     with replica.client() as client:
         info: Any = client.info("replication")
     return bool(info["master_link_status"] == "up")

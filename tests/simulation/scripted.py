@@ -53,7 +53,7 @@ class ProcessRun(NamedTuple):
 
 class ScriptedFleet:
     """Processes that follow a script. A step names a process or a run by any whole number, of which
-    the remainder counts, so that every script can be played.
+    the remainder counts, so that every script can be run.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ScriptedFleet:
         )  # fmt: skip
         self.processes[next(self._numbers)] = process
 
-    def play(self, steps: Iterable[Step]) -> None:
+    def run(self, steps: Iterable[Step]) -> None:
         for step in steps:
             self.do(step)
 

@@ -58,7 +58,7 @@ class TimedFleet:
         self._flushing = [False] * len(processes)
         self._flush_at_ms = [NEVER] * len(processes)
 
-    def play(self, arrivals: Iterable[Arrival], key: str = "k") -> None:
+    def run(self, arrivals: Iterable[Arrival], key: str = "k") -> None:
         """Make calls of cost 1."""
         for at_ms, process in arrivals:
             self.wait_until(at_ms)
@@ -164,12 +164,12 @@ def simulate(
     fleet = TimedFleet(store, processes, lambda: delay_ms(rng))
     if warm_up_s:
         first = [Arrival(rng.uniform(0, 250 * warm_up_s), number) for number in range(len(rates))]
-        fleet.play(sorted(first), "elsewhere")
+        fleet.run(sorted(first), "elsewhere")
         fleet.wait_until(1000 * warm_up_s)
     arrivals = [
         Arrival(1000 * warm_up_s + at_ms, process)
         for at_ms, process in poisson_arrivals(rates, seconds, rng)
     ]
-    fleet.play(arrivals)
+    fleet.run(arrivals)
     fleet.wait_until(1000 * (warm_up_s + seconds + 1))
     return Simulation(store, arrivals, [one for one in fleet.admitted if one.key == "k"])

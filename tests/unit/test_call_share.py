@@ -43,7 +43,7 @@ def test_shares_are_the_replies_of_calls_one_after_the_other(
         assert decisions_of_reply(command, short, calls) == decisions
 
 
-def test_short_reply() -> None:
+def test_the_short_reply_is_recognized() -> None:
     assert short_reply([GUARD, 0, NOW_MS], GUARD) == (0, NOW_MS)
     for other in (
         [GUARD, -2, NOW_MS],

@@ -49,7 +49,7 @@ class Caller(threading.Thread):
         key = self._key
         try:
             share = key.sharing.call(key.command, key.now, self._deadline, key.make_call)
-        except BaseException as exc:
+        except BaseException as exc:  # `Interruption`, too, is an outcome
             self._outcome.put(exc)
         else:
             self._outcome.put(share)
@@ -122,7 +122,7 @@ class Key:
         return "gathering" if self._waiting() else "in flight"
 
 
-# Each play brings about the event of its row, yields, and then checks what happens.
+# Each of these brings about the event of its row, yields, and then checks what happens.
 
 
 def made_alone(key: Key) -> Iterator[None]:
@@ -216,7 +216,7 @@ def waiters_run_out_of_time(key: Key) -> Iterator[None]:
     assert key.state() == "idle"
 
 
-PLAYS: dict[tuple[str, ...], Callable[[Key], Iterator[None]]] = {
+ROW_CHECKS: dict[tuple[str, ...], Callable[[Key], Iterator[None]]] = {
     ("idle", "a call begins", "it is made alone"): made_alone,
     ("in flight", "a call begins", "it waits in a new group"): waits_in_a_group,
     ("gathering", "a call begins", "it joins the group"): waits_in_a_group,
@@ -242,23 +242,23 @@ def test_row(state: str, event: str, next_state: str, effect: str) -> None:
     timed = {"the only waiter's time is over", "a call begins too late"}
     key = Key(state, own_clock=event in timed)
     assert key.state() == state
-    play = PLAYS[state, event, effect](key)
-    next(play)
+    check = ROW_CHECKS[state, event, effect](key)
+    next(check)
     assert key.state() == next_state
-    assert next(play, "over") == "over"
+    assert next(check, "over") == "over"
 
 
-def test_every_play_is_a_row() -> None:
+def test_every_check_is_a_row() -> None:
     assert {(state, event, effect) for state, event, _, effect in rows_of(call_sharing)} == set(
-        PLAYS
+        ROW_CHECKS
     )
 
 
 # -- a signal handler raises in the main thread ---------------------------------------------------
 
 
-class HandedOver:
-    """A lock whose holder, once it has released it, lets all other threads go first."""
+class YieldingLock:
+    """A lock after whose release all other threads run first."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -268,7 +268,7 @@ class HandedOver:
 
     def __exit__(self, *exc: object) -> None:
         self._lock.release()
-        time.sleep(0.01)
+        time.sleep(0.01)  # the other threads run meanwhile
 
 
 class InterruptedKey(Key):
@@ -277,7 +277,7 @@ class InterruptedKey(Key):
     def __init__(self) -> None:
         super().__init__("idle")
         sharing: Any = self.sharing
-        sharing._lock = HandedOver()
+        sharing._lock = YieldingLock()
         self.before_reply: Callable[[], object] = lambda: None
         """Called by the main thread while its own script call is in flight."""
 

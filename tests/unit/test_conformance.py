@@ -44,6 +44,7 @@ class SmallLeases(MemoryStore):
         reply: Any = super().execute(command)
         if isinstance(command, Lease):
             reply = reply._replace(extra=min(reply.extra, 2))
+        # `_replace` of the union of all replies is Any.
         return reply  # type: ignore[no-any-return]
 
 
@@ -111,6 +112,7 @@ class OwnClock(MemoryStore):
 
 
 class UnknownSource(MemoryStore):
+    # Not one of the sources, as is tested here.
     source = "sqlite"  # type: ignore[assignment]
 
 

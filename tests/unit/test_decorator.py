@@ -70,6 +70,7 @@ def test_without_parentheses_on_a_method_and_below_another_decorator(limiter_cla
     with pytest.raises(ConfigurationError, match=r"without parentheses on .*method"):
 
         class Shop:
+            # The cache keeps the instance alive, which does no harm in a test.
             @functools.cache  # noqa: B019
             @limiter.limit
             def method(self) -> None: ...
@@ -122,6 +123,7 @@ def test_without_parentheses_above_a_decorator_that_hides_the_function(limiter_c
 def test_a_key_function_in_a_default_argument(limiter_class: Any) -> None:
     limiter = limiter_of(limiter_class)
 
+    # A call in a default is what is tested here.
     def function(limited: Any = limiter.limit(by_first)) -> Any:  # noqa: B008
         return limited
 

@@ -121,7 +121,7 @@ def test_an_operation_is_closed_before_its_exception_arrives(
 
     try:
         drive(operation(), World(exception()))
-    except BaseException as exc:
+    except BaseException as exc:  # KeyboardInterrupt and CancelledError are tested as well
         kept.append(exc)
         assert ended == [True]
     assert type(kept[0]) is exception

@@ -10,7 +10,7 @@ from distwindow.protocol.commands import NO_DEADLINE_MS
 from distwindow.store.redis.attempts import RawReply
 from distwindow.store.redis.handshake import HandshakeResult, handshake
 from distwindow.store.redis.topology import CallSettings, Node
-from tests.unit.stage import ManualClock
+from tests.unit.clock_and_stores import ManualClock
 
 INFO = ("INFO", "server")
 TIME = ("TIME",)
@@ -24,7 +24,7 @@ def node_of(clock: ManualClock, *, client_clock: bool = False) -> Node:
     return Node("node", lambda: None, CallSettings(clock, 1.0, client_clock))
 
 
-def played(
+def run_handshake(
     node: Node, clock: ManualClock, **replies: RawReply
 ) -> tuple[list[tuple[str, ...]], HandshakeResult]:
     """Return the commands of a handshake, each of which takes 50 ms, and its result."""
@@ -43,32 +43,32 @@ def played(
 def test_version_and_time_are_read_and_the_version_once() -> None:
     clock = ManualClock()
     node = node_of(clock)
-    asked, result = played(node, clock)
+    asked, result = run_handshake(node, clock)
     assert asked == [INFO, TIME]
     assert result.now_ms == 1_700_000_000_250
     assert result.at == clock.monotonic()
     assert result.round_trip_s == pytest.approx(0.05)
-    asked, _ = played(node, clock)
+    asked, _ = run_handshake(node, clock)
     assert asked == [TIME]
 
 
 def test_with_the_clients_clock_no_time_is_read() -> None:
     clock = ManualClock()
     node = node_of(clock, client_clock=True)
-    asked, result = played(node, clock)
+    asked, result = run_handshake(node, clock)
     assert asked == [INFO]
     assert result.now_ms is None
     assert result.round_trip_s == 0.0
-    assert played(node, clock)[0] == []
+    assert run_handshake(node, clock)[0] == []
 
 
 def test_info_may_be_forbidden_but_time_may_not() -> None:
     clock = ManualClock()
     forbidden = NoPermissionError("NOPERM this user has no permissions")
-    asked, _ = played(node_of(clock), clock, INFO=forbidden)
+    asked, _ = run_handshake(node_of(clock), clock, INFO=forbidden)
     assert asked == [INFO, TIME]
     with pytest.raises(ResponseError) as caught:
-        played(node_of(clock), clock, TIME=forbidden)
+        run_handshake(node_of(clock), clock, TIME=forbidden)
     assert caught.value is forbidden
 
 
@@ -77,7 +77,7 @@ def test_an_old_server_is_refused_each_time() -> None:
     node = node_of(clock)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"Redis 6\.0, which is too old"):
-            played(node, clock, INFO=b"redis_version:6.0.16")
+            run_handshake(node, clock, INFO=b"redis_version:6.0.16")
 
 
 def test_the_result_is_noted_on_the_node() -> None:
@@ -86,7 +86,7 @@ def test_the_result_is_noted_on_the_node() -> None:
     node.on_connect_failed("refused", slow=True)
     assert node.unavailable_reason() == "refused"
     assert node.clock.server_time_ms(clock.monotonic()) == NO_DEADLINE_MS
-    _, result = played(node, clock)
+    _, result = run_handshake(node, clock)
     clock.move(1000)
     result.apply(node)
     assert node.unavailable_reason() is None

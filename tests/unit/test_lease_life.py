@@ -14,10 +14,10 @@ from distwindow.operations.steps import Fetch, Operation, Pipeline
 from distwindow.protocol.commands import Lease, Refund
 from tests.simulation.process import OperationRun, Process
 from tests.simulation.scripted import RecordingStore
-from tests.state_tables import Plays, Row
-from tests.unit.stage import T0
+from tests.state_tables import Row, RowChecks
+from tests.unit.clock_and_stores import T0
 
-PLAYS = Plays(leased)
+ROW_CHECKS = RowChecks(leased)
 LIMIT = Limit(1000, per=10.0, buckets=5)
 """Its buckets are 2 s wide, so that leases can be idle within one."""
 BUCKET_MS = 2000.0
@@ -114,14 +114,14 @@ def ended() -> Leasing:
     return it
 
 
-@PLAYS.row("none", "a call that the store decides, with demand")
+@ROW_CHECKS.row("none", "a call that the store decides, with demand")
 def _() -> str:
     it = Leasing()
     _operation, _ = it.fetches()  # kept, as it would be closed if it was collected
     return it.where()
 
 
-@PLAYS.row("none", "a prefetch")
+@ROW_CHECKS.row("none", "a prefetch")
 def _() -> str:
     it = held()
     it.works()
@@ -134,7 +134,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("fetching", "a grant")
+@ROW_CHECKS.row("fetching", "a grant")
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
@@ -142,7 +142,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("fetching", "a grant for a caller that has given up")
+@ROW_CHECKS.row("fetching", "a grant for a caller that has given up")
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
@@ -152,7 +152,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("fetching", "a grant, overtaken by a later bucket's")
+@ROW_CHECKS.row("fetching", "a grant, overtaken by a later bucket's")
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
@@ -166,7 +166,7 @@ def _() -> str:
     return "refunded" if it.refunded() == before + late.extra else it.where()
 
 
-@PLAYS.row("fetching", "a grant, and the key was evicted")
+@ROW_CHECKS.row("fetching", "a grant, and the key was evicted")
 def _() -> str:
     it = Leasing(max_keys=1)
     operation, step = it.fetches()
@@ -175,7 +175,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("fetching", "a refusal")
+@ROW_CHECKS.row("fetching", "a refusal")
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
@@ -187,7 +187,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("fetching", "an error, and it was surely not executed")
+@ROW_CHECKS.row("fetching", "an error, and it was surely not executed")
 def _() -> str:
     it = Leasing()
     operation, _ = it.fetches()
@@ -196,7 +196,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("fetching", "an error, and its outcome is unknown")
+@ROW_CHECKS.row("fetching", "an error, and its outcome is unknown")
 def _() -> str:
     it = Leasing()
     operation, _ = it.fetches()
@@ -208,7 +208,7 @@ def _() -> str:
     return "none, and no lease in this bucket" if bucket_ends else "none"
 
 
-@PLAYS.row("held", "a call")
+@ROW_CHECKS.row("held", "a call")
 def _() -> str:
     it = held()
     before = it.state.permits_left
@@ -216,7 +216,7 @@ def _() -> str:
     return f"{it.where()}, with fewer permits" if it.state.permits_left < before else "spent"
 
 
-@PLAYS.row("held", "any reply from the same bucket")
+@ROW_CHECKS.row("held", "any reply from the same bucket")
 def _() -> str:
     it = held()
     it.passes(100)
@@ -228,7 +228,7 @@ def _() -> str:
     return f"{it.where()}, extended" if it.state.permits_until > before else it.where()
 
 
-@PLAYS.row("held", "its time is over before its bucket's")
+@ROW_CHECKS.row("held", "its time is over before its bucket's")
 def _() -> str:
     it = held()
     it.passes(0.95 * BUCKET_MS)
@@ -237,7 +237,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("ended", "any reply from the same bucket")
+@ROW_CHECKS.row("ended", "any reply from the same bucket")
 def _() -> str:
     it = ended()
     before, bucket = it.state.permits_until, it.state.lease_bucket_ends_ms
@@ -246,7 +246,7 @@ def _() -> str:
     return f"{it.where()}, extended" if it.state.permits_until > before else it.where()
 
 
-@PLAYS.row("held", "a review after two intervals without calls")
+@ROW_CHECKS.row("held", "a review after two intervals without calls")
 def _() -> str:
     it = held()
     it.works()
@@ -260,7 +260,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("ended", "a review after the bucket's end")
+@ROW_CHECKS.row("ended", "a review after the bucket's end")
 def _() -> str:
     it = ended()
     it.works()
@@ -269,7 +269,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("held", "its key is evicted")
+@ROW_CHECKS.row("held", "its key is evicted")
 def _() -> str:
     it = Leasing(max_keys=1)
     it.holds()
@@ -277,7 +277,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("held", "the limiter is closed")
+@ROW_CHECKS.row("held", "the limiter is closed")
 def _() -> str:
     it = held()
     it.strategy.close()
@@ -285,7 +285,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("held", "a call that costs more than is left")
+@ROW_CHECKS.row("held", "a call that costs more than is left")
 def _() -> str:
     it = held()
     cost = it.state.permits_left + 1
@@ -298,17 +298,17 @@ def _() -> str:
     return "refunded, before the store decides"
 
 
-@PLAYS.row("held", "its key is reset")
+@ROW_CHECKS.row("held", "its key is reset")
 def _() -> str:
     it = held()
     it.strategy.reset("k")
     return it.where()
 
 
-@pytest.mark.parametrize("row", PLAYS.rows, ids=lambda row: f"{row.before}: {row.event}")
+@pytest.mark.parametrize("row", ROW_CHECKS.rows, ids=lambda row: f"{row.before}: {row.event}")
 def test_each_row_of_the_table(row: Row) -> None:
-    PLAYS.check(row)
+    ROW_CHECKS.check(row)
 
 
-def test_the_table_and_the_plays_have_the_same_rows() -> None:
-    PLAYS.check_complete()
+def test_the_table_and_the_checks_have_the_same_rows() -> None:
+    ROW_CHECKS.check_complete()

@@ -64,7 +64,7 @@ def test_the_default_is_the_largest_divisor(limit: Limit) -> None:
         ("100/SECOND", 100, 1), ("100 PER Minute", 100, 60), ("1/1.5 hours", 1, 5400),
     ],
 )  # fmt: skip
-def test_what_people_write(text: str, amount: int, per: float) -> None:
+def test_limit_strings_parse(text: str, amount: int, per: float) -> None:
     assert Limit(text) == Limit(amount, per)
 
 
@@ -80,6 +80,7 @@ def test_it_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(limit)) == copy.deepcopy(limit) == limit
     assert len({limit, Limit("5/s strict"), Limit("5/s")}) == 2
     with pytest.raises(AttributeError):
+        # Assigning to a frozen limit is what is tested here.
         limit.amount = 6  # type: ignore[misc]
     other: object = str(limit)
     assert limit != other
@@ -111,7 +112,7 @@ def test_the_nearest_divisors_are_named(bound: Bound, buckets: int, nearest: str
         Limit(5, per=1, buckets=buckets, bound=bound)
 
 
-def test_several_in_one() -> None:
+def test_several_limits_in_one_string_parse() -> None:
     several = parse_limits("5/s, 100/m; 1000/hour strict | 5000/day")
     assert several == (Limit("5/s"), Limit("100/m"), Limit("1000/hour strict"), Limit("5000/day"))
     assert parse_limits("5/s|100/m") == several[:2]

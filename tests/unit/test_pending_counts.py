@@ -15,10 +15,10 @@ from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.strategy import OutgoingCommand
 from distwindow.protocol.commands import Flush
 from distwindow.protocol.replies import FleetCounts
-from tests.state_tables import Plays, Row
-from tests.unit.stage import ManualClock
+from tests.state_tables import Row, RowChecks
+from tests.unit.clock_and_stores import ManualClock
 
-PLAYS = Plays(pending_counts)
+ROW_CHECKS = RowChecks(pending_counts)
 LOST = StoreTimeout("lost", charged=None)
 
 
@@ -72,7 +72,7 @@ def number_of(pending: OutgoingCommand) -> int:
     return pending.command.seq
 
 
-@PLAYS.row("counted", "its bucket ends, or its key is flushed")
+@ROW_CHECKS.row("counted", "its bucket ends, or its key is flushed")
 def _() -> str:
     it = Counting()
     it.count()
@@ -82,7 +82,7 @@ def _() -> str:
     return it.where()
 
 
-@PLAYS.row("pending", "its key is flushed")
+@ROW_CHECKS.row("pending", "its key is flushed")
 def _() -> str:
     it = Counting()
     it.count()
@@ -96,7 +96,7 @@ def _() -> str:
     return f"{it.where()}, under a new number"
 
 
-@PLAYS.row("pending", "it has left the longest window")
+@ROW_CHECKS.row("pending", "it has left the longest window")
 def _() -> str:
     it = Counting()
     it.count()
@@ -112,14 +112,14 @@ def _() -> str:
     )
 
 
-@PLAYS.row("in flight", "a reply")
+@ROW_CHECKS.row("in flight", "a reply")
 def _() -> str:
     it, sent = in_flight()
     sent.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
     return "acknowledged" if it.where() == "gone" else it.where()
 
 
-@PLAYS.row("in flight", "its key is flushed again")
+@ROW_CHECKS.row("in flight", "its key is flushed again")
 def _() -> str:
     it, sent = in_flight()
     again = it.counts.flush_of(it.state)
@@ -128,7 +128,7 @@ def _() -> str:
     return f"{it.where()}, under the same number"
 
 
-@PLAYS.row("in flight", "a store error")
+@ROW_CHECKS.row("in flight", "a store error")
 def _() -> str:
     it, sent = in_flight()
     it.schedule.next_due_at = NEVER
@@ -138,7 +138,7 @@ def _() -> str:
     return f"{it.where()}, under the same number"
 
 
-@PLAYS.row("in flight", "a store error, after the longest window")
+@ROW_CHECKS.row("in flight", "a store error, after the longest window")
 def _() -> str:
     it, sent = in_flight()
     it.clock.move(2000)
@@ -146,7 +146,7 @@ def _() -> str:
     return "dropped" if it.where() == "gone" else it.where()
 
 
-@PLAYS.row("in flight", "a store error, when too many keys wait for it")
+@ROW_CHECKS.row("in flight", "a store error, when too many keys wait for it")
 def _() -> str:
     it = Counting()
     day = CommandCache("unit", "10/day").acquire_command("day").charges
@@ -160,14 +160,14 @@ def _() -> str:
     return "dropped" if it.where() == "gone" else it.where()
 
 
-@PLAYS.row("in flight", "any other error")
+@ROW_CHECKS.row("in flight", "any other error")
 def _() -> str:
     it, sent = in_flight()
     sent.on_reply(ConfigurationError("no such command"), 0.0)
     return "dropped" if it.where() == "gone" else it.where()
 
 
-@PLAYS.row("any", "its key is reset")
+@ROW_CHECKS.row("any", "its key is reset")
 def _() -> str:
     it, _ = in_flight()
     it.clock.move(100)
@@ -180,13 +180,13 @@ def _() -> str:
     return "dropped" if it.where() == "gone" else it.where()
 
 
-@pytest.mark.parametrize("row", PLAYS.rows, ids=lambda row: f"{row.before}: {row.event}")
+@pytest.mark.parametrize("row", ROW_CHECKS.rows, ids=lambda row: f"{row.before}: {row.event}")
 def test_each_row_of_the_table(row: Row) -> None:
-    PLAYS.check(row)
+    ROW_CHECKS.check(row)
 
 
-def test_the_table_and_the_plays_have_the_same_rows() -> None:
-    PLAYS.check_complete()
+def test_the_table_and_the_checks_have_the_same_rows() -> None:
+    ROW_CHECKS.check_complete()
 
 
 def test_the_second_of_two_replies_to_one_batch_is_ignored() -> None:

@@ -106,7 +106,7 @@ class Setup:
         return "opening" if self.connection.opening else "open"
 
 
-# Each play brings about the event of its row, yields, and then checks what happens.
+# Each of these brings about the event of its row, yields, and then checks what happens.
 
 
 async def waits_until_open(setup: Setup) -> AsyncIterator[None]:
@@ -188,7 +188,7 @@ async def lost(setup: Setup) -> AsyncIterator[None]:
     assert [caller.replies for caller in callers] == [[NoReply(failure, sent=True)]] * 2
 
 
-PLAYS: dict[tuple[str, ...], Callable[[Setup], AsyncIterator[None]]] = {
+ROW_CHECKS: dict[tuple[str, ...], Callable[[Setup], AsyncIterator[None]]] = {
     ("opening", "a request is sent", "it waits until the connection is open"): waits_until_open,
     ("opening", "connected", "waiting requests are written"): waiting_requests_are_written,
     ("opening", "connected too late", "callers get NoReply, not sent"): too_late,
@@ -214,13 +214,15 @@ async def test_row(state: str, event: str, next_state: str, effect: str) -> None
     if state == "open":
         await setup.open()
     assert setup.state() == state
-    play: Any = PLAYS[state, event, effect](setup)
-    await play.__anext__()
+    check: Any = ROW_CHECKS[state, event, effect](setup)
+    await check.__anext__()
     assert setup.state() == next_state
     with pytest.raises(StopAsyncIteration):
-        await play.__anext__()
+        await check.__anext__()
     setup.connection.end("the test is over")
 
 
-def test_every_play_is_a_row() -> None:
-    assert {(state, event, effect) for state, event, _, effect in rows_of(module)} == set(PLAYS)
+def test_every_check_is_a_row() -> None:
+    assert {(state, event, effect) for state, event, _, effect in rows_of(module)} == set(
+        ROW_CHECKS
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
-from tests.unit.stage import ManualClock
+from tests.unit.clock_and_stores import ManualClock
 
 
 def test_a_waiter_is_refused_in_its_own_name() -> None:

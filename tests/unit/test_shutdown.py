@@ -49,6 +49,7 @@ class Worker:
     def __init__(self, ending: Shutdown) -> None:
         self.jobs = FlushJobs()
         self.job = Job()
+        # `Job` stands in for a `FlushJob`.
         self.jobs.add(self.job)  # type: ignore[arg-type]
         self.ending = ending
         self.flushed_in: list[int] = []

@@ -8,10 +8,10 @@ from distwindow import Decision, Limit, RateLimitExceeded
 from distwindow.operations import wait_queue
 from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.wait_queue import QueueSlot, WaitQueues
-from tests.state_tables import Plays, Row
-from tests.unit.stage import ManualClock
+from tests.state_tables import Row, RowChecks
+from tests.unit.clock_and_stores import ManualClock
 
-PLAYS = Plays(wait_queue)
+ROW_CHECKS = RowChecks(wait_queue)
 COMMAND = CommandCache("unit", "10/second").acquire_command("k")
 
 
@@ -56,20 +56,20 @@ def waits(queue: Queue, slot: QueueSlot) -> str:
     return "sends out of turn" if queue.where(slot) == "waiting" else queue.where(slot)
 
 
-@PLAYS.row("-", "joins an empty queue")
+@ROW_CHECKS.row("-", "joins an empty queue")
 def _() -> str:
     queue = Queue()
     return queue.where(queue.join())
 
 
-@PLAYS.row("-", "joins")
+@ROW_CHECKS.row("-", "joins")
 def _() -> str:
     queue = Queue()
     queue.join()
     return queue.where(queue.join())
 
 
-@PLAYS.row("waiting", "the one before leaves")
+@ROW_CHECKS.row("waiting", "the one before leaves")
 def _() -> str:
     queue = Queue()
     first, second = queue.join(), queue.join()
@@ -78,14 +78,14 @@ def _() -> str:
     return queue.where(second)
 
 
-@PLAYS.row("waiting", "the head is refused for longer than its own timeout")
+@ROW_CHECKS.row("waiting", "the head is refused for longer than its own timeout")
 def _() -> str:
     queue = Queue()
     queue.refuse(queue.join(), 5.0)
     return waits(queue, queue.slot(timeout=1.0))
 
 
-@PLAYS.row("waiting", "its timeout ends, and the head was refused")
+@ROW_CHECKS.row("waiting", "its timeout ends, and the head was refused")
 def _() -> str:
     queue = Queue()
     head, slot = queue.join(), queue.join(timeout=1.0)
@@ -97,14 +97,14 @@ def _() -> str:
     return f"{queue.where(slot)}, with RateLimitExceeded"
 
 
-@PLAYS.row("waiting", "its timeout ends, and nobody was refused")
+@ROW_CHECKS.row("waiting", "its timeout ends, and nobody was refused")
 def _() -> str:
     queue = Queue()
     queue.join()
     return waits(queue, queue.slot(timeout=0.0))
 
 
-@PLAYS.row("head", "is refused")
+@ROW_CHECKS.row("head", "is refused")
 def _() -> str:
     queue = Queue()
     head = queue.join()
@@ -112,7 +112,7 @@ def _() -> str:
     return f"{queue.where(head)}, asleep until its permits"
 
 
-@PLAYS.row("head", "is admitted, or raises")
+@ROW_CHECKS.row("head", "is admitted, or raises")
 def _() -> str:
     queue = Queue()
     head, second = queue.join(), queue.join()
@@ -122,13 +122,13 @@ def _() -> str:
     return f"{queue.where(head)}; the next is woken" if woken else "nobody is woken"
 
 
-@pytest.mark.parametrize("row", PLAYS.rows, ids=lambda row: f"{row.before}: {row.event}")
+@pytest.mark.parametrize("row", ROW_CHECKS.rows, ids=lambda row: f"{row.before}: {row.event}")
 def test_each_row_of_the_table(row: Row) -> None:
-    PLAYS.check(row)
+    ROW_CHECKS.check(row)
 
 
-def test_the_table_and_the_plays_have_the_same_rows() -> None:
-    PLAYS.check_complete()
+def test_the_table_and_the_checks_have_the_same_rows() -> None:
+    ROW_CHECKS.check_complete()
 
 
 def test_a_slot_that_never_joined_can_leave() -> None:

@@ -132,6 +132,7 @@ def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) 
         was_interrupted = interrupted(work.count, number)
         for _ in range(20):
             work.count()
+            # mypy cannot infer a lambda whose parameter has a default.
             until(lambda work=work: work.sent == work.counted, timeout=5, every=0.0005)  # type: ignore[misc]
         assert len(work.senders) == 1
         if not was_interrupted:
@@ -187,6 +188,7 @@ def test_flushing_all_needs_no_wake_up(worker: WorkerThread) -> None:
 
 def test_a_limiter_that_is_dropped_is_forgotten() -> None:
     jobs, work = FlushJobs(), Work()
+    # `Work` stands in for a strategy.
     job = FlushJob(work, work.send, "a test")  # type: ignore[arg-type]
     jobs.add(job)
     assert jobs.all() == [job]

@@ -1,6 +1,4 @@
-"""What many tests run on: a clock that tests move, and every store behind one function
-`execute`.
-"""
+"""What many tests use: a clock that tests move, and every store as one function `execute`."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ T0 = 1_700_000_040_000
 _names = itertools.count()
 
 
-def fresh(word: str = "key") -> str:
+def fresh_key(word: str = "key") -> str:
     """Return a key that no other test or example has used, as servers are shared and never
     emptied.
     """
