@@ -159,7 +159,7 @@ class LocalStrategy(Generic[S]):
 
     @property
     def dropped(self) -> int:
-        """How many counts were dropped, because the store did not take them for so long."""
+        """How many counts were dropped; the table in pending_counts.py has the causes."""
         return self._counts.dropped
 
     @property

@@ -97,7 +97,7 @@ class PendingCounts(Generic[S]):
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._collect_lock = threading.RLock()
         self.dropped = 0
-        """How many counts were dropped, because the store did not take them for so long."""
+        """How many counts were dropped, for one of the causes in the table above."""
 
     def mark_dirty(self, state: S) -> None:
         """Put `state` into the queue, and have the worker flush it after the flush interval. Raises

@@ -29,7 +29,7 @@ class Strategy(Protocol):
 
     @property
     def dropped(self) -> int:
-        """How many counts were dropped, because the store could not take them in time."""
+        """How many counts the store never received, and never will."""
 
     wake: Callable[[], object]
     """Called when `next_due_at` is earlier than it was. Set by the worker."""

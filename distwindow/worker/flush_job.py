@@ -159,7 +159,7 @@ class FlushJob:
         self.dropped_logged = self.strategy.dropped
         if number <= 0:  # fewer than before: this is a forked child, which counts anew
             return ""
-        return f"; {number} counts were dropped, as the store took none for so long"
+        return f"; {number} counts were dropped: they left their windows, or too many keys waited"
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
