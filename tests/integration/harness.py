@@ -33,6 +33,11 @@ T = TypeVar("T")
 PLENTY = "1000000/hour"
 """A limit that refuses no call, and whose window is longer than every test."""
 
+TIMEOUT_S = 2.0
+"""For limiters of tests that are not about timeouts: within the default of 0.25 s a busy machine may
+not get to answer.
+"""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -250,7 +255,7 @@ class SyncHarness:
         self._closing: list[Callable[[], Any]] = []
 
     def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter:
-        made = _BlockingAdapter(Limiter(store, limits, **options))
+        made = _BlockingAdapter(Limiter(store, limits, **{"timeout": TIMEOUT_S, **options}))
         self._closing.append(made.close)
         return made
 
@@ -364,7 +369,8 @@ class AsyncHarness:
         return result
 
     def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter:
-        made = _AsyncAdapter(self, AsyncLimiter(store, limits, **options))
+        limiter = AsyncLimiter(store, limits, **{"timeout": TIMEOUT_S, **options})
+        made = _AsyncAdapter(self, limiter)
         self._closing.append(made.close)
         return made
 

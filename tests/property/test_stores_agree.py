@@ -93,7 +93,6 @@ def test_every_store_answers_as_the_specification(
     agree(everywhere, history, fresh_key())
 
 
-@pytest.mark.event_loops
 @settings(LENIENT, max_examples=20)
 @given(history=st.lists(steps, min_size=25, max_size=60))
 def test_long_histories_agree(everywhere: dict[str, Execute], history: list[HistoryStep]) -> None:
@@ -111,7 +110,6 @@ def test_every_store_answers_as_the_specification_at_length(
     agree(everywhere, history, Key(fresh_key(), "t"))
 
 
-@pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(LENIENT, max_examples=1500)
@@ -137,7 +135,6 @@ one_ring = st.builds(
 )
 
 
-@pytest.mark.event_loops
 @settings(LENIENT, max_examples=60)
 @given(history=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
@@ -146,7 +143,6 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
     agree({"redis": everywhere["redis"]}, history, fresh_key())
 
 
-@pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(LENIENT, max_examples=1500)
