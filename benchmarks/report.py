@@ -96,6 +96,7 @@ def environment(server: str) -> dict[str, str]:
         "distwindow": getattr(distwindow, "__version__", "?"),
         "server": server,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "load": f"load average {os.getloadavg()[0]:.2f} at the start",
     }
     for name in PACKAGES:
         try:
@@ -144,7 +145,7 @@ def summary(sections: Sequence[Section]) -> list[str]:
 def markdown(command: str, environment: dict[str, str], sections: Sequence[Section]) -> str:
     """Return the whole report in Markdown."""
     facts = ", ".join(
-        value if name in ("server", "machine") else f"{name} {value}"
+        value if name in ("server", "machine", "load") else f"{name} {value}"
         for name, value in environment.items()
     )
     parts = [f"`{command}`: {facts}"]

@@ -76,7 +76,8 @@ def table(report: dict[str, Any]) -> str:
         row = _best_peer(found) if what is None else next(r for r in found if r["what"] == what)
         name = f" ({row['what'].removeprefix('p50: ')})" if what is None else ""
         lines.append(f"| {words}{name} | {_shown(row)} | {_aim(row)} |")
-    where = f"{about['server'].split(' sha')[0]}, {about['python']}, {about['machine']}"
+    machine = f"{about['machine']}, {about['load']}"
+    where = f"{about['server'].split(' sha')[0]}, {about['python']}, {machine}"
     return (
         "\n".join(lines) + f"\n\nRatios within one run of `{report['command']}`: {where}. Peers at "
         f"their best settings: {', '.join(f'{peer} {about[peer]}' for peer in PEERS)}. All rows, "
