@@ -11,6 +11,9 @@ import pytest
 from tests.event_loops import uvloop_param
 from tests.integration.harness import HARNESSES, STALLS, Harness
 
+# So that its assertions show the values, as those of test files do.
+pytest.register_assert_rewrite("tests.integration.store_check")
+
 
 @pytest.fixture(params=["sync", "async", uvloop_param()])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
