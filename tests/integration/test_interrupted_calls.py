@@ -28,7 +28,7 @@ from distwindow.store.memory import MemoryStore
 from distwindow.store.redis.blocking.call_sharing import CallGroup, InFlightCall, Waiter
 from tests.integration.harness import admin, used
 from tests.servers import Proxy, until_async
-from tests.servers.proxy import Delay, Pass, Silent
+from tests.servers.faults import Delay, Pass, Silent
 from tests.servers.wait import until
 
 PLENTY = "1000000/day"
