@@ -29,6 +29,8 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 WALL_CLOCK = {
     "test_process_exit",
     "test_background_worker",
+    "test_close_and_fork",
+    "test_evicted_keys",
     "test_slow_links",
     "test_transport_outcomes",
     "test_transport_topology",
