@@ -1,26 +1,17 @@
-"""`distwindow stats`"""
+"""`distwindow stats`: which keys it finds, and what it says of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
-from rich.cells import cell_len
 
 from distwindow import Key, Limiter, Stats
 from tests.cli.conftest import Cli, fill
-from tests.cli.terminal import Terminal
-from tests.interruptions import restore_sigint
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -164,133 +155,6 @@ def test_other_keys_are_skipped_and_counted(
     assert client.get(f"{prefix}:settings") == b"x"
 
 
-@pytest.mark.parametrize("top", [[], ["--top", "3"]], ids=["all", "top"])
-def test_the_order(cli: Cli, redis_url: str, prefix: str, top: list[str]) -> None:
-    with Limiter(redis_url, ["10/hour", "20/day"], prefix=prefix) as limiter:
-        for i, (passed, blocked) in enumerate([(1, 0), (10, 5), (3, 0), (10, 7), (2, 0)]):
-            for _ in range(passed + blocked):
-                limiter.try_acquire(f"k{i}")
-
-    def order(*arguments: str) -> list[str]:
-        result = json.loads(cli("stats", "--json", *arguments, *top).out)
-        assert all(len(one["limits"]) == 2 for one in result)
-        return [one["key"] for one in result][:3]
-
-    assert order()[:2] == ["k3", "k1"]
-    assert order("--sort", "passed") == ["k1", "k3", "k2"]
-    assert order("--sort", "key") == ["k0", "k1", "k2"]
-
-
-@pytest.mark.parametrize("top", [[], ["--top", "3"]], ids=["all", "top"])
-@pytest.mark.parametrize("sort", ["blocked", "passed"])
-def test_equal_counts_go_by_the_share_of_the_limit_that_is_used(
-    cli: Cli, redis_url: str, prefix: str, top: list[str], sort: str
-) -> None:
-    """This is the order where nothing is blocked."""
-    # Six permits of each key are used. Of several limits, the one with the largest share counts.
-    limits = {"a": ["100/hour"], "b": ["7/hour"], "c": ["50/hour", "6/day"], "d": ["12/hour"]}
-    for key, own in limits.items():
-        with Limiter(redis_url, own, prefix=prefix) as limiter:
-            limiter.try_acquire(key, cost=6)
-    result = json.loads(cli("stats", "--json", "--sort", sort, *top).out)
-    assert [one["key"] for one in result] == ["c", "b", "d", "a"][: len(result)]
-    assert len(result) == (3 if top else 4)
-
-
-def test_what_is_blocked_comes_before_what_is_full(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        limiter.try_acquire("full", cost=10)
-        limiter.try_acquire("blocked", cost=2)
-        limiter.try_acquire("blocked", cost=9)
-    result = json.loads(cli("stats", "--json").out)
-    assert [one["key"] for one in result] == ["blocked", "full"]
-
-
-def test_the_nearly_full_key_is_found_among_thousands(
-    cli: Cli, redis_url: str, prefix: str
-) -> None:
-    with Limiter(redis_url, ["100/hour", "1000/day"], prefix=prefix) as limiter:
-        for i in range(1300):  # more than are held in memory for a top of 2
-            limiter.try_acquire(f"k{i:04}")
-        limiter.try_acquire("k0700", cost=98)
-        limiter.try_acquire("k0007", cost=50)
-    result = cli("stats", "--top", "2")
-    keys = [line.split()[0] for line in result.out.splitlines()[1:5]]
-    assert keys == ["k0700", "k0700", "k0007", "k0007"]
-    assert "the first 2 by blocked, then by share used, of 2,600 limits in use" in result.out
-
-
-LONG = ["user:123e4567-e89b-12d3-a456-426614174000", "k" * 64, "x" * 300, "new\nline"]
-
-
-def test_in_a_pipe_nothing_is_omitted(shell: Cli, redis_url: str, prefix: str) -> None:
-    limit = "100/40m strict 8 buckets"
-    with Limiter(redis_url, limit, prefix=prefix) as limiter:
-        for key in LONG:
-            with limiter.entry(key):
-                pass
-        spoken = str(limiter.stats(LONG[0]).limits[0])
-    for env in ({}, {"COLUMNS": "40"}, {"FORCE_COLOR": "1"}):
-        result = shell("stats", "--url", redis_url, "--prefix", prefix, **env).out
-        result = re.sub(r"\x1b\[[0-9;]*m", "", result)
-        head, *rows = result.splitlines()[: len(LONG) + 1]
-        assert head.split()[-2:] == ["MIN", "MS"]
-        assert all(f"  {spoken}  " in row for row in rows)
-        for word in (LONG[0], LONG[1], f"'{'x' * 31}~", "$'new\\nline'"):
-            assert sum(row.startswith(word) for row in rows) == 1
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
-@pytest.mark.parametrize(
-    ("columns", "head"),
-    [
-        (40, ["KEY", "USED", "BLOCK/S"]),
-        (60, ["KEY", "LIMIT", "USED", "BLOCK/S"]),
-        (80, ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S", "OK", "ERR"]),
-        (160, ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S", "OK", "ERR", "AVG", "MS", "MIN", "MS"]),
-    ],
-)
-def test_a_narrow_terminal_omits_columns_and_truncates_no_key(
-    redis_url: str, prefix: str, columns: int, head: list[str]
-) -> None:
-    keys = ["user:42", "user:123456789012", "k" * 64]
-    with Limiter(redis_url, "100/hour strict", prefix=prefix) as limiter:
-        for key in keys:
-            with limiter.entry(key):
-                pass
-    where = ("--url", redis_url, "--prefix", prefix)
-    with Terminal("stats", *where, columns=columns) as terminal:
-        first, *rows = terminal.lines()
-    assert first.split() == head
-    rows, note = rows[:-2], rows[-1]
-    for key in keys:
-        assert sum(row.split()[:1] == [key] for row in rows) == 1
-    assert all(cell_len(row) <= columns for row in rows if row not in keys)
-    assert ("too narrow for" in note) is (columns < 160)
-    assert note.endswith("AVG MS, MIN MS") is (columns < 160)
-
-
-def test_control_characters_in_keys_are_escaped(cli: Cli, redis_url: str, prefix: str) -> None:
-    keys: list[str | bytes] = [
-        "red\x1b[31m\nline",
-        "東京" * 10,
-        "\u202eevil",
-        b"\xff\x00",
-        "a" * 60,
-    ]
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        for key in keys:
-            limiter.try_acquire(key)
-    result = cli("stats").out
-    assert "red\\x1b[31m\\nline" in result
-    assert not set(result) & {"\x1b", "\x00", "\u202e"}
-    assert len(result.splitlines()) == len(keys) + 3
-    at = {
-        cell_len(line[: line.index("10/hour")]) for line in result.splitlines()[1 : len(keys) + 1]
-    }
-    assert len(at) == 1
-
-
 def test_a_changed_limit_is_shown_at_once(cli: Cli, redis_url: str, prefix: str) -> None:
     for limit in ("10/hour", "25/hour"):
         with Limiter(redis_url, limit, prefix=prefix) as limiter:
@@ -316,62 +180,6 @@ def test_fakeredis_is_supported(cli: Cli, fake_url: str, prefix: str) -> None:
         limiter.try_acquire("k")
     assert json.loads(cli("stats", "--json", store=fake_url).out)[0]["passed"] == 1
     assert "1 window deleted" in cli("reset", "k", store=fake_url).out
-
-
-def test_a_closed_pipe_is_no_error(redis_url: str, prefix: str) -> None:
-    fill(redis_url, prefix, 3000)
-    command = f"{sys.executable} -m distwindow.cli stats --url {redis_url} --prefix {prefix}"
-    done = subprocess.run(
-        f"{command} | head -1", shell=True, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("KEY")
-    assert done.stderr == ""
-
-
-def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
-    fill(redis_url, prefix, 3)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "distwindow.cli", "stats", "--watch", "--interval", "0.1"),
-            *("--json", "--url", redis_url, "--prefix", prefix),
-        ],
-        preexec_fn=restore_sigint,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    looks = [json.loads(process.stdout.readline()) for _ in range(3)]
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
-    assert (process.returncode, err) == (0, "")
-    assert [len(look) for look in looks] == [3, 3, 3]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
-@pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
-def test_on_a_terminal_there_is_colour_unless_forbidden(
-    redis_url: str, prefix: str, colour: bool
-) -> None:
-    import pty
-
-    fill(redis_url, prefix, 3)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distwindow.cli", "stats", "--url", redis_url, "--prefix", prefix],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color"} | ({} if colour else {"NO_COLOR": "1"}),
-    )
-    os.close(theirs)
-    result = b""
-    with suppress(OSError):  # reading fails after the process has closed the terminal
-        while part := os.read(ours, 65536):
-            result += part
-    os.close(ours)
-    assert process.wait(10) == 0
-    assert b"user:2" in result
-    assert (b"\x1b[3" in result) is colour
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`distwindow stats --watch` during and after an outage of the store."""
+"""`distwindow stats --watch` during and after an outage of the store, and its end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from rich.text import Text
 from distwindow import ConfigurationError, Limiter, StoreTimeout
 from distwindow.cli import watch
 from distwindow.cli.servers import Server
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, fill
 from tests.cli.terminal import Terminal
 from tests.interruptions import restore_sigint
 from tests.servers import Standalone
@@ -252,3 +253,23 @@ def test_a_long_key_is_folded_and_the_note_stays_visible(screen: Callable[..., A
     assert shown[:4] == ["k" * 20, "k" * 20, "k" * 10, "a"]
     assert len(shown) == 12
     assert "(Ctrl-C ends)" in " ".join(shown[-6:])
+
+
+def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
+    fill(redis_url, prefix, 3)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "distwindow.cli", "stats", "--watch", "--interval", "0.1"),
+            *("--json", "--url", redis_url, "--prefix", prefix),
+        ],
+        preexec_fn=restore_sigint,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    looks = [json.loads(process.stdout.readline()) for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (0, "")
+    assert [len(look) for look in looks] == [3, 3, 3]

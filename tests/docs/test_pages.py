@@ -89,7 +89,7 @@ def test_pages_name_no_path_of_a_machine_and_have_no_exclamation_marks() -> None
 
 
 def test_the_documented_rights_are_the_tested_ones() -> None:
-    tests = (ROOT / "tests/integration/test_connect.py").read_text(encoding="utf-8")
+    tests = (ROOT / "tests/integration/test_users_and_rights.py").read_text(encoding="utf-8")
     found = re.search(r"MINIMAL_ACL = \(\n(.*?)\n\)", tests, re.DOTALL)
     assert found is not None
     rule = "".join(re.findall(r'"(.*)"', found[1]))

@@ -11,6 +11,9 @@ import pytest
 from tests.event_loops import uvloop_param
 from tests.integration.harness import HARNESSES, STALLS, Harness
 
+# So that its assertions show the values, as those of test files do.
+pytest.register_assert_rewrite("tests.integration.store_check")
+
 
 @pytest.fixture(params=["sync", "async", uvloop_param()])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
@@ -26,6 +29,8 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 WALL_CLOCK = {
     "test_process_exit",
     "test_background_worker",
+    "test_close_and_fork",
+    "test_evicted_keys",
     "test_slow_links",
     "test_transport_outcomes",
     "test_transport_topology",

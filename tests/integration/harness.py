@@ -8,6 +8,9 @@ def test_something(harness, redis_url, prefix):             # runs twice
 ```
 `AsyncLimiter` lives on an event loop in a thread of its own, which runs all the time as a server's
 would.
+
+The file is long because the blocking and the asyncio form of every method are compared side by
+side.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Calls that this process decides, combined with commands to the store: several keys, resets,
-flushes, closes, and loops of calls that never wait.
+flushes, closes, loops of calls that never wait, and a key that is given as text and as bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -151,3 +152,21 @@ async def test_a_loop_of_calls_that_never_wait_lets_other_tasks_run(
             await limiter.try_acquire("k")
         assert turns > 10
         task.cancel()
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> None:
+    with Limiter(
+        redis_url, "3/day", prefix=prefix, consistency=mode, flush_interval=600, sync_interval=600
+    ) as limiter:
+        limiter.try_acquire("user")
+        limiter.flush()
+        answers = [limiter.try_acquire(key) for key in ("user", b"user", "user", b"user", b"user")]
+        assert [answer.allowed for answer in answers] == [True, True, False, False, False]
+        assert {answer.key for answer in answers} == {"user"}
+        strategy: Any = limiter._strategy
+        assert len(strategy._key_states) == 1
+        assert limiter.stats(b"user").blocked == 3
+        assert not limiter.peek(b"user")
+        limiter.reset(b"user")
+        assert limiter.try_acquire("user")

@@ -13,7 +13,7 @@ import pytest
 from distwindow import AsyncLimiter
 from tests.integration.harness import admin, used
 from tests.servers import Proxy
-from tests.servers.proxy import Delay
+from tests.servers.faults import Delay
 
 ROOT = Path(__file__).parents[2]
 PLENTY = "100000000/day"

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, StoreError
-from tests.integration.harness import PLENTY, Call, Harness, admin, count_outcomes, in_time, used
-from tests.integration.test_leased_processes import (
+from tests.integration.caller_processes import (
     PROCESSES,
     call_in_processes,
     most_aligned,
     most_anywhere,
 )
+from tests.integration.harness import PLENTY, Call, Harness, admin, count_outcomes, in_time, used
 from tests.servers import (
     Blackhole,
     Delay,

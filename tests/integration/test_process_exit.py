@@ -1,4 +1,7 @@
-"""However a process ends, its counts reach the store, it does not hang, and it prints no error."""
+"""However a process ends, its counts reach the store, it does not hang, and it prints no error.
+
+The file is long because the programs that end are part of it, as texts.
+"""
 
 from __future__ import annotations
 

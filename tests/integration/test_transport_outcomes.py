@@ -1,7 +1,8 @@
 """Connections and servers fail: each call is not executed, executed, or of unknown outcome.
 
 Every test checks that the server has counted what was admitted, plus at most one charge for each
-call whose outcome is unknown, and that every call ends by its deadline.
+call whose outcome is unknown, and that every call ends by its deadline. The file is long because
+all kinds of failures are checked in this one way, by the same functions.
 """
 
 from __future__ import annotations

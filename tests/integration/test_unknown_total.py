@@ -8,7 +8,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError, StoreUnavailable
 from tests.servers import Proxy
-from tests.servers.proxy import DropReply
+from tests.servers.faults import DropReply
 
 LIMIT = "1000/hour"
 

@@ -202,6 +202,18 @@ def unpacked(frame: bytes) -> list[bytes]:
     return words
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
+    key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
+    hostile = charges_of(key, ring_name_prefix("p", key), [LEAP], 1)
+    plain = charges_of("key", ring_name_prefix("p", "key"), [LEAP], 1)
+    command = COMMANDS[name]
+    text, sha = script.load_script(name).text.encode(), script.load_script(name).sha.encode()
+    for given in (hostile, plain):
+        assert unpacked(command(given).eval_frame(GUARD))[1] == text
+        assert unpacked(command(given).frame(GUARD))[1] == sha
+
+
 # -- RETURN ---------------------------------------------------------------------------------------
 
 VALUES: dict[str, Any] = {
@@ -306,58 +318,3 @@ def test_the_other_forms_are_parsed(name: str) -> None:
 def test_the_forms_of_every_script_are_parsed_here() -> None:
     """A new script has to be added to the tests above."""
     assert set(COMMANDS) == {"acquire", "peek", "lease", "flush", "refund", "read", "reset"}
-
-
-# -- the text -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_included_piece_is_in_the_script_once(name: str) -> None:
-    source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
-    pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
-    assert len(pieces) == len(set(pieces)) == source.count("@include")
-    assert "@include" not in script.load_script(name).text
-    joined = code(script.load_script(name).text)
-    for piece in pieces:
-        words = (script.scripts_folder() / piece).read_text(encoding="utf-8")
-        assert "@include" not in words, "a piece includes no other pieces"
-        assert joined.count(code(words)) == 1
-
-
-def code(text: str) -> str:
-    """Return `text` without comments and blank lines."""
-    kept = (line for line in text.splitlines() if line.strip() and line.strip()[:2] != "--")
-    return "\n".join(kept) + "\n"
-
-
-def test_every_piece_is_included_by_a_script() -> None:
-    used = {
-        piece
-        for name in script.script_names()
-        for piece in re.findall(
-            r"^--@include (\S+)$",
-            (script.scripts_folder() / f"{name}.lua").read_text("utf-8"),
-            re.MULTILINE,
-        )
-    }
-    root = script.scripts_folder()
-    assert used == {path.relative_to(root).as_posix() for path in root.glob("*/*.lua")}
-
-
-def test_the_readme_lists_every_file() -> None:
-    root = script.scripts_folder()
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"`([\w/]+\.lua)`", readme.partition("## The ring")[0]))
-    assert listed == {path.relative_to(root).as_posix() for path in root.glob("**/*.lua")}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
-    key = Key("'; redis.call('FLUSHALL') --", tag="]] return 1 --")
-    hostile = charges_of(key, ring_name_prefix("p", key), [LEAP], 1)
-    plain = charges_of("key", ring_name_prefix("p", "key"), [LEAP], 1)
-    command = COMMANDS[name]
-    text, sha = script.load_script(name).text.encode(), script.load_script(name).sha.encode()
-    for given in (hostile, plain):
-        assert unpacked(command(given).eval_frame(GUARD))[1] == text
-        assert unpacked(command(given).frame(GUARD))[1] == sha

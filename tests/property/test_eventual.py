@@ -2,6 +2,8 @@
 Each count reaches the store once and in its own bucket, no process passes more than its limit or
 share, and the fleet exceeds the limit by no more than the calls that arrive until the counts have
 reached all processes.
+
+The file is long because the checks, and the tests that these checks can fail, stand together.
 """
 
 from __future__ import annotations

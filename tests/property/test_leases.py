@@ -2,6 +2,8 @@
 permit that was charged is accounted for.
 
     charged = spent + held + in the refund queue + refunded + lost with a reply or a process
+
+The file is long because the checks, and the tests that these checks can fail, stand together.
 """
 
 from __future__ import annotations

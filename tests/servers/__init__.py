@@ -13,20 +13,20 @@ from tests.servers.certificates import Certificates
 from tests.servers.cluster import Cluster
 from tests.servers.container import Container
 from tests.servers.fake import FakeServer
-from tests.servers.process import RedisProcess
-from tests.servers.proxy import (
+from tests.servers.faults import (
     Blackhole,
     Delay,
     DropReply,
     Fault,
     Pass,
-    Proxy,
     Refuse,
     ResetAfterSend,
     ResetBeforeSend,
     Silent,
     Trickle,
 )
+from tests.servers.process import RedisProcess
+from tests.servers.proxy import Proxy
 from tests.servers.sentinel import SentinelSet
 from tests.servers.standalone import Standalone
 from tests.servers.wait import free_port, until, until_async

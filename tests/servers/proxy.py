@@ -6,10 +6,6 @@ with Proxy(server.port) as proxy:
     ...                                  # the next request is executed; its reply never arrives
     proxy.fault = Pass()
 ```
-A fault does what a real network can do: a byte stream may stall or end anywhere, but it never
-continues with a gap in it. So after a reply was dropped, its connection delivers no more, even
-after the fault has ended; new connections have the present fault.
-
 The proxy runs an event loop in a thread of its own; tests read its counters freely.
 """
 
@@ -22,77 +18,25 @@ import ssl
 import struct
 import threading
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from tests.servers.faults import (
+    Blackhole,
+    Delay,
+    DropReply,
+    Fault,
+    Pass,
+    Refuse,
+    ResetAfterSend,
+    ResetBeforeSend,
+    Silent,
+    Trickle,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 CHUNK = 65_536
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A fault of the link.
-
-    `only`: bytes that a request must contain to be affected (`b"EVALSHA"`, upper case; the
-    handshake then passes). `times`: how many requests are affected, before all others pass.
-    """
-
-    only: bytes | None = None
-    times: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass(Fault):
-    """No fault."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delay(Fault):
-    """Requests or replies arrive late by so many seconds, in order and complete."""
-
-    requests: float = 0.0
-    replies: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blackhole(Fault):
-    """Requests are dropped, and the connection stays open. The server receives nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silent(Fault):
-    """New connections are accepted, and nothing is ever read from them or sent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refuse(Fault):
-    """Connections are refused, and the open ones are reset."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResetBeforeSend(Fault):
-    """The connection is reset when a request comes, which the server does not receive."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResetAfterSend(Fault):
-    """The server receives the request, and the client gets a reset in place of the reply."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DropReply(Fault):
-    """The request is executed and its reply dropped. `close`: then the connection ends."""
-
-    close: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trickle(Fault):
-    """One byte at a time, in both directions, with `pause` seconds between."""
-
-    pause: float = 0.001
 
 
 class Proxy:

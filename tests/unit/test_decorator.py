@@ -1,4 +1,7 @@
-"""The decorator `limit` of both limiters: what it limits, and which mistakes raise, and when."""
+"""The decorator `limit` of both limiters: what it limits, and which mistakes raise, and when.
+
+The file is long because each mistake stands beside the similar use that is correct.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""Exceptions that a signal handler raises during a call, and demand for which the next call fetches
+a lease.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from distwindow.consistency.demand import Demand
+
+PLENTY = "1000000/day"
+SCRIPT = b"EVALSHA"
+
+
+@contextmanager
+def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise exception
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class HighDemand(Demand):
+    """Estimates a constant high demand, so that the next call fetches a lease on slow machines,
+    too.
+    """
+
+    def needed(self, now: float, seconds: float) -> int:
+        return 50
+
+
+def subclass(kind: type[BaseException]) -> BaseException:
+    """Return an exception of the application, whose base class the library may catch for its own
+    reasons.
+    """
+    made: type[BaseException] = type("SoftTimeLimitExceeded", (kind,), {})
+    return made("too slow")

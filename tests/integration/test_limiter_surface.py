@@ -1,0 +1,45 @@
+"""`Limiter` and `AsyncLimiter` have the same names, signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter
+
+
+def public(limiter_class: type) -> dict[str, Any]:
+    return {
+        name: value for name, value in inspect.getmembers(limiter_class) if not name.startswith("_")
+    }
+
+
+def test_both_limiters_have_the_same_names() -> None:
+    blocking, asynchronous = public(Limiter), public(AsyncLimiter)
+    assert blocking.keys() - asynchronous.keys() == {"close"}
+    assert asynchronous.keys() - blocking.keys() == {"aclose"}
+
+
+@pytest.mark.parametrize("name", sorted(public(Limiter).keys() - {"close"} | {"__init__"}))
+def test_both_limiters_have_the_same_signatures(name: str) -> None:
+    blocking, asynchronous = getattr(Limiter, name), getattr(AsyncLimiter, name)
+    if isinstance(blocking, property):
+        blocking, asynchronous = blocking.fget, asynchronous.fget
+    one, other = inspect.signature(blocking), inspect.signature(asynchronous)
+    assert one.parameters == other.parameters
+    assert str(one.return_annotation) == str(other.return_annotation).replace("AsyncEntry", "Entry")
+
+
+def test_methods_that_use_the_store_are_coroutine_functions() -> None:
+    coroutines = {n for n, f in public(AsyncLimiter).items() if inspect.iscoroutinefunction(f)}
+    calls = {"try_acquire", "try_acquire_all", "acquire", "peek", "stats", "refund", "reset"}
+    assert coroutines == calls | {"flush", "aclose"}
+    assert not any(inspect.iscoroutinefunction(f) for f in public(Limiter).values())
+
+
+@pytest.mark.parametrize("name", sorted(n for n, f in public(Limiter).items() if callable(f)))
+def test_every_method_has_a_docstring(name: str) -> None:
+    assert inspect.getdoc(getattr(Limiter, name))
+    assert name == "close" or inspect.getdoc(getattr(AsyncLimiter, name))

@@ -1,0 +1,148 @@
+"""The rings of one key in a given state, and calls of the scripts on them with any arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from distwindow import Limit
+from distwindow.core.stats import Bucket
+from distwindow.protocol import commands as wire
+from distwindow.protocol.commands import charges_of
+from distwindow.protocol.keys import ring_name_prefix
+from distwindow.protocol.scripts import load_script
+from tests.unit.clock_and_stores import T0, fresh_key
+
+W = 60_000
+NOW = T0 // W * W
+GUARD = "9999999999999.000001"
+LIMIT = Limit(5, per=300, buckets=5)
+OTHER = Limit(9, per=3600, buckets=2, bound="strict")
+
+HOSTILE = (
+    "nan", "NaN", "-nan", "inf", "-inf", "Infinity", "1e400", "-1", "-0", "9007199254740992",
+    "9223372036854775807", "9223372036854775808", "1e3", "1e13", "0x10", "1.5", "+1", " 1", "1 ",
+    "1\n", "1\x00", "", "abc", "١", "1'2", "{}", "nil", "true",
+)  # fmt: skip
+
+
+class Target:
+    """The rings of one key in some state, and the calls of them."""
+
+    def __init__(self, server: redis.Redis, limits: tuple[Limit, ...], now: int, used: int) -> None:
+        self.server = server
+        self.now = now
+        key = fresh_key()
+        self.charges = charges_of(key, ring_name_prefix("hostile", key), limits, 1)
+        for _ in range(used):
+            self.send(wire.Acquire(self.charges, NOW))
+
+    def words(self, command: wire.Command[Any]) -> list[bytes | int | str]:
+        return [GUARD, *command.arguments()]
+
+    def send(self, command: wire.Command[Any]) -> Any:
+        return self.run(command.script, self.words(command))
+
+    def keys(self, name: str) -> list[bytes]:
+        return wire.COMMANDS[name](self.charges).keys
+
+    def run(self, name: str, words: list[Any]) -> Any:
+        keys = self.keys(name)
+        try:
+            return self.server.evalsha(load_script(name).sha, len(keys), *keys, *words)
+        except redis.ResponseError as exc:
+            return exc
+
+    def content(self) -> list[Any]:
+        """Return the bytes of the rings and of their sender records."""
+        return [self.server.dump(key) for key in self.keys("flush")]
+
+    def run_each(self, name: str, each: list[list[Any]]) -> list[tuple[Any, bool]]:
+        """Return the reply to each of these calls, and whether the rings were unchanged."""
+        keys, dumped = self.keys(name), self.keys("flush")
+        pipe = self.server.pipeline(transaction=False)
+        for words in each:
+            pipe.evalsha(load_script(name).sha, len(keys), *keys, *words)
+            for key in dumped:
+                pipe.dump(key)
+        content, answers = self.content(), []
+        replies = pipe.execute(raise_on_error=False)
+        for at in range(0, len(replies), 1 + len(dumped)):
+            before, content = content, replies[at + 1 : at + 1 + len(dumped)]
+            answers.append((replies[at], content == before))
+        return answers
+
+    def command(self, name: str, *, full: bool) -> wire.Command[Any]:
+        """Return a call that changes the ring, with all arguments or as few as possible."""
+        if name == "acquire":
+            return wire.Acquire(self.charges, self.now, calls=1, write_limit=full)
+        if name == "lease":
+            return wire.Lease(self.charges, self.now, extra=2, prefetch=not full)
+        if name == "flush":
+            return self.flush(pull=full)
+        if name == "refund":
+            return wire.Refund(self.charges, self.now, NOW)
+        return wire.COMMANDS[name](self.charges, self.now)
+
+    def flush(self, seq: int = 7, *, pull: bool = False) -> wire.Flush:
+        """Return a flush of counts of the current bucket and of the one before."""
+        seen = (Bucket(self.now, 1, 2, 3, 4, 50, 6), Bucket(self.now - W, 1, 2, 3, 4, 50, 6))
+        counts = (seen,) * len(self.charges)
+        return wire.Flush(self.charges, self.now, counts=counts, sender="0fa1", seq=seq, pull=pull)
+
+
+STATES = {
+    "absent": (NOW, 0),
+    "open": (NOW + 5, 3),
+    "at its limit": (NOW + 5, 5),
+    "with a stored refusal": (NOW + 5, 7),
+    "due for the next bucket": (NOW + W + 5, 3),
+    "after its window": (NOW + 50 * W, 3),
+    "ahead of now": (NOW - W, 3),
+}
+
+
+def admitted(reply: Any) -> bool:
+    return isinstance(reply, list) and reply[1] >= 0
+
+
+SPELLINGS_OF_ONE = ("+1", " 1", "1 ", "1\n", "1\x00")
+FAR_DEADLINES = ("inf", "Infinity", "1e400", "1e13", "9007199254740992", "9223372036854775807",
+             "9223372036854775808")  # fmt: skip
+
+
+def is_allowed(name: str, place: str, word: str) -> bool:
+    """Return True for arguments of `HOSTILE` that are allowed: a deadline far ahead, another
+    spelling of one call, any word for `write_limit`, the server's own clock, no counts, any
+    hexadecimal sender; and for arguments that the script ignores.
+    """
+    if place == "calls":
+        return name != "acquire" or word in SPELLINGS_OF_ONE
+    if place == "guard":
+        return word in FAR_DEADLINES
+    if place == "sender":
+        return set(word) <= set("0123456789abcdefABCDEF")
+    return place == "write_limit" or (word == "" and place in ("now_ms", "counts"))
+
+
+def is_respelled(name: str, place: str, word: str) -> bool:
+    """Return True where the hot path accepts another spelling of a number (lua/README.md)."""
+    return name == "acquire" and place in ("limit", "bucket_ms") and word in ("1e3", "1e13", "0x10")
+
+
+def places(name: str, count: int, rings: int) -> list[str]:
+    """Return the names of the first `count` arguments of this script."""
+    last = {
+        "lease": ["extra", "prefetch"],
+        "flush": ["sender", "seq", "pull", *(["counts"] * rings)],
+        "refund": ["bucket_start_ms"] * rings,
+    }.get(name, ["write_limit"])
+    ring = ["permits", "limit", "bucket_ms", "shape"] * rings
+    return ["guard", *ring, "calls", "now_ms", *last][:count]
+
+
+def malformed(reply: Any) -> bool:
+    """Return True for the error of malformed arguments. redis-py removes the `ERR ` before it."""
+    message = "distwindow: malformed arguments"
+    return isinstance(reply, redis.ResponseError) and str(reply).removeprefix("ERR ") == message

@@ -1,0 +1,52 @@
+"""The pieces that the scripts share: each is included where it is named, and the README lists every
+file.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from distwindow.protocol import scripts as script
+from distwindow.protocol.commands import COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_included_piece_is_in_the_script_once(name: str) -> None:
+    source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
+    pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
+    assert len(pieces) == len(set(pieces)) == source.count("@include")
+    assert "@include" not in script.load_script(name).text
+    joined = code(script.load_script(name).text)
+    for piece in pieces:
+        words = (script.scripts_folder() / piece).read_text(encoding="utf-8")
+        assert "@include" not in words, "a piece includes no other pieces"
+        assert joined.count(code(words)) == 1
+
+
+def code(text: str) -> str:
+    """Return `text` without comments and blank lines."""
+    kept = (line for line in text.splitlines() if line.strip() and line.strip()[:2] != "--")
+    return "\n".join(kept) + "\n"
+
+
+def test_every_piece_is_included_by_a_script() -> None:
+    used = {
+        piece
+        for name in script.script_names()
+        for piece in re.findall(
+            r"^--@include (\S+)$",
+            (script.scripts_folder() / f"{name}.lua").read_text("utf-8"),
+            re.MULTILINE,
+        )
+    }
+    root = script.scripts_folder()
+    assert used == {path.relative_to(root).as_posix() for path in root.glob("*/*.lua")}
+
+
+def test_the_readme_lists_every_file() -> None:
+    root = script.scripts_folder()
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w/]+\.lua)`", readme.partition("## The ring")[0]))
+    assert listed == {path.relative_to(root).as_posix() for path in root.glob("**/*.lua")}
