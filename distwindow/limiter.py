@@ -168,7 +168,7 @@ class Limiter(BaseLimiter):
 
     def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
         """`try_acquire` that waits until it is admitted: in a queue behind the earlier waiters of
-        this process, and then asleep until the exact moment at which its permits are free.
+        this limiter, and then asleep until the exact moment at which its permits are free.
 
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before that.
@@ -250,7 +250,8 @@ class Limiter(BaseLimiter):
         """Give leased permits back, send what was counted, and close the connections. Later calls
         raise `ConfigurationError`; closing twice is allowed.
 
-        A store object that the caller made stays open, because it is the caller's.
+        A store object that the caller made stays open, because it is the caller's, and later calls
+        still work.
         """
         run_to_completion(self._close)
 

@@ -4,7 +4,7 @@
 --- RETURN guard left now_ms                                           one ring, all admitted
 --- RETURN guard left now_ms index reset_ms                            all admitted
 --- RETURN guard left now_ms index reset_ms bucket_start_ms...         all admitted, a ring is ahead of now_ms
---- RETURN guard -1 now_ms index left reset_ms retry_ms admitted [index left reset_ms]   refused from `admitted` on
+--- RETURN guard -1 now_ms index left reset_ms retry_ms admitted [index left reset_ms]   the first `admitted` calls were admitted, the others refused
 --- RETURN guard -1 now_ms index left reset_ms retry_ms admitted index left reset_ms bucket_start_ms...   and a ring is ahead
 --- RETURN guard -2 now_ms                                             past its deadline, nothing done
 --- One script call stands for `calls` calls of equal cost: permits = calls * cost, and as many calls

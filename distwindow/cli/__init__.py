@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-MISSING_EXTRA = "the command line needs its extra: pip install 'distwindow[cli]'"
+MISSING_EXTRA = "the command line needs its extra: in a checkout, pip install '.[cli]'"
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from typing import Annotated
@@ -13,8 +14,7 @@ from distwindow import Limiter
 
 from ..store.redis.urls import masked_url
 from .errors import report_errors
-from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, parse_key
-from .render import printable
+from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
 
 _LIMIT = "1000000000/second"
 """So high that nothing is refused."""
@@ -25,20 +25,19 @@ _TIMEOUT_S = 5.0
 def bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration.")] = 3.0,
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads that call.")] = 1,
-    key: Annotated[str, typer.Option(help="The key that all threads call with.")] = "bench",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
-    """Call try_acquire on one key from this process, as fast as it goes; nothing is refused.
+    """Call try_acquire on one new key from this process, as fast as it goes; nothing is refused.
 
     Latency is that of one call, as its caller sees it. Threads that call one key share round trips.
     """
-    parsed_key = parse_key(key)
+    key = f"bench-{secrets.token_hex(6)}"
     latencies_s: list[list[float]] = [[] for _ in range(threads)]
     failures: list[BaseException] = []
     with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S) as limiter:
-        limiter.try_acquire(parsed_key)
+        limiter.try_acquire(key)
 
         def call_repeatedly(latencies: list[float]) -> None:
             clock = time.perf_counter
@@ -46,7 +45,7 @@ def bench(
                 end = now = clock()
                 end += seconds
                 while now < end:
-                    limiter.try_acquire(parsed_key)
+                    limiter.try_acquire(key)
                     before, now = now, clock()
                     latencies.append(now - before)
             except BaseException as exc:  # raised again by the command, in the main thread
@@ -62,7 +61,7 @@ def bench(
         for caller in callers:
             caller.join()
         elapsed_s = time.perf_counter() - started_at
-        limiter.reset(parsed_key)
+        limiter.reset(key)
     if failures:
         raise failures[0]
     all_ms = sorted(one * 1000 for own in latencies_s for one in own)
@@ -75,5 +74,5 @@ def bench(
         thread_count = f"{threads} thread{'s' if threads > 1 else ''}"
         print(
             f"{rate:,.0f} acquire/s, p50 {p50:.3f} ms, p99 {p99:.3f} ms "
-            f"({thread_count} on the key {printable(key)!r}, {elapsed_s:.1f} s, {masked_url(url)})"
+            f"({thread_count} on the key {key!r}, {elapsed_s:.1f} s, {masked_url(url)})"
         )

@@ -15,7 +15,9 @@ from .scan import Ring, ScanCounts, read_rings
 from .servers import Server
 
 _SPARE_CANDIDATES = 1000
-"""Candidates held beyond twice `top` before the last are dropped: with a small `top`, seldom."""
+"""Candidates are cut down to `top` once there are this many more than twice `top`: so with a small
+`top` it is rarely done.
+"""
 
 
 class Order(str, Enum):

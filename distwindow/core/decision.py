@@ -31,7 +31,9 @@ class Decision(NamedTuple):
     remaining: int
     """Permits left under `limit` after this call; never negative."""
     retry_after: float
-    """Seconds until the same call would be admitted if no other calls came; 0.0 when allowed."""
+    """Seconds until the same call would be admitted if no other calls came; 0.0 when allowed. Where
+    `source` is "deny_cache", a call of higher cost than the refused one may have to wait longer.
+    """
     reset_after: float
     """Seconds until the window of `limit` is empty if no more calls come."""
     wait: float

@@ -1,7 +1,8 @@
 """Events that keep working when a signal handler raises (Ctrl-C, Celery's soft time limit).
 
-CPython runs signal handlers in the main thread, and only at three places: when a Python function
-begins, when a loop jumps back, and after a call has returned. So
+CPython runs signal handlers in the main thread, and only at four places: when a Python function
+begins, when a loop jumps back, after a call has returned, and inside a function in C that waits
+(`get`, `acquire`, `sleep`, `recv`), which then raises. So
 
     with LOCK:              is safe if LOCK is a C lock (threading.Lock, RLock): an exception inside
         ...                 releases it

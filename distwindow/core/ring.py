@@ -22,7 +22,9 @@ MAX_TOTAL = 10**13
 
 
 class Ring:
-    """The window of one resource. Not locked: its owner is. Times are ms since the epoch."""
+    """The buckets of one limit of one key. Times are ms since the epoch. Callers hold the lock of
+    their store.
+    """
 
     __slots__ = (
         "_closed_passed",

@@ -284,6 +284,7 @@ class _AsyncCalls:
     def __init__(self, store: AsyncStore, loop: asyncio.AbstractEventLoop) -> None:
         self.store = store
         self._loop = loop
+        self._closed = False
 
     def execute(self, command: Command[Any]) -> Any:
         late_replies: list[Any] = []
@@ -310,10 +311,12 @@ class _AsyncCalls:
 
     def close(self) -> None:
         async def close() -> None:
-            await self.store.drain()
+            if not self._closed:
+                await self.store.drain()
             await self.store.aclose()
 
         self._loop.run_until_complete(close())
+        self._closed = True
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How processes end, and what has the flush called before that.
+"""The hooks that call the last flush of a process, one for each way in which it can end.
 
     how the process ends                          what calls the flush
     the interpreter exits                         `atexit`, which a forked child inherits

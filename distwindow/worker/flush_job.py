@@ -73,8 +73,8 @@ class FlushJob:
         self.detached = False
         """True once the limiter is closed: the worker skips it until it is called again."""
         self.gave_up_at_exit = False
-        """True once a shutdown step has waited for the store until its deadline. The later steps of
-        the same shutdown do not wait for it again.
+        """True once the loop that flushed it has ended, or its loss was logged, with something
+        unsent. Later steps of the same shutdown make one attempt each.
         """
         self.loss_reported = False
         """True once the loss of counts has been logged, so that it is logged only once."""

@@ -1,7 +1,7 @@
 """The end of the process: before it, what its limiters have counted is sent.
 
-When the process exits, `flush_at_exit` sends it, in the thread that calls it, for at most
-EXIT_TIMEOUT_S. The hooks of `exit_hooks.py` call it.
+When the process exits, `flush_at_exit` sends it, in the thread that calls it: after EXIT_TIMEOUT_S
+no attempt is repeated. The hooks of `exit_hooks.py` call it.
 
 At SIGTERM, where the default action would end the process at once, a handler starts a thread and
 returns. The handler takes no lock, because the code that it interrupts may hold any lock, and needs
@@ -148,12 +148,14 @@ class Shutdown:
         until = monotonic() + EXIT_TIMEOUT_S + MAIN_THREAD_TIMEOUT_S
         while self.phase != RUNNING and monotonic() < until:
             time.sleep(POLL_S)
+        began = monotonic()
         for worker in self._workers:
-            worker.jobs.wait_until_closed(monotonic() + EXIT_TIMEOUT_S)
-            worker.flush_all(monotonic() + FIRST_FLUSH_TIMEOUT_S, final=False)
+            worker.jobs.wait_until_closed(began + EXIT_TIMEOUT_S)
+            worker.flush_all(began + FIRST_FLUSH_TIMEOUT_S, final=False)
         self._pause_daemon_threads()
         for worker in self._workers:
-            worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
+            # Beyond the deadline, which another worker's store may have used up, it is one attempt.
+            worker.flush_all(began + EXIT_TIMEOUT_S, final=True)
             report_lost(worker.jobs.active())
         self._uvicorn_handler.end_process_if_blocked()
 

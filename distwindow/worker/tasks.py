@@ -37,7 +37,9 @@ from .flush_job import (
     monotonic,
     needs_worker,
 )
+from .patching import GEVENT_LISTENER
 from .shutdown import POLL_S, RUNNING, SHUTDOWN
+from .uwsgi import UWSGI
 
 _STORE_FOLDER = Path(__file__).parents[1] / "store"
 
@@ -73,6 +75,8 @@ class WorkerTasks:
         if needs_worker(strategy, clock):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
+            GEVENT_LISTENER.subscribe()
+            UWSGI.hook_fork()
             SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
         return job
 

@@ -127,7 +127,8 @@ class WorkerThread:
     def _start(self) -> None:
         PATCH_STATE.check()
         SHUTDOWN.on_worker_started()
-        # False where Python is exiting (then `flush_all` flushes), or uWSGI is about to fork.
+        # It starts none where Python is exiting (then `flush_all` flushes), or where uWSGI is about
+        # to fork (then the next call in the worker starts one).
         start_thread(self._run)
 
     def _run(self) -> None:

@@ -46,8 +46,8 @@ class Uwsgi:
 
 def _hook(uwsgi: Any) -> None:
     try:
-        # This module replaces the hook that is installed. So it is imported first, and the hook is
-        # added to its list.
+        # `uwsgidecorators` replaces the installed hook when it is imported. So it is imported
+        # first, and the hook is added to its list.
         chain = import_module("uwsgidecorators").postfork_chain
     except Exception:  # it is not installed, or (a plain `Exception`) there is no master process
         uwsgi.post_fork_hook = _chain(getattr(uwsgi, "post_fork_hook", None))

@@ -11,10 +11,11 @@ import time
 import pytest
 
 from distwindow.worker import shutdown
-from distwindow.worker.flush_job import FlushJobs
+from distwindow.worker.flush_job import EXIT_TIMEOUT_S, FlushJobs
 from distwindow.worker.shutdown import (
     CALL_DELAY_S,
     ENDING,
+    FIRST_FLUSH_TIMEOUT_S,
     FLUSHING,
     PAUSED,
     POLL_S,
@@ -53,10 +54,12 @@ class Worker:
         self.jobs.add(self.job)  # type: ignore[arg-type]
         self.ending = ending
         self.flushed_in: list[int] = []
+        self.deadlines: list[float] = []
         ending.add(self)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         self.flushed_in.append(self.ending.phase)
+        self.deadlines.append(deadline)
         self.job.has_unsent = False
 
 
@@ -114,3 +117,24 @@ def test_one_leads_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     names = list(NAMES)
     follows = {name: names[seen[at + 1]] for at, name in enumerate(names)}
     assert follows == {name: row["next"] for name, row in TABLE.items()}
+
+
+def test_an_exit_has_one_deadline_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not reply used to take 4 s for each worker."""
+    now = 1000.0
+
+    def flush_slowly(self: Worker, deadline: float, *, final: bool) -> None:
+        nonlocal now
+        self.deadlines.append(deadline)
+        now = max(now, deadline)  # as if the store had not replied until then
+
+    monkeypatch.setattr(shutdown, "monotonic", lambda: now)
+    monkeypatch.setattr(shutdown, "report_lost", lambda jobs: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(Worker, "flush_all", flush_slowly)
+    ending = Shutdown()
+    workers = [Worker(ending), Worker(ending)]
+    ending.flush_at_exit()
+    assert [worker.deadlines for worker in workers] == [
+        [1000 + FIRST_FLUSH_TIMEOUT_S, 1000 + EXIT_TIMEOUT_S]
+    ] * 2

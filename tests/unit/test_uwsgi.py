@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from distwindow import AsyncLimiter, Limiter
 from distwindow.core.interrupts import OneShotEvent, start_thread
 from distwindow.worker import uwsgi as ours
 
@@ -75,6 +76,18 @@ def test_the_decorators_of_uwsgi_are_kept(
     for function in chain:
         after_fork(monkeypatch, function)
     assert began_anew == ["ours", "theirs"]
+
+
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
+def test_a_limiter_of_either_kind_installs_the_hook(
+    uwsgi: Any, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    """Otherwise forked workers would flush under one sender, and a ring take one of them only."""
+    monkeypatch.setattr(ours.UWSGI, "_hooked", False)
+    limiter = make("redis://127.0.0.1:1/0", "10/second")
+    assert uwsgi.post_fork_hook is not None
+    if make is Limiter:
+        limiter.close()
 
 
 @pytest.mark.parametrize("threads", [0, 1])

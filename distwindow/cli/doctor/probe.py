@@ -12,7 +12,7 @@ from distwindow import ConfigurationError, DistwindowError, Limiter
 from ...core.clock import SYSTEM
 from ...core.stats import Bucket
 from ...protocol import scripts
-from ...protocol.commands import CURRENT_BUCKET, Flush, Reset
+from ...protocol.commands import CURRENT_BUCKET, Flush, Lease, Reset
 from ...protocol.keys import senders_name
 from ...store.redis.urls import parse_url_text
 from ..servers import Server
@@ -69,7 +69,8 @@ def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[
                 limiter.peek(key)
                 limiter.stats(key)
                 _flush(limiter, key)
-                found = f"acquire, peek, read, flush and reset run on {prefix}:*"
+                _lease(limiter, key)
+                found = f"acquire, peek, lease, read, flush, refund and reset run on {prefix}:*"
                 yield Finding("scripts", "ok", found)
                 yield _measure_latency(limiter, key)
             finally:
@@ -82,7 +83,7 @@ def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[
             "scripts", "problem", str(exc), acl_rule(prefix, cluster=cluster) if denied else ""
         )
     except DistwindowError as exc:
-        yield Finding("scripts", "problem", str(exc), "every call would fail with this error")
+        yield Finding("scripts", "problem", f"{exc}; every call would fail with this error")
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:
@@ -99,6 +100,10 @@ def _rotate_buckets(url: str, prefix: str) -> None:
                 limiter.try_acquire(key)
         finally:
             limiter.reset(key)
+
+
+def _lease(limiter: Limiter, key: str) -> None:
+    limiter._store.execute(Lease(limiter._command_cache.acquire_command(key).charges, extra=1))
 
 
 def _flush(limiter: Limiter, key: str) -> None:
