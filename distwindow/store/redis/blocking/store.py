@@ -71,7 +71,10 @@ class RedisStore:
             began = self._monotonic()
             if deadline is None:
                 deadline = began + self._timeout
-            share = self._call_sharing.call(command, began, deadline, self._make_call)
+            if self._connections.has_many_threads:
+                share = self._call_sharing.call(command, began, deadline, self._make_call)
+            else:
+                share = self._make_call(command, began, deadline)
             return decision_of_share(command, share)
         except BaseException as exc:  # raised by a signal handler, too: the outcome is unknown
             self._count_unknown(exc)

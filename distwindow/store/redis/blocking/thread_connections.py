@@ -23,6 +23,8 @@ from .connection import BlockingConnection
 
 _MAX_IDLE = 16
 """The most connections of ended threads that are kept for new threads."""
+_FEW_THREADS = 8
+"""So many threads make their calls side by side, see `ThreadConnections.has_many_threads`."""
 
 
 class _ThreadLifetime:
@@ -79,6 +81,8 @@ class ThreadConnections:
         """The tokens of threads that have ended."""
         self._idle: list[BlockingConnection] = []
         """Connections of ended threads."""
+        self.has_many_threads = False
+        """True while more than `_FEW_THREADS` threads have connections: then they share calls."""
         self._finalizer = weakref.finalize(self, _close_all, self._by_thread, self._idle)
         self._finalizer.atexit = False
 
@@ -111,6 +115,7 @@ class ThreadConnections:
                 connection = this_thread.connections[node] = self._idle_connection_to(
                     node
                 ) or BlockingConnection(node, self._clock)
+                self.has_many_threads = len(self._by_thread) > _FEW_THREADS
             if only_server:
                 this_thread.only_connection = connection
         return connection
