@@ -23,8 +23,11 @@ from .connection import BlockingConnection
 
 _MAX_IDLE = 16
 """The most connections of ended threads that are kept for new threads."""
-_FEW_THREADS = 8
-"""So many threads make their calls side by side, see `ThreadConnections.has_many_threads`."""
+_FEW_THREADS = 12
+"""The most threads that make their calls side by side. Sharing calls halves the throughput of 8
+threads, and doubles that of 100 (docs/decisions/0009-threads-share-calls.md). The main thread and
+the worker's thread may be two of them.
+"""
 
 
 class _ThreadLifetime:
