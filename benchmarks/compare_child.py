@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,22 @@ def cases_of(url: str, name: str) -> dict[str, Case]:
             run(keys)
         return run
 
+    def threads(target: Limiter, size: int) -> Case:
+        """Have `size` threads make the calls on one key."""
+
+        def run(count: int) -> None:
+            def work() -> None:
+                for _ in range(count // size):
+                    target.try_acquire("user:0")
+
+            workers = [threading.Thread(target=work) for _ in range(size)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+
+        return run
+
     tasks = AsyncLimiter(url, "1000000000/hour", prefix=f"{name}-async", timeout=2)
     loop = asyncio.new_event_loop()
 
@@ -49,6 +66,9 @@ def cases_of(url: str, name: str) -> dict[str, Case]:
     return {
         "direct, Redis": calls(limiter("1000000000/hour")),
         "direct, Redis, 100 keys": calls(limiter("100000000/hour"), 100),
+        "direct, 4 threads": threads(limiter("100000000/day"), 4),
+        "direct, 8 threads": threads(limiter("200000000/day"), 8),
+        "direct, 16 threads": threads(limiter("300000000/day"), 16),
         "leased hit": calls(limiter("1000000000/hour", "leased")),
         "cached refusal": calls(full),
         "eventual hit": calls(limiter("1000000000/hour", "eventual")),

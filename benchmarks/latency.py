@@ -15,7 +15,7 @@ from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import Server, last_core, pinned, running
 
-TARGET = Target(1.8)
+TARGET = Target(1.45)
 RAW, BARE = "raw socket, return 1", "redis-py, return 1"
 KEY = "user:42"
 

@@ -1,4 +1,4 @@
-"""Two processes with eight threads and thirty tasks each call one key, in real time on a real
+"""Two processes with sixteen threads and thirty tasks each call one key, in real time on a real
 server.
 
 All times are the store's, from `Decision.now_ms`. The store refuses a call of cost 1 only when the
@@ -27,7 +27,7 @@ from tests.unit.clock_and_stores import fresh_key
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
-PROCESSES, THREADS, TASKS = 2, 8, 30
+PROCESSES, THREADS, TASKS = 2, 16, 30
 ROOT = Path(__file__).parents[2]
 
 Calls = list[tuple[int, bool, int, bool]]

@@ -4,6 +4,7 @@ signals.
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import signal
@@ -19,6 +20,7 @@ import pytest
 from distwindow import ConfigurationError, Decision, Limiter, StoreError
 from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.attempts import NoReply
+from distwindow.store.redis.blocking import thread_connections
 from tests.integration.harness import (
     PLENTY,
     STALLS,
@@ -35,6 +37,12 @@ from tests.servers import Cluster, Delay, DropReply, Proxy, Silent, Standalone, 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
 SCRIPT = b"EVALSHA"
+
+
+@pytest.fixture
+def calls_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few threads there are."""
+    monkeypatch.setattr(thread_connections, "_FEW_THREADS", 0)
 
 
 @pytest.fixture
@@ -233,6 +241,35 @@ def test_a_connection_that_the_server_closed_for_idleness_is_replaced_unnoticed(
 # -- shared calls ---------------------------------------------------------------------------------
 
 
+def test_calls_are_shared_while_more_than_twelve_threads_have_connections(
+    redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, PLENTY, prefix=prefix, timeout=2) as limiter:
+        store: Any = limiter._store
+
+        def crowd(size: int) -> bool:
+            """Have `size` threads at once make a call. Return whether they share calls then."""
+            barriers = [threading.Barrier(size + 1, timeout=10) for _ in range(2)]
+
+            def work(key: str) -> None:
+                limiter.try_acquire(key)
+                for barrier in barriers:
+                    barrier.wait()
+
+            threads = [in_background(functools.partial(work, f"k{n}")) for n in range(size)]
+            barriers[0].wait()
+            shared: bool = store._connections.has_many_threads
+            barriers[1].wait()
+            for thread in threads:
+                thread.join()
+            return shared
+
+        assert [crowd(size) for size in (12, 13, 1, 12, 20, 3)] == [
+            False, True, False, False, True, False,
+        ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("calls_are_shared")
 @pytest.mark.slow
 def test_after_a_lost_reply_to_a_shared_call_no_caller_is_left_waiting(
     sync_harness: SyncHarness, proxy: Proxy, redis_url: str, prefix: str
@@ -252,6 +289,7 @@ def test_after_a_lost_reply_to_a_shared_call_no_caller_is_left_waiting(
     assert admitted <= held <= admitted + sum(call.charged is None for call in calls)
 
 
+@pytest.mark.usefixtures("calls_are_shared")
 @pytest.mark.slow
 def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     sync_harness: SyncHarness, proxy: Proxy, prefix: str
@@ -278,6 +316,7 @@ def test_members_whose_leader_is_slow_end_by_their_own_deadlines(
     assert time.monotonic() - began < 0.2
 
 
+@pytest.mark.usefixtures("calls_are_shared")
 def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
     proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
@@ -322,13 +361,15 @@ def test_an_interruption_of_a_leader_that_reads_does_not_delay_its_members(
 @pytest.mark.slow
 # A handler may also raise inside a finalizer, where Python can only report it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize(("others", "shared"), [(0, False), (3, False), (3, True)])
 def test_many_exceptions_of_signal_handlers_at_random_times(
-    redis_url: str, prefix: str, others: int
+    redis_url: str, prefix: str, others: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever they are raised, there is no wrong decision, no caller waits for ever, and the next
     call succeeds.
     """
+    if shared:
+        monkeypatch.setattr(thread_connections, "_FEW_THREADS", 0)
     with (
         Limiter(redis_url, PLENTY, prefix=prefix, timeout=0.5, name=prefix) as limiter,
         admin(redis_url) as server,

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -21,6 +22,7 @@ from distwindow.connect import open_async_store
 from distwindow.protocol.commands import Acquire, Read, charges_of
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
+from distwindow.store.redis.blocking import thread_connections
 from tests.unit.clock_and_stores import T0, fresh_key
 
 FOREVER = 3650 * 86400
@@ -66,12 +68,16 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
+@pytest.mark.parametrize("few_threads", [0, 12])
 @settings(LENIENT, max_examples=15)
 @given(amount=st.integers(5, 60), costs=st.lists(st.integers(1, 5), min_size=2, max_size=24))
 def test_decisions_of_threads_are_those_of_a_serial_order(
-    url: str, amount: int, costs: list[int]
+    url: str, amount: int, costs: list[int], few_threads: int
 ) -> None:
-    with Limiter(url, Limit(amount, per=FOREVER, buckets=1), timeout=30) as limiter:
+    with (
+        patch.object(thread_connections, "_FEW_THREADS", few_threads),
+        Limiter(url, Limit(amount, per=FOREVER, buckets=1), timeout=30) as limiter,
+    ):
         key = fresh_key()
         limiter.peek(key)  # opens the connection
         check_serial(in_threads(limiter, key, costs), amount)

@@ -1,7 +1,9 @@
-"""The blocking Redis store: a connection for each thread and node, calls of one key shared.
+"""The blocking Redis store: a connection for each thread and node, calls of one key shared by many
+threads.
 
-A call goes through `attempt`, `CallSharing.call`, `_make_call` and one exchange on the thread's
-connection. Whatever is not the short reply on an open connection goes through `execute_once`.
+A call goes through `attempt`, `_make_call` and one exchange on the thread's connection; where there
+are many threads, or the thread has no connection yet, `CallSharing.call` is between the first two.
+Whatever is not the short reply on an open connection goes through `execute_once`.
 """
 
 from __future__ import annotations
@@ -71,7 +73,12 @@ class RedisStore:
             began = self._monotonic()
             if deadline is None:
                 deadline = began + self._timeout
-            share = self._call_sharing.call(command, began, deadline, self._make_call)
+            if this_thread.connections and not self._connections.has_many_threads:
+                share = self._make_call(command, began, deadline)
+            else:
+                # Also a thread's first calls, so that threads that begin at the same time do not
+                # all connect at once, which may take longer than the timeout.
+                share = self._call_sharing.call(command, began, deadline, self._make_call)
             return decision_of_share(command, share)
         except BaseException as exc:  # raised by a signal handler, too: the outcome is unknown
             self._count_unknown(exc)

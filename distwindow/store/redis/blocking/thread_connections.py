@@ -23,6 +23,11 @@ from .connection import BlockingConnection
 
 _MAX_IDLE = 16
 """The most connections of ended threads that are kept for new threads."""
+_FEW_THREADS = 12
+"""The most threads that make their calls side by side. Sharing calls halves the throughput of 8
+threads, and doubles that of 100 (docs/decisions/0009-threads-share-calls.md). The main thread and
+the worker's thread may be two of them.
+"""
 
 
 class _ThreadLifetime:
@@ -79,6 +84,8 @@ class ThreadConnections:
         """The tokens of threads that have ended."""
         self._idle: list[BlockingConnection] = []
         """Connections of ended threads."""
+        self.has_many_threads = False
+        """True while more than `_FEW_THREADS` threads have connections: then they share calls."""
         self._finalizer = weakref.finalize(self, _close_all, self._by_thread, self._idle)
         self._finalizer.atexit = False
 
@@ -111,6 +118,7 @@ class ThreadConnections:
                 connection = this_thread.connections[node] = self._idle_connection_to(
                     node
                 ) or BlockingConnection(node, self._clock)
+                self.has_many_threads = len(self._by_thread) > _FEW_THREADS
             if only_server:
                 this_thread.only_connection = connection
         return connection
