@@ -27,7 +27,7 @@ from ..core.key import AnyKey, Key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import OutgoingCommand
-from ..protocol.commands import Flush
+from ..protocol.commands import Acquire, Flush
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER, KeyState, StateName
 from .key_state_cache import KeyStateCache
@@ -99,6 +99,9 @@ class LocalStrategy(Generic[S]):
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        return None
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         raise NotImplementedError  # each strategy has one
