@@ -37,6 +37,15 @@ class LoopTick:
         self.shared: dict[Acquire, Batch] = {}
         """The batches that further calls of equal commands join."""
 
+    def is_answered(self) -> bool:
+        """True if no call waits for a reply."""
+        return self.batches[-1].done and all([batch.done for batch in self.batches])
+
+    def clear(self) -> None:
+        """Drop the batches."""
+        self.batches.clear()
+        self.shared.clear()
+
 
 class Batch:
     """A command and the futures of its callers, which get a decision, or the plain reply."""

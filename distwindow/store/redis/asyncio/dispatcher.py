@@ -1,10 +1,10 @@
 """The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
 
 attempt, execute   a future joins a batch of the current tick
-end of the tick    `_send_tick` writes all batches; a deadline timer runs for the earliest tick
+end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
 a reply            the connection passes it to its batch, which resolves its futures, or
                    passes it on to `on_reply`, which may send another request
-the deadline       `_end_overdue` fails the batches without a reply. Their connection takes no
+the deadline       `_time_out` fails the batches without a reply. Their connection takes no
                    new calls, and is closed one timeout later: it may only have been slow, and
                    still bring the replies of other calls
 """
@@ -12,7 +12,6 @@ the deadline       `_end_overdue` fails the batches without a reply. Their conne
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from ..outcome import timed_out
 from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
 from .batch import PING, Batch, LoopTick, Ping
 from .connection import PipelinedConnection
+from .ticks_in_flight import TicksInFlight
 
 Reply = TypeVar("Reply")
 
@@ -64,9 +64,7 @@ class LoopDispatcher:
         self._left_to_parent = False
         self._ticks: list[LoopTick] = []
         """Ticks that gather calls; several if the deadlines of the calls are far apart."""
-        self._in_flight: deque[LoopTick] = deque()
-        """Ticks that were sent, by deadline."""
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
         self._connections: dict[Node, PipelinedConnection] = {}
         self._retired: set[PipelinedConnection] = set()
         """Connections that were too slow for a call, and may still bring replies to others."""
@@ -168,8 +166,7 @@ class LoopDispatcher:
         self._closed = True
         self._end_connections("this limiter is being closed")
         self._end_shutdown_hook()
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
+        self._in_flight.cancel_timer()
         for task in (self._first_reading, self._refreshing):
             if task is not None:
                 task.cancel()
@@ -243,10 +240,7 @@ class LoopDispatcher:
             for batch in tick.batches:
                 batch.fail(closed_failure())
             return
-        at = len(self._in_flight)
-        while at and self._in_flight[at - 1].deadline > tick.deadline:
-            at -= 1
-        self._in_flight.insert(at, tick)
+        self._in_flight.add(tick)
         topology = self.topology
         only = self._only_connection(topology)
         until_ms = 0 if only is None else only.node.clock.server_time_ms(tick.deadline)
@@ -261,11 +255,7 @@ class LoopDispatcher:
                 self.on_reply(batch, None)
         for connection in list(self._connections.values()):
             connection.flush()
-        if self._deadline_timer is not None and at == 0:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        if self._deadline_timer is None:
-            self._end_overdue()
+        self._in_flight.ensure_timer(tick.deadline)
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
@@ -293,20 +283,6 @@ class LoopDispatcher:
         connection.send(request, batch)
         if not is_first:  # the first one is sent by `_send_tick`, which flushes all connections
             connection.flush()
-
-    def _end_overdue(self) -> None:
-        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
-        self._deadline_timer = None
-        now = self._monotonic()
-        in_flight = self._in_flight
-        while in_flight and in_flight[0].deadline <= now:
-            for batch in in_flight.popleft().batches:
-                if not batch.done:
-                    self._time_out(batch)
-        if in_flight:
-            self._deadline_timer = self._loop.call_later(
-                in_flight[0].deadline - now, self._end_overdue
-            )
 
     def _time_out(self, batch: Batch) -> None:
         connection, topology = batch.connection, self.topology
