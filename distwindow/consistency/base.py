@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.key import AnyKey, Key
+from ..core.key import AnyKey, key_length
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import OutgoingCommand
@@ -233,8 +233,7 @@ class LocalStrategy(Generic[S]):
             state.open_bucket(self._key_states.counter_lock, now)
 
     def _cacheable(self, key: AnyKey) -> bool:
-        parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
-        return not self._key_states.closed and max(map(len, parts)) <= MAX_CACHED_KEY_LENGTH
+        return not self._key_states.closed and key_length(key) <= MAX_CACHED_KEY_LENGTH
 
     def _state_of(self, key: AnyKey, offset_ms: float) -> S | None:
         """Return the key state of `key`, made with `offset_ms` if it is not there; None for a key

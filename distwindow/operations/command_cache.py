@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..core.charge import Charge
 from ..core.errors import short_repr
 from ..core.interrupts import is_interruption
-from ..core.key import AnyKey, Key, normalize_key
+from ..core.key import AnyKey, Key, key_length, normalize_key
 from ..core.limit import LimitSpec, parse_limits
 from ..protocol.commands import Acquire, FrameParts, charges_of
 from ..protocol.keys import check_prefix, ring_name_prefix, ring_name_suffix
@@ -79,7 +79,7 @@ class CommandCache:
                 for limit, suffix in self._ring_name_suffixes
             ]
         )
-        if cost > _MAX_CACHED_COST or _length_of(key) > _MAX_CACHED_KEY_LENGTH:
+        if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
             return Acquire(charges)
         frame_parts = self._frame_parts.get(cost)
         if frame_parts is None:
@@ -139,10 +139,6 @@ class CommandCache:
                 )
             seen.add(charge.ring)
         return Acquire(tuple(charges))
-
-
-def _length_of(key: AnyKey) -> int:
-    return max(len(key.resource), len(key.tag)) if isinstance(key, Key) else len(key)
 
 
 def _cache_key(key: AnyKey, cost: int) -> _CacheKey:

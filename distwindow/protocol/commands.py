@@ -168,6 +168,10 @@ class Acquire(Command[AcquireReply]):
 
     frame_parts: FrameParts | None = field(default=None, repr=False, kw_only=True)
     """Shared by commands that differ in their key only; None for a command on its own."""
+    unleased_demand: Any = field(default=0.0, repr=False, kw_only=True)
+    """Not a part of the command: `leased` keeps here what it knows of the demand for a key that has
+    no key state (`consistency/demand.py`), which saves a look-up in each call.
+    """
     _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
     """The cached commands of `combined`, by their number of calls; None until there is one."""
 
@@ -188,7 +192,14 @@ class Acquire(Command[AcquireReply]):
         return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return replace(self, now_ms=now_ms, frame_parts=None, _split_frame=None, _combined=None)
+        return replace(
+            self,
+            now_ms=now_ms,
+            frame_parts=None,
+            unleased_demand=0.0,
+            _split_frame=None,
+            _combined=None,
+        )
 
     def combined(self, calls: int) -> Acquire:
         """Return the one command that stands for `calls` commands like this one."""
@@ -199,7 +210,14 @@ class Acquire(Command[AcquireReply]):
             known = self._combined = {}
         shared = known.get(calls)
         if shared is None:
-            shared = replace(self, calls=calls, frame_parts=None, _split_frame=None, _combined=None)
+            shared = replace(
+                self,
+                calls=calls,
+                frame_parts=None,
+                unleased_demand=0.0,
+                _split_frame=None,
+                _combined=None,
+            )
             if calls <= _MAX_CACHED_COMBINED:
                 known[calls] = shared
         return shared
