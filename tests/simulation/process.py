@@ -14,7 +14,7 @@ from distwindow.core.decision import Decision
 from distwindow.core.errors import StoreTimeout
 from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.flush import flush_due
-from distwindow.operations.steps import Fetch, Operation, Pipeline, Sleep, WaitFor
+from distwindow.operations.steps import Fetch, Pipeline, Sleep, WaitFor
 from distwindow.operations.strategy import Strategy
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.protocol.decisions import decision_of
@@ -137,7 +137,11 @@ MakeStrategy = Callable[[CommandCache, LocalClock], Strategy]
 
 
 class Process:
-    """One process of the fleet: does what `Limiter` does, without the limiter."""
+    """One process of the fleet: does what `Limiter` does, without the limiter.
+
+    Only `store_command` is left out, by which a key of little demand gets no key state: the scripts
+    are short, and are to reach leases.
+    """
 
     def __init__(
         self,
@@ -158,15 +162,7 @@ class Process:
         decision = self.strategy.decide_locally(key, cost)
         if decision is not None:
             return decision
-        return OperationRun(self.store, self._acquire_remote(key, cost))
-
-    def _acquire_remote(self, key: str, cost: int) -> Operation[Decision]:
-        sent_at = self.clock.monotonic()
-        command = self.strategy.store_command(key, cost)
-        if command is None:
-            return (yield from self.strategy.acquire_remote(key, cost))
-        decision: Decision = yield command
-        return decision if decision.allowed else self.strategy.cache_refusal(key, decision, sent_at)
+        return OperationRun(self.store, self.strategy.acquire_remote(key, cost))
 
     def acquire(self, key: str, cost: int = 1) -> Decision:
         """Call `try_acquire` with a store that takes no time."""
