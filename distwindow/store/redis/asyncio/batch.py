@@ -67,7 +67,6 @@ class Batch:
         self,
         tick: LoopTick,
         command: Command[Any],
-        *,
         wants_decision: bool,
         on_late_reply: Callable[[Any], object] | None = None,
     ) -> None:
@@ -111,6 +110,11 @@ class Batch:
         reply = short_reply(raw, self.guard)
         if reply is None:
             self.tick.handler.on_reply(self, raw)
+            return
+        futures = self.futures
+        if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
+            self.done = True
+            futures[0].set_result(decision_of_share(self.command, reply))
         else:
             self._distribute(reply)
 
@@ -132,9 +136,6 @@ class Batch:
         """Give each caller its decision."""
         self.done = True
         futures = self.futures
-        if len(futures) == 1:  # most keys are called once in a tick
-            self._set_result(futures[0], decision_of_share(self.command, reply))
-            return
         decisions = decisions_of_reply(self.command, reply, len(futures))
         for future, decision in zip(futures, decisions, strict=True):
             self._set_result(future, decision)

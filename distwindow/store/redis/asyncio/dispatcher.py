@@ -56,6 +56,8 @@ class LoopDispatcher:
         """Closes `client`; None if it is the caller's."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
+        self._timeout = settings.timeout
+        self._max_deadline_spread = settings.timeout * _MAX_DEADLINE_SPREAD
         self._first_reading: asyncio.Future[None] | None = None
         """The task that reads the map of a cluster before the first call."""
         self._refreshing: asyncio.Future[None] | None = None
@@ -92,7 +94,7 @@ class LoopDispatcher:
         tick = self._tick_of(deadline)
         batch = tick.shared.get(command)
         if batch is None:
-            batch = tick.shared[command] = Batch(tick, command, wants_decision=True)
+            batch = tick.shared[command] = Batch(tick, command, True)
             tick.batches.append(batch)
         future: asyncio.Future[Decision] = self._loop.create_future()
         batch.futures.append(future)
@@ -106,7 +108,7 @@ class LoopDispatcher:
     ) -> asyncio.Future[Reply]:
         """A future of the reply to `command`."""
         tick = self._tick_of(deadline)
-        batch = Batch(tick, command, wants_decision=False, on_late_reply=on_late_reply)
+        batch = Batch(tick, command, False, on_late_reply)
         tick.batches.append(batch)
         future: asyncio.Future[Reply] = self._loop.create_future()
         batch.futures.append(future)
@@ -224,9 +226,9 @@ class LoopDispatcher:
         one. A call that has spent some of its time must not shorten that of the others.
         """
         if deadline is None:
-            deadline = self._monotonic() + self._settings.timeout
+            deadline = self._monotonic() + self._timeout
         for tick in self._ticks:
-            if 0 <= deadline - tick.deadline <= self._settings.timeout * _MAX_DEADLINE_SPREAD:
+            if 0 <= deadline - tick.deadline <= self._max_deadline_spread:
                 return tick
         tick = LoopTick(self, deadline)
         self._ticks.append(tick)
@@ -250,7 +252,9 @@ class LoopDispatcher:
             elif only is not None and batch.wants_decision:
                 batch.connection = only
                 batch.guard = guard = only.node.clock.new_guard(until_ms)
-                only.send_frame(batch.combined().frame(guard), batch)
+                one_call = len(batch.futures) == 1
+                command = batch.command if one_call else batch.combined()
+                only.send_frame(command.frame(guard), batch)
             else:
                 self.on_reply(batch, None)
         for connection in list(self._connections.values()):
