@@ -49,6 +49,12 @@ def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def key_state(limiter: Any) -> Any:
+    """Return the state of "k" in a leased limiter, made now if its calls were too few for one."""
+    command = limiter._command_cache.acquire_command("k")
+    return limiter._strategy._state_or_new(command)
+
+
 class HighDemand(Demand):
     """Estimates a constant high demand, so that the next call fetches a lease on slow machines,
     too.
@@ -148,7 +154,7 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
         for _ in range(5):
             await limiter.try_acquire("k")
         strategy: Any = limiter._strategy
-        state = strategy._key_states.get("k")
+        state = key_state(limiter)
         strategy._refunds.queue_unspent(state)
         state.demand = HighDemand(time.monotonic())
         with proxy.inject(Delay(only=SCRIPT, replies=0.3)):
@@ -183,7 +189,7 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
         strategy: Any = limiter._strategy
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
-        state = strategy._key_states.get("k")
+        state = key_state(limiter)
         strategy._refunds.queue_unspent(state)
         await limiter.flush()
         state.demand = HighDemand(time.monotonic())
@@ -213,7 +219,7 @@ def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
     )
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
     strategy: Any = limiter._strategy
-    state = strategy._key_states.get("k")
+    state = key_state(limiter)
     strategy._refunds.queue_unspent(state)
     limiter.flush()
     state.demand = HighDemand(time.monotonic())
@@ -238,8 +244,7 @@ def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
         url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     admitted = int(limiter.try_acquire("k").allowed)
-    strategy: Any = limiter._strategy
-    strategy._key_states.get("k").demand = HighDemand(time.monotonic())
+    key_state(limiter).demand = HighDemand(time.monotonic())
     for _ in range(5):
         admitted += limiter.try_acquire("k").allowed
     assert limiter._strategy.unreturned_permits() > 0
@@ -345,7 +350,7 @@ def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_time
         store.let.set()
         limiter.try_acquire("k")
     strategy: Any = limiter._strategy
-    state = strategy._key_states.get("k")
+    state = key_state(limiter)
     strategy._refunds.queue_unspent(state)
     state.demand = HighDemand(time.monotonic())
     store.let.clear()
