@@ -20,6 +20,7 @@ SECTIONS = {
     "threads": "threads",
     "connections": "connections",
     "asyncio": "asyncio_tasks",
+    "cold": "cold_keys",
     "inprocess": "inprocess",
     "consistency": "consistency",
     "simulation": "fleet_simulation",

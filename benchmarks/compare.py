@@ -14,6 +14,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,12 @@ class Checkout:
         return json.loads(line)
 
 
-def compare(before: Path, after: Path, rounds: int) -> dict[str, Quartiles]:
-    """Return the cost of `after` over that of `before`, for each case."""
+def compare(
+    before: Path, after: Path, rounds: int, names: Sequence[str] = ("",)
+) -> dict[str, Quartiles]:
+    """Return the cost of `after` over that of `before`, for each case with one of `names` in its
+    name.
+    """
     ratios: dict[str, list[float]] = {}
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with server.running(cores[-1] if len(cores) > 1 else None) as redis_server:
@@ -75,10 +80,11 @@ def compare(before: Path, after: Path, rounds: int) -> dict[str, Quartiles]:
             Checkout(folder, redis_server.url, name, cores[0] if len(cores) > 1 else None)
             for folder, name in ((before, "before"), (after, "after"))
         )
-        counts = {case: _calls_in_a_trial(old, case) for case in old.cases}
+        cases = [case for case in old.cases if any(name in case for name in names)]
+        counts = {case: _calls_in_a_trial(old, case) for case in cases}
         for number in range(rounds):
             log(f"round {number + 1} of {rounds}")
-            for case in random.sample(old.cases, len(old.cases)):
+            for case in random.sample(cases, len(cases)):
                 first, second = random.sample([old, new], 2)
                 seconds = {one: one.trial(case, counts[case]) for one in (first, second)}
                 ratios.setdefault(case, []).append(seconds[new] / seconds[old])
@@ -99,8 +105,11 @@ def main() -> int:
     parser.add_argument("before", type=Path, help="folder of a checkout")
     parser.add_argument("after", type=Path, help="folder of another")
     parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--case", action="append", help="measure only cases with this in the name")
     options = parser.parse_args()
-    stats = compare(options.before.resolve(), options.after.resolve(), options.rounds)
+    stats = compare(
+        options.before.resolve(), options.after.resolve(), options.rounds, options.case or [""]
+    )
     print(f"cost after / before, median (quartiles) of {options.rounds} rounds")
     for case, stat in stats.items():
         verdict = "" if stat.median <= LARGEST_RATIO else f"  above {LARGEST_RATIO}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 import sys
@@ -61,6 +62,33 @@ def cases_of(url: str, name: str) -> dict[str, Case]:
         for _ in range(0, count, 50):
             await asyncio.gather(*(tasks.try_acquire(f"user:{n % 10}") for n in range(50)))
 
+    def new_keys(mode: Any) -> Case:
+        """200 tasks that share calls on new keys, each key called three times."""
+        target = AsyncLimiter(
+            url, "1000000000/hour", prefix=f"{name}-new-{mode}", consistency=mode, timeout=2
+        )
+        numbers = itertools.count()
+
+        async def work(keys: list[str]) -> None:
+            for _ in range(3):
+                for key in keys:
+                    await target.try_acquire(key)
+
+        async def calls(count: int) -> None:
+            keys = [f"user:{next(numbers)}" for _ in range(max(1, count // 3))]
+            await asyncio.gather(*(work(keys[n::200]) for n in range(200)))
+
+        return lambda count: loop.run_until_complete(calls(count))
+
+    def first_calls(mode: Any) -> Case:
+        acquire, numbers = limiter("1000000000/hour", mode).try_acquire, itertools.count()
+
+        def run(count: int) -> None:
+            for _ in range(count):
+                acquire(f"new:{next(numbers)}")
+
+        return run
+
     full = limiter("1/hour")
     full.try_acquire("user:0")
     return {
@@ -74,6 +102,10 @@ def cases_of(url: str, name: str) -> dict[str, Case]:
         "eventual hit": calls(limiter("1000000000/hour", "eventual")),
         "memory://": calls(limiter("1000000000/hour", store="memory://")),
         "asyncio, 50 tasks": lambda count: loop.run_until_complete(gathered(count)),
+        "direct, first calls": first_calls("direct"),
+        "leased, first calls": first_calls("leased"),
+        "asyncio, direct, new keys": new_keys("direct"),
+        "asyncio, leased, new keys": new_keys("leased"),
     }
 
 

@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `unit` is `x` (a ratio) or `B` (bytes)."""
+    """One line of the report. `unit` is `x` (a ratio), `B` (bytes) or `µs`."""
 
     what: str
     measured: Quartiles | float | None = None
@@ -54,15 +54,16 @@ class Row:
             return ""
         if self.unit == "B":
             return f"{self.value:,.0f} B"
+        unit = " µs" if self.unit == "µs" else "x"
         if isinstance(self.measured, Quartiles):
             low, high = number(self.measured.low), number(self.measured.high)
-            return f"{number(self.value)}x ({low}..{high})"
-        return f"{number(self.value)}x"
+            return f"{number(self.value)}{unit} ({low}..{high})"
+        return f"{number(self.value)}{unit}"
 
     def target_text(self) -> str:
         if self.target is None:
             return ""
-        unit = " B" if self.unit == "B" else "x"
+        unit = "x" if self.unit == "x" else f" {self.unit}"
         return f"{'>=' if self.target.at_least else '<='} {self.target.bound:g}{unit}"
 
 

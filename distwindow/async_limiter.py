@@ -82,6 +82,7 @@ class AsyncLimiter(BaseLimiter):
         )
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
+        self._monotonic = self._store.clock.monotonic
         self._timeout = options.timeout
         self._strategy = make_strategy(
             options, self._command_cache, self._store, in_process_attempt(self._store)
@@ -106,7 +107,17 @@ class AsyncLimiter(BaseLimiter):
         decision = self._strategy.decide_locally(key, cost)
         if decision is None:
             self._calls_without_wait = 0
-            return await self._run(self._strategy.acquire_remote(key, cost))
+            sent_at = self._monotonic()
+            command = self._strategy.store_command(key, cost)
+            if command is None:
+                return await self._run(self._strategy.acquire_remote(key, cost))
+            # The same as `acquire_remote`, without a generator and its driver.
+            decision = await self._store.attempt(command)
+            return (
+                decision
+                if decision[0]
+                else self._strategy.cache_refusal(decision[1], decision, sent_at)
+            )
         self._calls_without_wait += 1
         if self._calls_without_wait >= _YIELD_EVERY:
             # Let other tasks run: a loop of calls that are decided here would stop them all.

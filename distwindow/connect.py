@@ -82,11 +82,6 @@ class LimiterOptions:
                 f"max_local_keys={max_keys!r} is not a whole number of at least 1"
             )
 
-    @property
-    def direct(self) -> bool:
-        """True if each call is decided by one command to the store."""
-        return self.consistency == "direct"
-
 
 def make_strategy(
     options: LimiterOptions,

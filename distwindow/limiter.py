@@ -125,7 +125,6 @@ class Limiter(BaseLimiter):
         self._strategy = make_strategy(
             options, self._command_cache, self._store, self._store.attempt
         )
-        self._is_direct = options.direct
         self._flush_job = THREAD_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -284,11 +283,12 @@ class Limiter(BaseLimiter):
 
     def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
         """Return the decision that takes the store, after `decide_locally` has returned None."""
-        if not self._is_direct:
-            return self._run(self._strategy.acquire_remote(key, cost))
-        # The same as `acquire_remote` of the strategy `Direct`, without a generator and its driver.
         sent_at = self._store.clock.monotonic()
-        decision = self._store.attempt(self._command_cache.acquire_command(key, cost))
+        command = self._strategy.store_command(key, cost)
+        if command is None:
+            return self._run(self._strategy.acquire_remote(key, cost))
+        # The same as `acquire_remote`, without a generator and its driver.
+        decision = self._store.attempt(command)
         return (
             decision
             if decision[0]

@@ -8,6 +8,7 @@ before the comparison measures which are the best.
 from benchmarks.peers.base import (
     DISTWINDOW,
     HIGH_QUOTA,
+    LEASED,
     LIBRARIES,
     LOW_QUOTA,
     TIMEOUT_S,
@@ -21,13 +22,20 @@ from benchmarks.peers.base import (
 from benchmarks.peers.blocking import blocking_peers
 from benchmarks.peers.libraries import BLOCKING, SHARED
 from benchmarks.peers.memory import memory_peers
-from benchmarks.peers.own import async_limiters, limiters, more_limiters
+from benchmarks.peers.own import (
+    async_leased_limiters,
+    async_limiters,
+    leased_limiters,
+    limiters,
+    more_limiters,
+)
 from benchmarks.peers.tasks import async_peers
 
 __all__ = [
     "BLOCKING",
     "DISTWINDOW",
     "HIGH_QUOTA",
+    "LEASED",
     "LIBRARIES",
     "LOW_QUOTA",
     "SHARED",
@@ -37,10 +45,12 @@ __all__ = [
     "AsyncPeer",
     "Peer",
     "Quota",
+    "async_leased_limiters",
     "async_limiters",
     "async_peers",
     "blocking_peers",
     "check_decisions",
+    "leased_limiters",
     "limiters",
     "memory_peers",
     "more_limiters",

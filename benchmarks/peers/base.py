@@ -12,6 +12,7 @@ Acquire = Callable[[str], object]
 AsyncAcquire = Callable[[str], Awaitable[object]]
 
 DISTWINDOW = "distwindow"
+LEASED = "distwindow, leased"
 LIBRARIES = ("limits", "throttled-py", "pyrate-limiter")
 
 TIMEOUT_S = 5.0

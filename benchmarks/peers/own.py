@@ -9,6 +9,7 @@ from importlib import import_module
 
 from benchmarks.peers.base import (
     DISTWINDOW,
+    LEASED,
     TIMEOUT_S,
     Acquire,
     AsyncAcquire,
@@ -23,6 +24,11 @@ def limiters() -> list[Peer]:
     return [Peer(DISTWINDOW, DISTWINDOW, _limiter)]
 
 
+def leased_limiters() -> list[Peer]:
+    """Return distwindow in leased mode."""
+    return [Peer(LEASED, DISTWINDOW, partial(_limiter, consistency="leased"))]
+
+
 def more_limiters() -> list[Peer]:
     """Return distwindow with the bound `strict`, and on a client that the caller owns."""
     return [
@@ -32,8 +38,16 @@ def more_limiters() -> list[Peer]:
 
 
 @contextmanager
-def _limiter(url: str, quota: Quota, bound: str = "leap") -> Iterator[Acquire]:
-    limiter = import_module("distwindow").Limiter(url, quota.limit(bound), timeout=TIMEOUT_S)
+def _limiter(
+    url: str, quota: Quota, bound: str = "leap", consistency: str = "direct"
+) -> Iterator[Acquire]:
+    limiter = import_module("distwindow").Limiter(
+        url,
+        quota.limit(bound),
+        timeout=TIMEOUT_S,
+        consistency=consistency,
+        prefix=f"distwindow-{consistency}",
+    )
     with limiter:
         yield limiter.try_acquire
 
@@ -50,8 +64,21 @@ def async_limiters() -> list[AsyncPeer]:
     return [AsyncPeer(DISTWINDOW, DISTWINDOW, _async_limiter)]
 
 
+def async_leased_limiters() -> list[AsyncPeer]:
+    """Return distwindow in leased mode."""
+    return [AsyncPeer(LEASED, DISTWINDOW, partial(_async_limiter, consistency="leased"))]
+
+
 @asynccontextmanager
-async def _async_limiter(url: str, quota: Quota) -> AsyncIterator[AsyncAcquire]:
-    limiter = import_module("distwindow").AsyncLimiter(url, quota.limit(), timeout=TIMEOUT_S)
+async def _async_limiter(
+    url: str, quota: Quota, consistency: str = "direct"
+) -> AsyncIterator[AsyncAcquire]:
+    limiter = import_module("distwindow").AsyncLimiter(
+        url,
+        quota.limit(),
+        timeout=TIMEOUT_S,
+        consistency=consistency,
+        prefix=f"distwindow-{consistency}",
+    )
     async with limiter:
         yield limiter.try_acquire

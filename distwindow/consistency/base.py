@@ -23,11 +23,11 @@ from typing import Generic, Protocol, TypeVar
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.key import AnyKey, Key
+from ..core.key import AnyKey, key_length
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import OutgoingCommand
-from ..protocol.commands import Flush
+from ..protocol.commands import Acquire, Flush
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER, KeyState, StateName
 from .key_state_cache import KeyStateCache
@@ -99,6 +99,9 @@ class LocalStrategy(Generic[S]):
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        return None
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         raise NotImplementedError  # each strategy has one
@@ -230,8 +233,7 @@ class LocalStrategy(Generic[S]):
             state.open_bucket(self._key_states.counter_lock, now)
 
     def _cacheable(self, key: AnyKey) -> bool:
-        parts = (key.resource, key.tag) if isinstance(key, Key) else (key,)
-        return not self._key_states.closed and max(map(len, parts)) <= MAX_CACHED_KEY_LENGTH
+        return not self._key_states.closed and key_length(key) <= MAX_CACHED_KEY_LENGTH
 
     def _state_of(self, key: AnyKey, offset_ms: float) -> S | None:
         """Return the key state of `key`, made with `offset_ms` if it is not there; None for a key

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from math import exp, sqrt
 
+from ..protocol.commands import Acquire
+
 _DECAY_TIME_S = 0.25
 """Seconds after which an observation weighs 1/e."""
 _INITIAL_OBSERVED_S = 0.01
@@ -18,6 +20,10 @@ that many more follow.
 """
 _MIN_LEASE = 2
 """A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
+"""
+_FAR_APART_S = _DECAY_TIME_S / 4
+"""Calls of cost 1 that are farther apart never add up to the demand for `_MIN_LEASE`: with
+`permits` at 4, needed are 4 * (1 - 1 / sqrt(4)) = 2.
 """
 
 
@@ -57,3 +63,37 @@ class Demand:
             return 0
         needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.permits)))
         return needed if needed >= _MIN_LEASE else 0
+
+
+def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
+    """For a key without a key state: true if a lease for `seconds` would save commands. If not,
+    take in a call of `command`.
+
+    Most keys may be called too seldom for a lease, and their calls are to cost no more than in
+    `direct`. So the demand of such a key is kept in its command, and as long as its calls are far
+    apart that is only the time of the last one. (Threads share it without a lock: an observation
+    that is lost delays a lease by one call.)
+    """
+    demand = command.unleased_demand
+    if demand.__class__ is not Demand:
+        cost = command.charges[0].cost
+        if cost == 1 and now - demand > _FAR_APART_S:
+            command.unleased_demand = now
+            return False
+        called_at = demand
+        demand = Demand(called_at or now)
+        if called_at:
+            demand.observe(called_at, cost)
+        command.unleased_demand = demand
+    if demand.permits_needed(now, seconds):
+        return True
+    demand.observe(now, command.charges[0].cost)
+    return False
+
+
+def take_demand(command: Acquire, now: float) -> Demand:
+    """Return the demand that `worth_lease` has kept in `command`, for the key state that its key
+    gets; a new one if there is none.
+    """
+    demand, command.unleased_demand = command.unleased_demand, 0.0
+    return demand if isinstance(demand, Demand) else Demand(now)

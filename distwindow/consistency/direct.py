@@ -8,6 +8,7 @@ from ..core.decision import Decision
 from ..core.key import AnyKey
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation
+from ..protocol.commands import Acquire
 from .exact import ExactStrategy
 from .flush_schedule import FlushSchedule
 from .key_state import KeyState, StateName
@@ -28,6 +29,9 @@ class Direct(ExactStrategy[KeyState]):
         counts = PendingCounts(states, schedule, clock.monotonic)
         refusals = Refusals(states, self._state_of, clock.monotonic)
         super().__init__(commands, clock, states, schedule, counts, [counts], refusals)
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire:
+        return self._command_cache.acquire_command(key, cost)
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide."""

@@ -31,6 +31,9 @@ class InProcess:
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally
 
+    def store_command(self, key: AnyKey, cost: int) -> Acquire:
+        return self._acquire_command(key, cost)
+
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         decision: Decision = yield self._acquire_command(key, cost)
         return decision

@@ -46,7 +46,7 @@ from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreError
-from ..core.key import AnyKey
+from ..core.key import AnyKey, key_length
 from ..operations.command_cache import CommandCache
 from ..operations.completion import Completion
 from ..operations.flush import send_all
@@ -55,6 +55,8 @@ from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Acquire, Lease
 from ..protocol.decisions import decision_of
 from ..protocol.replies import LeaseReply
+from .base import MAX_CACHED_KEY_LENGTH
+from .demand import take_demand, worth_lease
 from .exact import ExactStrategy
 from .flush_schedule import FlushSchedule
 from .key_state import StateName, peeked_admission
@@ -111,11 +113,24 @@ class Leased(ExactStrategy[LeasedKeyState]):
             )
         return super().peek(key)
 
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        """Return the command of a call on a key that has no state, as it was called too seldom for
+        a lease; None for other keys.
+        """
+        command = self._command_cache.acquire_command(key, cost)
+        if key.__class__ is not str:
+            key = command.charges[0].key
+        if self._get(key) is not None:
+            return None
+        if command.write_limit or key_length(key) > MAX_CACHED_KEY_LENGTH:
+            return command  # the first call of this key and cost, or a key that gets no state
+        return None if worth_lease(command, self._monotonic(), MAX_LEASE_S) else command
+
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide, and lease more where there is demand."""
         command = self._command_cache.acquire_command(key, cost)
         key = command.charges[0].key
-        state = self._state_or_new(key) if self._cacheable(key) else None
+        state = self._state_or_new(command) if self._cacheable(key) else None
         if state is None:
             decision: Decision = yield command
             return decision
@@ -258,7 +273,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
 
     # -- key states -------------------------------------------------------------------------------
 
-    def _state_or_new(self, key: AnyKey) -> LeasedKeyState:
+    def _state_or_new(self, command: Acquire) -> LeasedKeyState:
+        key = command.charges[0].key
         state = self._get(key)
         if state is None:
             charges, now = self._command_cache.acquire_command(key).charges, self._monotonic()
@@ -267,6 +283,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
             state = self._key_states.get_or_add(
                 key, lambda: self._new_state(key, charges, offset_ms)
             )
+            state.demand = take_demand(command, now)
         return state
 
     def _new_state(

@@ -58,6 +58,11 @@ def encode_key(key: str | bytes) -> bytes:
     return key if isinstance(key, bytes) else key.encode("utf-8", "surrogatepass")
 
 
+def key_length(key: AnyKey) -> int:
+    """Return the length of `key`, or of the longer part of a tagged one."""
+    return max(len(key.resource), len(key.tag)) if isinstance(key, Key) else len(key)
+
+
 def display_key(key: str | bytes) -> str:
     """Return `key` as text, with `\\x..` for bytes that are not UTF-8."""
     return encode_key(key).decode("utf-8", "backslashreplace")

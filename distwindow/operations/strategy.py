@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.decision import Decision
 from ..core.key import AnyKey
-from ..protocol.commands import Command, Flush
+from ..protocol.commands import Acquire, Command, Flush
 from .steps import Operation, WaitFor
 
 
@@ -41,6 +41,11 @@ class Strategy(Protocol):
     @property
     def decide_locally(self) -> Callable[[AnyKey, int], Decision | None]:
         """Decide a call of this key and cost in this process; None if the store has to decide."""
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        """Return the command of a call that takes nothing but the store's decision, after
+        `decide_locally` has returned None; None if it takes `acquire_remote`.
+        """
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide a call, after `decide_locally` has returned None."""

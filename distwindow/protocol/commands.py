@@ -45,6 +45,7 @@ _MAX_CACHED_COMBINED = 64
 
 GUARD_BYTES = 20
 """13 digits of ms, a point, 6 digits of nonce."""
+_GUARD_LENGTH = b"$%d\r\n" % GUARD_BYTES
 
 CURRENT_BUCKET = 10**13
 """The start, in a `Flush`, of counts that belong in whatever bucket is the newest."""
@@ -60,21 +61,34 @@ def charges_of(
     return tuple(Charge(ring_name(key_prefix, limit), limit, cost, key) for limit in limits)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class FrameParts:
+    """The parts of a frame that do not depend on the key: before the keys, and after the guard.
+    Commands with the same limits, cost and number of calls share one of these, so that a new key
+    costs only the packing of its own name. Empty until the first frame.
+    """
+
+    __slots__ = ("after_guard", "before_keys")
+
+    def __init__(self) -> None:
+        self.before_keys = self.after_guard = b""
+
+
+@dataclass(slots=True, eq=False)
 class Command(Generic[Reply]):
     """One script call. `now_ms` is the client's time with `clock="client"`; with None the script
     uses the server's.
 
     A command is equal only to itself. Callers of one key use one command object, so that stores can
-    let them share a script call.
+    let them share a script call. Therefore it is never changed, except for what it caches. (As a
+    frozen dataclass it would take three times as long to make, and each new key makes two.)
     """
 
     script: ClassVar[str]
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None
-    _split_frame: list[tuple[bytes, bytes]] = field(default_factory=list, repr=False, kw_only=True)
-    """What comes before and after the guard in `frame`; empty until the first call of it."""
+    _split_frame: tuple[bytes, bytes] | None = field(default=None, repr=False, kw_only=True)
+    """What comes before and after the guard in `frame`; None until the first call of it."""
 
     @property
     def keys(self) -> list[bytes]:
@@ -93,31 +107,35 @@ class Command(Generic[Reply]):
         """Return the EVALSHA in RESP. All guards have 20 bytes, so what surrounds them is built
         once.
         """
-        if not self._split_frame:
-            self._split_frame.append(
-                self._frame_around_guard(b"EVALSHA", load_script(self.script).sha)
-            )
-        head, tail = self._split_frame[0]
-        return head + guard + tail
+        split = self._split_frame
+        if split is None:
+            split = self._split_frame = self._split_around_guard()
+        return split[0] + guard + split[1]
 
     def eval_frame(self, guard: bytes) -> bytes:
         """Return an EVAL with the whole script, for a server that does not have the script."""
-        head, tail = self._frame_around_guard(b"EVAL", load_script(self.script).text)
-        return head + guard + tail
+        before_keys, after_guard = self._frame_parts(b"EVAL", load_script(self.script).text)
+        return before_keys + self._keys_frame() + guard + after_guard
 
     def with_time(self: C, now_ms: int) -> C:
         """Return this command with the client's time."""
-        return replace(self, now_ms=now_ms, _split_frame=[])
+        return replace(self, now_ms=now_ms, _split_frame=None)
 
-    def _frame_around_guard(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
-        """Return what comes before and after the guard."""
-        keys, arguments = self.keys, self.arguments()
-        words = len(keys) + len(arguments) + 4
-        opening: list[bytes | int | str] = [verb, script, len(keys), *keys]
-        head = b"*%d\r\n%s$%d\r\n" % (
-            words, b"".join(map(_bulk_string, opening)), GUARD_BYTES,
-        )  # fmt: skip
-        return head, b"\r\n" + b"".join(map(_bulk_string, arguments))
+    def _split_around_guard(self) -> tuple[bytes, bytes]:
+        """Return what comes before and after the guard in an EVALSHA."""
+        before_keys, after_guard = self._frame_parts(b"EVALSHA", load_script(self.script).sha)
+        return before_keys + self._keys_frame(), after_guard
+
+    def _frame_parts(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
+        """Return what comes before the keys, and what comes after the guard."""
+        keys, arguments = len(self.keys), self.arguments()
+        opening = _bulk_string(verb) + _bulk_string(script) + _bulk_string(keys)
+        words = b"".join(map(_bulk_string, arguments))
+        return b"*%d\r\n%s" % (keys + len(arguments) + 4, opening), b"\r\n" + words
+
+    def _keys_frame(self) -> bytes:
+        """Return the keys, and the length of the guard, which follows them."""
+        return b"".join(map(_bulk_string, self.keys)) + _GUARD_LENGTH
 
 
 def _bulk_string(word: bytes | int | str) -> bytes:
@@ -138,7 +156,7 @@ def _time_argument(now_ms: int | None) -> int | str:
     return "" if now_ms is None else now_ms
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Acquire(Command[AcquireReply]):
     """`calls` calls of the same cost, decided one after the other."""
 
@@ -148,8 +166,14 @@ class Acquire(Command[AcquireReply]):
     write_limit: bool = False
     """Store the limits in their rings, for `stats`: on the first call of a key in this process."""
 
-    _combined: dict[int, Acquire] = field(default_factory=dict, repr=False, kw_only=True)
-    """The cached commands of `combined`, by their number of calls."""
+    frame_parts: FrameParts | None = field(default=None, repr=False, kw_only=True)
+    """Shared by commands that differ in their key only; None for a command on its own."""
+    unleased_demand: Any = field(default=0.0, repr=False, kw_only=True)
+    """Not a part of the command: `leased` keeps here what it knows of the demand for a key that has
+    no key state (`consistency/demand.py`), which saves a look-up in each call.
+    """
+    _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
+    """The cached commands of `combined`, by their number of calls; None until there is one."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = _ring_arguments(self.charges, self.calls)
@@ -168,21 +192,52 @@ class Acquire(Command[AcquireReply]):
         return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return replace(self, now_ms=now_ms, _split_frame=[], _combined={})
+        return replace(
+            self,
+            now_ms=now_ms,
+            frame_parts=None,
+            unleased_demand=0.0,
+            _split_frame=None,
+            _combined=None,
+        )
 
     def combined(self, calls: int) -> Acquire:
         """Return the one command that stands for `calls` commands like this one."""
         if calls == 1:
             return self
-        shared = self._combined.get(calls)
+        known = self._combined
+        if known is None:
+            known = self._combined = {}
+        shared = known.get(calls)
         if shared is None:
-            shared = replace(self, calls=calls, _split_frame=[], _combined={})
+            shared = replace(
+                self,
+                calls=calls,
+                frame_parts=None,
+                unleased_demand=0.0,
+                _split_frame=None,
+                _combined=None,
+            )
             if calls <= _MAX_CACHED_COMBINED:
-                self._combined[calls] = shared
+                known[calls] = shared
         return shared
 
+    def _split_around_guard(self) -> tuple[bytes, bytes]:
+        parts = self.frame_parts
+        if parts is None:
+            parts = self.frame_parts = FrameParts()
+        if not parts.after_guard:
+            parts.before_keys, parts.after_guard = self._frame_parts(
+                b"EVALSHA", load_script(self.script).sha
+            )
+        if len(self.charges) > 1:
+            return parts.before_keys + self._keys_frame(), parts.after_guard
+        ring = self.charges[0].ring
+        head = b"%b$%d\r\n%b\r\n%b" % (parts.before_keys, len(ring), ring, _GUARD_LENGTH)
+        return head, parts.after_guard
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class Peek(Command[AcquireReply]):
     """The reply that `Acquire` would get now; nothing is written."""
 
@@ -195,7 +250,7 @@ class Peek(Command[AcquireReply]):
         return parse_acquire_reply(raw, 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Lease(Command[LeaseReply]):
     """One call, and up to `extra` permits for its process to spend until the bucket ends.
 
@@ -217,7 +272,7 @@ class Lease(Command[LeaseReply]):
         return LeaseReply(parse_acquire_reply([*raw[:5], *raw[7:]], 1), raw[5], raw[6])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Flush(Command[FleetCounts]):
     """The counts of a process, by ring and bucket.
 
@@ -263,7 +318,7 @@ def _counts_argument(buckets: Sequence[Bucket]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Refund(Command[CountReply]):
     """Give back what was charged: out of the bucket that a charge names, or if it names none, out
     of the bucket of `charged_ms`.
@@ -293,7 +348,7 @@ class Refund(Command[CountReply]):
         return CountReply(raw[1], raw[2])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Read(Command[ReadReply]):
     """The rings as they are stored."""
 
@@ -310,7 +365,7 @@ class Read(Command[ReadReply]):
         return ReadReply(tuple(states), raw[2])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Reset(Command[CountReply]):
     """Delete the rings."""
 

@@ -22,12 +22,16 @@ _DIGEST_BYTES = 16
 # Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters, and
 # bytes that are not UTF-8, could not be read or typed in a terminal.
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
+_UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
+"""A key of printable ASCII that `escape` returns as it is, as it does with most keys."""
 _SENDERS = b":senders"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
 def ring_name_prefix(prefix: str, key: AnyKey) -> bytes:
     """Return the beginning of the names of all rings of `key`: `prefix:{resource}`."""
+    if key.__class__ is str and _UNESCAPED_KEY.fullmatch(key):
+        return f"{prefix}:{{{key}}}".encode()
     if isinstance(key, Key):
         return b"%s:{%s}%s" % (prefix.encode(), escape(key.tag), escape(key.resource))
     return b"%s:{%s}" % (prefix.encode(), escape(key))
@@ -39,7 +43,12 @@ def ring_name(key_prefix: bytes, limit: Limit) -> bytes:
     The amount is not part of it, so that a changed amount keeps the history. The span is, because
     `strict` sums one bucket more than `leap` over the same buckets.
     """
-    return b"%s:%d:%d" % (key_prefix, limit.bucket_ms, limit.span)
+    return key_prefix + ring_name_suffix(limit)
+
+
+def ring_name_suffix(limit: Limit) -> bytes:
+    """Return the part of `ring_name` that is the same for all keys."""
+    return b":%d:%d" % (limit.bucket_ms, limit.span)
 
 
 def senders_name(ring: bytes) -> bytes:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from distwindow.consistency.demand import Demand
 
@@ -29,12 +30,18 @@ def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def key_state(limiter: Any) -> Any:
+    """Return the state of "k" in a leased limiter, made now if its calls were too few for one."""
+    command = limiter._command_cache.acquire_command("k")
+    return limiter._strategy._state_or_new(command)
+
+
 class HighDemand(Demand):
     """Estimates a constant high demand, so that the next call fetches a lease on slow machines,
     too.
     """
 
-    def needed(self, now: float, seconds: float) -> int:
+    def permits_needed(self, now: float, seconds: float) -> int:
         return 50
 
 

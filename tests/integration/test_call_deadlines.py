@@ -12,7 +12,7 @@ from distwindow import Limiter
 from distwindow.core.decision import Decision
 from distwindow.protocol.commands import Acquire, Command
 from distwindow.store.memory import MemoryStore
-from tests.integration.interrupted import PLENTY, HighDemand
+from tests.integration.interrupted import PLENTY, HighDemand, key_state
 
 
 class Stalling(MemoryStore):
@@ -46,7 +46,7 @@ def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_time
         store.let.set()
         limiter.try_acquire("k")
     strategy: Any = limiter._strategy
-    state = strategy._key_states.get("k")
+    state = key_state(limiter)
     strategy._refunds.queue_unspent(state)
     state.demand = HighDemand(time.monotonic())
     store.let.clear()

@@ -16,7 +16,14 @@ import pytest
 from distwindow import AsyncLimiter, Limiter, StoreError
 from distwindow.core.decision import Decision
 from tests.integration.harness import admin, used
-from tests.integration.interrupted import PLENTY, SCRIPT, HighDemand, raised_after, subclass
+from tests.integration.interrupted import (
+    PLENTY,
+    SCRIPT,
+    HighDemand,
+    key_state,
+    raised_after,
+    subclass,
+)
 from tests.servers import Proxy, until_async
 from tests.servers.faults import Delay
 from tests.servers.wait import until
@@ -32,7 +39,7 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
         for _ in range(5):
             await limiter.try_acquire("k")
         strategy: Any = limiter._strategy
-        state = strategy._key_states.get("k")
+        state = key_state(limiter)
         strategy._refunds.queue_unspent(state)
         state.demand = HighDemand(time.monotonic())
         with proxy.inject(Delay(only=SCRIPT, replies=0.3)):
@@ -67,7 +74,7 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
         strategy: Any = limiter._strategy
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
-        state = strategy._key_states.get("k")
+        state = key_state(limiter)
         strategy._refunds.queue_unspent(state)
         await limiter.flush()
         state.demand = HighDemand(time.monotonic())
@@ -97,7 +104,7 @@ def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
     )
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
     strategy: Any = limiter._strategy
-    state = strategy._key_states.get("k")
+    state = key_state(limiter)
     strategy._refunds.queue_unspent(state)
     limiter.flush()
     state.demand = HighDemand(time.monotonic())
@@ -121,8 +128,7 @@ def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
         url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     admitted = int(limiter.try_acquire("k").allowed)
-    strategy: Any = limiter._strategy
-    strategy._key_states.get("k").demand = HighDemand(time.monotonic())
+    key_state(limiter).demand = HighDemand(time.monotonic())
     for _ in range(5):
         admitted += limiter.try_acquire("k").allowed
     assert limiter._strategy.unreturned_permits() > 0

@@ -45,6 +45,17 @@ def test_an_escaped_key_is_short_printable_and_without_braces(key: str | bytes) 
     assert all(byte > 0x20 for byte in name)
 
 
+@given(keys)
+@example("x" * 64)
+@example("x" * 65)
+@example("user:42\n")
+@example("a b")
+@example("|")
+@example("~")
+def test_a_key_that_needs_no_escapes_gets_the_name_that_escaping_gives(key: str | bytes) -> None:
+    assert ring_name_prefix("préfix", key) == b"%s:{%s}" % ("préfix".encode(), escape(key))
+
+
 @given(keys, keys)
 @example("a", b"a")
 @example("%41", "A")

@@ -137,7 +137,11 @@ MakeStrategy = Callable[[CommandCache, LocalClock], Strategy]
 
 
 class Process:
-    """One process of the fleet: does what `Limiter` does, without the limiter."""
+    """One process of the fleet: does what `Limiter` does, without the limiter.
+
+    Only `store_command` is left out, by which a key of little demand gets no key state: the scripts
+    are short, and are to reach leases.
+    """
 
     def __init__(
         self,

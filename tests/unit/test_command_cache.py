@@ -8,6 +8,7 @@ import pytest
 
 from distwindow import Key
 from distwindow.operations.command_cache import CommandCache
+from distwindow.protocol.commands import Acquire
 
 
 def test_a_key_that_comes_again_has_the_same_command() -> None:
@@ -21,6 +22,30 @@ def test_a_key_that_comes_again_has_the_same_command() -> None:
             assert commands.acquire_command(key, cost) is again
             assert again.charges == first.charges
             assert again.charges[0].cost == cost
+
+
+@pytest.mark.parametrize("limits", ["5/minute", "50/second; 100/minute strict"])
+def test_commands_that_share_parts_of_their_frames_have_the_frames_of_commands_that_do_not(
+    limits: str,
+) -> None:
+    commands = CommandCache("p", limits)
+    guard = b"9999999999999.000001"
+    for key in ("a", "é", b"\xff", Key("a", "t"), "x" * 100):
+        for cost in (1, 2):
+            for command in (commands.acquire_command(key, cost) for _ in range(3)):
+                alone = Acquire(command.charges, write_limit=command.write_limit)
+                assert command.frame(guard) == alone.frame(guard)
+                assert command.frame(guard) == command.frame(guard)
+                assert command.combined(3).frame(guard) == alone.combined(3).frame(guard)
+                timed = command.with_time(1_700_000_000_000)
+                assert timed.frame(guard) == alone.with_time(1_700_000_000_000).frame(guard)
+
+
+def test_the_parts_of_frames_are_kept_for_few_costs() -> None:
+    commands = CommandCache("p", "1000/minute")
+    for cost in range(1, 500):
+        commands.acquire_command("a", cost)
+    assert len(commands._frame_parts) <= 64
 
 
 @pytest.mark.parametrize("key", [("a", 2), ("a", 1), (None, "a", 2), (2, "a")])

@@ -37,6 +37,15 @@ class LoopTick:
         self.shared: dict[Acquire, Batch] = {}
         """The batches that further calls of equal commands join."""
 
+    def is_answered(self) -> bool:
+        """True if no call waits for a reply."""
+        return self.batches[-1].done and all([batch.done for batch in self.batches])
+
+    def clear(self) -> None:
+        """Drop the batches."""
+        self.batches.clear()
+        self.shared.clear()
+
 
 class Batch:
     """A command and the futures of its callers, which get a decision, or the plain reply."""
@@ -58,7 +67,6 @@ class Batch:
         self,
         tick: LoopTick,
         command: Command[Any],
-        *,
         wants_decision: bool,
         on_late_reply: Callable[[Any], object] | None = None,
     ) -> None:
@@ -102,6 +110,11 @@ class Batch:
         reply = short_reply(raw, self.guard)
         if reply is None:
             self.tick.handler.on_reply(self, raw)
+            return
+        futures = self.futures
+        if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
+            self.done = True
+            futures[0].set_result(decision_of_share(self.command, reply))
         else:
             self._distribute(reply)
 
@@ -123,9 +136,6 @@ class Batch:
         """Give each caller its decision."""
         self.done = True
         futures = self.futures
-        if len(futures) == 1:  # most keys are called once in a tick
-            self._set_result(futures[0], decision_of_share(self.command, reply))
-            return
         decisions = decisions_of_reply(self.command, reply, len(futures))
         for future, decision in zip(futures, decisions, strict=True):
             self._set_result(future, decision)

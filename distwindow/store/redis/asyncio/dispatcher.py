@@ -1,10 +1,10 @@
 """The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
 
 attempt, execute   a future joins a batch of the current tick
-end of the tick    `_send_tick` writes all batches; a deadline timer runs for the earliest tick
+end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
 a reply            the connection passes it to its batch, which resolves its futures, or
                    passes it on to `on_reply`, which may send another request
-the deadline       `_end_overdue` fails the batches without a reply. Their connection takes no
+the deadline       `_time_out` fails the batches without a reply. Their connection takes no
                    new calls, and is closed one timeout later: it may only have been slow, and
                    still bring the replies of other calls
 """
@@ -12,7 +12,6 @@ the deadline       `_end_overdue` fails the batches without a reply. Their conne
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from ..outcome import timed_out
 from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
 from .batch import PING, Batch, LoopTick, Ping
 from .connection import PipelinedConnection
+from .ticks_in_flight import TicksInFlight
 
 Reply = TypeVar("Reply")
 
@@ -56,6 +56,8 @@ class LoopDispatcher:
         """Closes `client`; None if it is the caller's."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
+        self._timeout = settings.timeout
+        self._max_deadline_spread = settings.timeout * _MAX_DEADLINE_SPREAD
         self._first_reading: asyncio.Future[None] | None = None
         """The task that reads the map of a cluster before the first call."""
         self._refreshing: asyncio.Future[None] | None = None
@@ -64,9 +66,7 @@ class LoopDispatcher:
         self._left_to_parent = False
         self._ticks: list[LoopTick] = []
         """Ticks that gather calls; several if the deadlines of the calls are far apart."""
-        self._in_flight: deque[LoopTick] = deque()
-        """Ticks that were sent, by deadline."""
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
         self._connections: dict[Node, PipelinedConnection] = {}
         self._retired: set[PipelinedConnection] = set()
         """Connections that were too slow for a call, and may still bring replies to others."""
@@ -94,7 +94,7 @@ class LoopDispatcher:
         tick = self._tick_of(deadline)
         batch = tick.shared.get(command)
         if batch is None:
-            batch = tick.shared[command] = Batch(tick, command, wants_decision=True)
+            batch = tick.shared[command] = Batch(tick, command, True)
             tick.batches.append(batch)
         future: asyncio.Future[Decision] = self._loop.create_future()
         batch.futures.append(future)
@@ -108,7 +108,7 @@ class LoopDispatcher:
     ) -> asyncio.Future[Reply]:
         """A future of the reply to `command`."""
         tick = self._tick_of(deadline)
-        batch = Batch(tick, command, wants_decision=False, on_late_reply=on_late_reply)
+        batch = Batch(tick, command, False, on_late_reply)
         tick.batches.append(batch)
         future: asyncio.Future[Reply] = self._loop.create_future()
         batch.futures.append(future)
@@ -168,8 +168,7 @@ class LoopDispatcher:
         self._closed = True
         self._end_connections("this limiter is being closed")
         self._end_shutdown_hook()
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
+        self._in_flight.cancel_timer()
         for task in (self._first_reading, self._refreshing):
             if task is not None:
                 task.cancel()
@@ -227,9 +226,9 @@ class LoopDispatcher:
         one. A call that has spent some of its time must not shorten that of the others.
         """
         if deadline is None:
-            deadline = self._monotonic() + self._settings.timeout
+            deadline = self._monotonic() + self._timeout
         for tick in self._ticks:
-            if 0 <= deadline - tick.deadline <= self._settings.timeout * _MAX_DEADLINE_SPREAD:
+            if 0 <= deadline - tick.deadline <= self._max_deadline_spread:
                 return tick
         tick = LoopTick(self, deadline)
         self._ticks.append(tick)
@@ -243,10 +242,7 @@ class LoopDispatcher:
             for batch in tick.batches:
                 batch.fail(closed_failure())
             return
-        at = len(self._in_flight)
-        while at and self._in_flight[at - 1].deadline > tick.deadline:
-            at -= 1
-        self._in_flight.insert(at, tick)
+        self._in_flight.add(tick)
         topology = self.topology
         only = self._only_connection(topology)
         until_ms = 0 if only is None else only.node.clock.server_time_ms(tick.deadline)
@@ -256,16 +252,14 @@ class LoopDispatcher:
             elif only is not None and batch.wants_decision:
                 batch.connection = only
                 batch.guard = guard = only.node.clock.new_guard(until_ms)
-                only.send_frame(batch.combined().frame(guard), batch)
+                one_call = len(batch.futures) == 1
+                command = batch.command if one_call else batch.combined()
+                only.send_frame(command.frame(guard), batch)
             else:
                 self.on_reply(batch, None)
         for connection in list(self._connections.values()):
             connection.flush()
-        if self._deadline_timer is not None and at == 0:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        if self._deadline_timer is None:
-            self._end_overdue()
+        self._in_flight.ensure_timer(tick.deadline)
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
@@ -293,20 +287,6 @@ class LoopDispatcher:
         connection.send(request, batch)
         if not is_first:  # the first one is sent by `_send_tick`, which flushes all connections
             connection.flush()
-
-    def _end_overdue(self) -> None:
-        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
-        self._deadline_timer = None
-        now = self._monotonic()
-        in_flight = self._in_flight
-        while in_flight and in_flight[0].deadline <= now:
-            for batch in in_flight.popleft().batches:
-                if not batch.done:
-                    self._time_out(batch)
-        if in_flight:
-            self._deadline_timer = self._loop.call_later(
-                in_flight[0].deadline - now, self._end_overdue
-            )
 
     def _time_out(self, batch: Batch) -> None:
         connection, topology = batch.connection, self.topology
