@@ -150,6 +150,12 @@ class Acquire(Command[AcquireReply]):
 
     _combined: dict[int, Acquire] = field(default_factory=dict, repr=False, kw_only=True)
     """The cached commands of `combined`, by their number of calls."""
+    ring_link: Any = field(default=None, repr=False, kw_only=True)
+    """What a store in this process keeps here, to find the command's ring without a look-up."""
+
+    def link_ring(self, link: Any) -> None:
+        """Set `ring_link`, which is not part of what the command says."""
+        object.__setattr__(self, "ring_link", link)
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = _ring_arguments(self.charges, self.calls)
@@ -168,7 +174,7 @@ class Acquire(Command[AcquireReply]):
         return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return replace(self, now_ms=now_ms, _split_frame=[], _combined={})
+        return replace(self, now_ms=now_ms, _split_frame=[], _combined={}, ring_link=None)
 
     def combined(self, calls: int) -> Acquire:
         """Return the one command that stands for `calls` commands like this one."""
@@ -176,7 +182,7 @@ class Acquire(Command[AcquireReply]):
             return self
         shared = self._combined.get(calls)
         if shared is None:
-            shared = replace(self, calls=calls, _split_frame=[], _combined={})
+            shared = replace(self, calls=calls, _split_frame=[], _combined={}, ring_link=None)
             if calls <= _MAX_CACHED_COMBINED:
                 self._combined[calls] = shared
         return shared
