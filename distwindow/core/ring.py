@@ -150,7 +150,6 @@ class Ring:
         """Add counts to the buckets they were counted in; a bucket ahead of the newest counts in
         the newest. Return False if all of them have expired. The ring has to be rotated before.
         """
-        self.refusal = None
         newest_expired = self.newest_number - self.span
         live = [b for b in buckets if b.start // self.bucket_ms > newest_expired]
         for bucket in live:

@@ -67,9 +67,7 @@ def specified(store: MemoryStore, command: Command[Any]) -> Any:
     return decision_of(command, reply, "local") if isinstance(command, Acquire) else reply
 
 
-@settings(deadline=None, max_examples=300)
-@given(history=st.lists(steps, min_size=5, max_size=60))
-def test_attempt_decides_as_the_specification(history: list[HistoryStep]) -> None:
+def compare(history: list[HistoryStep]) -> None:
     clock = ManualClock(START_MS)
     attempts, specification = Attempts(clock), MemoryStore(clock)
     for timed in commands_of(history, "k"):
@@ -77,6 +75,31 @@ def test_attempt_decides_as_the_specification(history: list[HistoryStep]) -> Non
         clock.move(timed.now_ms - clock.now_ms())
         command = replace(timed, now_ms=None)
         assert attempts(command) == specified(specification, command), timed
+
+
+@settings(deadline=None, max_examples=300)
+@given(history=st.lists(steps, min_size=5, max_size=60))
+def test_attempt_decides_as_the_specification(history: list[HistoryStep]) -> None:
+    compare(history)
+
+
+full_bucket_steps = st.builds(
+    HistoryStep,
+    name=st.sampled_from(["acquire"] * 4 + ["lease", "refund", "flush"]),
+    elapsed_ms=st.sampled_from([0, 0, 0, W]),
+    limits=st.just([4]),
+    cost=st.sampled_from([1, 1, 2, 3]),
+    calls=st.just(1),
+    size=st.integers(0, 5),
+    flag=st.just(False),
+    amount_change=st.just(0),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(history=st.lists(full_bucket_steps, min_size=20, max_size=60))
+def test_a_refusal_is_repeated_only_while_it_holds(history: list[HistoryStep]) -> None:
+    compare(history)
 
 
 def test_a_flood_of_expired_rings_leaves_no_count_in_a_dropped_one() -> None:
