@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple, TypeAlias
 
@@ -49,7 +49,8 @@ class InFlightBatch(NamedTuple):
     """Monotonic seconds."""
 
 
-class CachedRefusal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CachedRefusal:
     """A refusal, as it will be repeated."""
 
     limit: Limit
@@ -240,10 +241,9 @@ def refusal_decision(
     state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
 ) -> Decision:
     """Return `refusal` as the decision of a call at `now`."""
-    limit, remaining, retry_at, reset_at = refusal
     return Decision(
-        False, key, cost, limit, remaining, retry_at - now, reset_at - now, 0.0, "over_limit",
-        source, state.now_ms(now),
+        False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
+        refusal.reset_at - now, 0.0, "over_limit", source, state.now_ms(now),
     )  # fmt: skip
 
 
