@@ -73,11 +73,10 @@ class ExactStrategy(LocalStrategy[S]):
             if self._needs_lock:
                 left, charges = self._spend_locked(state, cost)
             else:
-                # No call in these lines (`SWITCHES_ONLY_AT_CALLS`). What takes the permits is one
-                # line, as a debugger may have other threads run between two lines.
-                state.permits_left = (
-                    left if (left := state.permits_left - cost) >= 0 else left + cost
-                )
+                # No call in these lines: see `SWITCHES_ONLY_AT_CALLS`.
+                left = state.permits_left - cost
+                if left >= 0:
+                    state.permits_left = left
                 # Read with the permits: those of the next lease are charged in another bucket.
                 charges = state.charges
             if left >= 0:

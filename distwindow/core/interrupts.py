@@ -42,9 +42,10 @@ T = TypeVar("T")
 SWITCHES_ONLY_AT_CALLS = sys.implementation.name == "cpython" and bool(
     getattr(sys, "_is_gil_enabled", lambda: True)()
 )
-"""True if lines without a call and a loop are atomic for threads, so that they need no lock. A lock
-takes half as much time as all else in a call that is decided here. False for other interpreters,
-and for a free-threaded CPython.
+"""True if lines without a call or a loop are atomic for threads, so that they need no lock: a lock
+takes a third of the time of a call that is decided in this process. False for interpreters other
+than CPython, and without the GIL. (A debugger that traces lines in Python calls its function
+between two lines, so other threads may run there, and signal handlers, too.)
 """
 
 _QUEUE_AT_IMPORT = queue.SimpleQueue
