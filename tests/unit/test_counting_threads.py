@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Decision, Limiter
-from distwindow.consistency import base
+from distwindow.core.interrupts import SWITCHES_ONLY_AT_CALLS
 from distwindow.protocol.commands import Read
 from distwindow.store.memory import MemoryStore
 
-THREADS, CALLS, AMOUNT = 4, 1_500, 2_000
+THREADS, CALLS, AMOUNT = 4, 10_000, 30_000
 
 
 class Remote(MemoryStore):
@@ -36,9 +36,9 @@ def switch_often() -> Iterator[None]:
 @pytest.fixture(params=["with a lock", "without a lock"], autouse=True)
 def locked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     has_lock = bool(request.param == "with a lock")
-    if not has_lock and not base.SWITCHES_ONLY_AT_CALLS:
+    if not has_lock and not SWITCHES_ONLY_AT_CALLS:
         pytest.skip("this interpreter needs the lock")
-    monkeypatch.setattr(base, "SWITCHES_ONLY_AT_CALLS", not has_lock)
+    monkeypatch.setattr("distwindow.consistency.base.SWITCHES_ONLY_AT_CALLS", not has_lock)
     return has_lock
 
 
