@@ -108,7 +108,12 @@ class MemoryStore:
                 ),
             )  # fmt: skip
         if refusal is None:
-            return self._attempt_by_reply(command)
+            if age < bucket_ms or store is not self:
+                return self._attempt_by_reply(command)
+            with self._lock:
+                if now - ring.start >= bucket_ms:  # not dropped meanwhile
+                    ring.rotate(now, _limit_text(limit))
+            return self.attempt(command)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,

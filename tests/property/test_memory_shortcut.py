@@ -4,14 +4,16 @@ ring is then the same.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow.core.charge import Charge
-from distwindow.protocol.commands import Acquire, Command
+from distwindow.protocol.commands import Acquire, Command, Read, Reset
 from distwindow.protocol.decisions import decision_of
 from distwindow.store.memory import MemoryStore
 from distwindow.testing.histories import (
@@ -114,6 +116,42 @@ def test_a_flood_of_expired_rings_leaves_no_count_in_a_dropped_one() -> None:
             assert attempts(command) == specified(specification, command)
 
 
+class ResetBefore:
+    """A lock. Before it is taken for the `number`-th time, another thread resets the key."""
+
+    def __init__(self, store: MemoryStore, charges: tuple[Charge, ...], number: int) -> None:
+        self._store, self._charges, self.times_left = store, charges, number
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.times_left -= 1
+        if self.times_left == 0:
+            self._store._reset(Reset(self._charges), START_MS)
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_is_admitted_after_a_reset_counts_in_the_present_ring(number: int) -> None:
+    """`attempt` takes the lock to look, to open a bucket, and to count."""
+    clock = ManualClock(START_MS)
+    store = MemoryStore(clock)
+    step = HistoryStep("acquire", 0, [5], 3, 1, 0, False, 0)
+    command = replace(next(commands_of([step], "k")), now_ms=None)
+    assert isinstance(command, Acquire)
+    store.attempt(command)
+    clock.move(W)
+    lock = ResetBefore(store, command.charges, number)
+    store._lock = lock  # type: ignore[assignment]  # it has the methods of a lock
+    assert store.attempt(command)
+    assert lock.times_left <= 0
+    state = store.execute(Read(command.charges)).states[0]
+    assert state is not None
+    assert state.used == 3
+
+
 def test_most_decisions_need_no_reply() -> None:
     clock = ManualClock(START_MS)
     attempts = Attempts(clock)
@@ -122,3 +160,9 @@ def test_most_decisions_need_no_reply() -> None:
     decisions = [attempts(command) for _ in range(50)]
     assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 47
     assert attempts.decided_by_reply == 2, "the first call, and the first refusal"
+    clock.move(3_600_000)
+    assert attempts(command).allowed is False
+    assert attempts.decided_by_reply == 3, "the first refusal of a bucket"
+    clock.move(4 * 3_600_000)
+    assert attempts(command).allowed is True
+    assert attempts.decided_by_reply == 3
