@@ -12,9 +12,10 @@ Names in `_at` and `_until` are monotonic seconds of this process; bucket starts
 store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and then
 is never ahead of the store's clock; before the first reply it may come from the local wall clock.
 
-Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain lock
-that every call takes. Code that holds it makes no call: a signal handler can then not run there,
-and a handler that calls the limiter can not wait for a lock that its own thread holds.
+Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain lock.
+Code that holds it makes no call: a signal handler can then not run there, and a handler that calls
+the limiter can not wait for a lock that its own thread holds. Under CPython's GIL no other thread
+can run there either, so that calls count without this lock (`SWITCHES_ONLY_AT_CALLS`).
 `state_lock` is re-entrant, and guards what happens once in a bucket.
 """
 

@@ -80,9 +80,9 @@ class MemoryStore:
         made without a reply, which takes a fifth of the time, if the newest bucket is the current
         one and has room, or has a refusal to repeat.
         """
-        link: _RingLink | None = command.ring_link
+        link: _RingLink | None = command.ring_link or self._link(command)
         if link is None:
-            return self._attempt_by_reply(command)
+            return self._attempt_by_reply(command, deadline)
         store, ring, bucket_ms, window_ms, amount, limit, cost, key = link
         now = self._now_ms()
         admitted, refusal = False, None
@@ -109,11 +109,11 @@ class MemoryStore:
             )  # fmt: skip
         if refusal is None:
             if age < bucket_ms or store is not self:
-                return self._attempt_by_reply(command)
+                return self._attempt_by_reply(command, deadline)
             with self._lock:
                 if now - ring.start >= bucket_ms:  # not dropped meanwhile
                     ring.rotate(now, _limit_text(limit))
-            return self.attempt(command)  # in the bucket that this has opened
+            return self.attempt(command, deadline)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,
@@ -123,17 +123,25 @@ class MemoryStore:
             ),
         )  # fmt: skip
 
-    def _attempt_by_reply(self, command: Acquire) -> Decision:
-        """Do as `attempt`, by a reply. Then link `command` to its ring, for the next call of it."""
-        decision = decision_of(command, self.execute(command), "local")
-        charges, link = command.charges, command.ring_link
-        ring = self._rings.get(charges[0].ring)
-        linkable = len(charges) == 1 and not command.write_limit and command.now_ms is None
-        if linkable and ring is not None and (link is None or link[1] is not ring):
-            _, limit, cost, key, _ = charges[0]
-            bucket_ms, window_ms = limit.bucket_ms, limit.span * limit.bucket_ms
-            command.link_ring((self, ring, bucket_ms, window_ms, limit.amount, limit, cost, key))
+    def _attempt_by_reply(self, command: Acquire, deadline: float | None) -> Decision:
+        """Do as `attempt`, by a reply."""
+        decision = decision_of(command, self.execute(command, deadline), "local")
+        link = command.ring_link
+        if link is not None and link[1] is not self._rings.get(command.charges[0].ring):
+            self._link(command)  # its ring was dropped
         return decision
+
+    def _link(self, command: Acquire) -> _RingLink | None:
+        """Link `command` to its only ring, if it has one ring that exists and needs no reply."""
+        charges = command.charges
+        name, limit, cost, key, _ = charges[0]
+        ring = self._rings.get(name)
+        if ring is None or len(charges) > 1 or command.write_limit or command.now_ms is not None:
+            return None
+        window_ms = limit.span * limit.bucket_ms
+        link = (self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key)
+        command.link_ring(link)
+        return link
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -162,7 +170,8 @@ class MemoryStore:
             if admitted < calls:
                 ring.count_blocked(charge.cost * (calls - admitted))
         reply = acquire_reply(command.charges, rings, calls, admitted, now)
-        if admitted < calls and len(rings) == 1:
+        # In an empty window only a cost above the limit is refused, and `reset_ms` stays 0.
+        if admitted < calls and len(rings) == 1 and rings[0].used:
             _store_refusal(command.charges[0], rings[0], reply)
         starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
