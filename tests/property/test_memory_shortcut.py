@@ -104,6 +104,16 @@ def test_a_refusal_is_repeated_only_while_it_holds(history: list[HistoryStep]) -
     compare(history)
 
 
+def test_a_refusal_does_not_outlive_a_refund_that_is_spent_again() -> None:
+    """`used` is then the same as before, but other buckets hold it."""
+
+    def acquire(cost: int, elapsed_ms: int = 0) -> HistoryStep:
+        return HistoryStep("acquire", elapsed_ms, [4], cost, 1, 0, False, 0)
+
+    refund = HistoryStep("refund", 0, [4], 2, 1, 3, False, 0)  # out of the first bucket
+    compare([acquire(2), acquire(5, W), acquire(1), acquire(1), refund, acquire(2), acquire(1)])
+
+
 def test_a_flood_of_expired_rings_leaves_no_count_in_a_dropped_one() -> None:
     """The rings of these commands are dropped, and the clock is set back into their buckets."""
     clock = ManualClock(START_MS)
