@@ -25,8 +25,9 @@ from .operations.command_cache import CommandCache
 from .operations.strategy import Strategy
 from .protocol.commands import Acquire
 from .protocol.scripts import load_scripts
+from .store.async_memory import AsyncMemoryStore
 from .store.base import AsyncStore, Store
-from .store.memory import AsyncMemoryStore, MemoryStore
+from .store.memory import MemoryStore
 from .store.redis import urls
 from .store.redis.asyncio.store import AsyncRedisStore
 from .store.redis.blocking.store import RedisStore

@@ -125,6 +125,7 @@ class Limiter(BaseLimiter):
         self._strategy = make_strategy(
             options, self._command_cache, self._store, self._store.attempt
         )
+        self._decide_locally = self._strategy.decide_locally
         self._flush_job = THREAD_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -146,7 +147,7 @@ class Limiter(BaseLimiter):
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent.
         """
-        decision = self._strategy.decide_locally(key, cost)
+        decision = self._decide_locally(key, cost)
         return self._acquire_remote(key, cost) if decision is None else decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:

@@ -13,7 +13,7 @@ from benchmarks.measure import error_text, log, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.server import Server, running
 
-ONE_THREAD_TARGET = Target(3)
+ONE_THREAD_TARGET = Target(2.2)
 OVER_REDIS_TARGET = Target(20, at_least=True)
 """For "tens of times faster" in the documentation."""
 THREADS_TARGET = Target(1, at_least=True)
@@ -21,6 +21,10 @@ THREADS_TARGET = Target(1, at_least=True)
 FLOOR = inprocess.FLOOR
 LEASED, DENIED, EVENTUAL = "leased hit", "cached refusal", "eventual hit"
 _MAX_WARMUPS = 200_000
+_UNTIMED_CALLS = 5_000
+"""The calls before a trial. While other contenders run, a lease ends and its demand fades, and the
+first calls after that fetch some leases that grow. `hot_key.py` counts these commands.
+"""
 
 Prepare = Callable[[], peers.Acquire]
 """Brings a limiter into the state that is measured, and returns its `acquire`."""
@@ -35,6 +39,8 @@ def _decided_locally(
         acquire = limiter.try_acquire
 
         def prepare() -> peers.Acquire:
+            for _ in range(_UNTIMED_CALLS):
+                acquire(KEY)
             for _ in range(_MAX_WARMUPS):
                 if all([acquire(KEY).source == source for _ in range(100)]):
                     return acquire
@@ -109,7 +115,7 @@ def measure_one_thread(section: Section, quick: bool) -> None:
         section.add(
             f"one thread: {name}",
             1.0 if name == FLOOR else results.ratio(name, FLOOR),
-            target=ONE_THREAD_TARGET if name in (LEASED, DENIED) else None,
+            target=ONE_THREAD_TARGET if name in (LEASED, DENIED, EVENTUAL) else None,
             detail=f"{results.median(name):,.0f} ns per call",
         )
     measured = [name for name in over_redis if name in results.values]

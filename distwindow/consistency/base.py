@@ -23,6 +23,7 @@ from typing import Generic, Protocol, TypeVar
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision
+from ..core.interrupts import SWITCHES_ONLY_AT_CALLS
 from ..core.key import AnyKey, key_length
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
@@ -84,8 +85,15 @@ class LocalStrategy(Generic[S]):
         self._get, self._touch = self._key_states.get, self._key_states.touch
         self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
         """Held while a call is counted. `counter_lock` itself is for what is counted already."""
+        self._needs_lock = not SWITCHES_ONLY_AT_CALLS
+        """False if a call may be counted without `_lock`, by lines that make no call."""
         if self._key_states.closed:
-            self._lock = _ClosedLock(self._key_states)
+            self._close_lock()
+
+    def _close_lock(self) -> None:
+        """Have every call that is about to count raise."""
+        self._lock = _ClosedLock(self._key_states)
+        self._needs_lock = True
 
     def after_fork(self) -> None:
         """Start empty: what is counted and leased here is sent and spent by the parent."""
@@ -197,7 +205,7 @@ class LocalStrategy(Generic[S]):
         """Count and decide nothing any more."""
         self._key_states.closed = True
         # Every call that is about to count raises from here on, as nobody would send its count.
-        self._lock = _ClosedLock(self._key_states)
+        self._close_lock()
         # A call that had taken the other lock before has counted after these two lines.
         with self._key_states.counter_lock:
             pass

@@ -77,6 +77,31 @@ class Eventual(LocalStrategy[EventualKeyState]):
         now = self._monotonic()
         if now >= state.permits_until:
             self._sync.recompute_permits_left(state, now)
+        if state.dirty and not self._needs_lock:  # no call from here to the counts
+            left = state.permits_left - cost
+            if left >= 0:
+                state.permits_left = left
+                state.passed += cost
+            charges = state.charges
+        else:
+            left, charges = self._count(state, cost)
+        if left < 0:
+            return self._refuse(state, key, cost, now)
+        if cost != 1:
+            charges = with_cost(charges, cost)
+        # `Decision(...)` takes nearly twice as long, and so does `int(...)` of the time.
+        return _new_tuple(
+            Decision,
+            (
+                True, key, cost, state.binding_window.limit, left, 0.0, state.reset_at - now, 0.0,
+                "ok", "local", (now * 1000 + state.offset_ms).__trunc__(), charges,
+            ),
+        )  # fmt: skip
+
+    def _count(self, state: EventualKeyState, cost: int) -> tuple[int, tuple[Charge, ...]]:
+        """Count a call of `cost` if there are as many permits left, and have it flushed. Return how
+        many are left afterwards (below 0: there were too few), and where it is charged.
+        """
         # Before the call is counted, as a signal handler may raise in between; and again after it,
         # where a flush has taken `state` from the queue in between.
         if not state.dirty:
@@ -87,20 +112,9 @@ class Eventual(LocalStrategy[EventualKeyState]):
                 state.permits_left = left
                 state.passed += cost
             charges = state.charges
-        if left < 0:
-            return self._refuse(state, key, cost, now)
-        if not state.dirty:
+        if left >= 0 and not state.dirty:
             self._counts.mark_dirty(state)
-        if cost != 1:
-            charges = with_cost(charges, cost)
-        # `Decision(...)` takes nearly twice as long.
-        return _new_tuple(
-            Decision,
-            (
-                True, key, cost, state.binding_window.limit, left, 0.0, state.reset_at - now, 0.0,
-                "ok", "local", int(now * 1000 + state.offset_ms), charges,
-            ),
-        )  # fmt: skip
+        return left, charges
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         raise AssertionError("every call is decided locally")

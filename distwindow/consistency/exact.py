@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ..core.charge import with_cost
+from ..core.charge import Charge, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.interrupts import is_interruption
@@ -70,7 +70,10 @@ class ExactStrategy(LocalStrategy[S]):
             return None
         now = self._monotonic()
         if now < state.permits_until:
-            with self._lock:
+            if self._needs_lock:
+                left, charges = self._spend_locked(state, cost)
+            else:
+                # No call in these lines: see `SWITCHES_ONLY_AT_CALLS`.
                 left = state.permits_left - cost
                 if left >= 0:
                     state.permits_left = left
@@ -81,37 +84,54 @@ class ExactStrategy(LocalStrategy[S]):
                     self._on_few_left(state, now)
                 if cost != 1:
                     charges = with_cost(charges, cost)
-                # `Decision(...)` takes nearly twice as long.
+                # `Decision(...)` takes nearly twice as long, and so does `int(...)` of the time.
                 return _new_tuple(
                     Decision,
                     (
                         True, key, cost, state.limit, state.left_in_store + left, 0.0,
                         state.reset_at - now, 0.0, "ok", "lease",
-                        int(now * 1000 + state.offset_ms), charges,
+                        (now * 1000 + state.offset_ms).__trunc__(), charges,
                     ),
                 )  # fmt: skip
         if now < state.refused_until and state.refused_cost <= cost <= self._max_cost:
             refusal = state.refusal
             if refusal is not None:  # another thread may have dropped it since the line above
-                if now >= state.bucket_ends_at:
-                    self._open_bucket(state, now)
-                # Before the refusal is counted, as a signal handler may raise in between; and again
-                # after it, where a flush has taken `state` from the queue in between.
-                if not state.dirty:
-                    self._counts.mark_dirty(state)
-                with self._lock:
-                    state.blocked += cost
-                if not state.dirty:
-                    self._counts.mark_dirty(state)
-                limit, remaining, retry_at, reset_at = refusal
+                if state.dirty and now < state.bucket_ends_at and not self._needs_lock:
+                    state.blocked += cost  # no call since the checks
+                else:
+                    self._count_blocked(state, cost, now)
                 return _new_tuple(
                     Decision,
                     (
-                        False, key, cost, limit, remaining, retry_at - now, reset_at - now, 0.0,
-                        "over_limit", "deny_cache", int(now * 1000 + state.offset_ms), None,
+                        False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
+                        refusal.reset_at - now, 0.0, "over_limit", "deny_cache",
+                        (now * 1000 + state.offset_ms).__trunc__(), None,
                     ),
                 )  # fmt: skip
         return None
+
+    def _spend_locked(self, state: S, cost: int) -> tuple[int, tuple[Charge, ...]]:
+        """Take `cost` permits of `state`, if it has as many. Return how many are left afterwards
+        (below 0: it had too few), and where they were charged.
+        """
+        with self._lock:
+            left = state.permits_left - cost
+            if left >= 0:
+                state.permits_left = left
+            return left, state.charges
+
+    def _count_blocked(self, state: S, cost: int, now: float) -> None:
+        """Count `cost` refused permits in the bucket of `now`, and have them flushed."""
+        if now >= state.bucket_ends_at:
+            self._open_bucket(state, now)
+        # Before they are counted, as a signal handler may raise in between; and again after it,
+        # where a flush has taken `state` from the queue in between.
+        if not state.dirty:
+            self._counts.mark_dirty(state)
+        with self._lock:
+            state.blocked += cost
+        if not state.dirty:
+            self._counts.mark_dirty(state)
 
     def peek(self, key: AnyKey) -> Decision | None:
         """Return the decision of a call of cost 1 without counting it; None if the store has to

@@ -23,10 +23,15 @@ class InProcess:
 
     def __init__(self, commands: CommandCache, attempt: Callable[[Acquire], Decision]) -> None:
         self.wake: Callable[[], object] = lambda: None
-        self._acquire_command = command = commands.acquire_command
+        self._acquire_command = acquire_command = commands.acquire_command
+        cached = commands.cached
 
         def decide_locally(key: AnyKey, cost: int) -> Decision | None:
-            return attempt(command(key, cost))
+            if key.__class__ is str and cost.__class__ is int and cost == 1:
+                command = cached(key)  # what `acquire_command` would return
+                if command is not None:
+                    return attempt(command)
+            return attempt(acquire_command(key, cost))
 
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally

@@ -12,9 +12,10 @@ Names in `_at` and `_until` are monotonic seconds of this process; bucket starts
 store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and then
 is never ahead of the store's clock; before the first reply it may come from the local wall clock.
 
-Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain lock
-that every call takes. Code that holds it makes no call: a signal handler can then not run there,
-and a handler that calls the limiter can not wait for a lock that its own thread holds.
+Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain lock.
+Code that holds it makes no call: a signal handler can then not run there, and a handler that calls
+the limiter can not wait for a lock that its own thread holds. Under CPython's GIL no other thread
+can run there either, so that calls count without this lock (`SWITCHES_ONLY_AT_CALLS`).
 `state_lock` is re-entrant, and guards what happens once in a bucket.
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple, TypeAlias
 
@@ -49,7 +50,8 @@ class InFlightBatch(NamedTuple):
     """Monotonic seconds."""
 
 
-class CachedRefusal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CachedRefusal:
     """A refusal, as it will be repeated."""
 
     limit: Limit
@@ -240,10 +242,9 @@ def refusal_decision(
     state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
 ) -> Decision:
     """Return `refusal` as the decision of a call at `now`."""
-    limit, remaining, retry_at, reset_at = refusal
     return Decision(
-        False, key, cost, limit, remaining, retry_at - now, reset_at - now, 0.0, "over_limit",
-        source, state.now_ms(now),
+        False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
+        refusal.reset_at - now, 0.0, "over_limit", source, state.now_ms(now),
     )  # fmt: skip
 
 

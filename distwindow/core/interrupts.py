@@ -10,6 +10,9 @@ begins, when a loop jumps back, after a call has returned, and inside a function
     queue.put(None)         completes before it can be interrupted
     function_in_python()    may be interrupted before its first line
 
+Other threads get the interpreter's lock (GIL) at the same three places only, so what a handler can
+not interrupt is atomic for threads, too, as `SWITCHES_ONLY_AT_CALLS` says.
+
 threading.Event, Condition and Semaphore are written in Python: an exception between their lines
 leaves their inner lock held for ever. The classes here therefore wait and wake by one call of
 `queue.SimpleQueue`, which is written in C and holds no lock that an exception could leave held.
@@ -36,6 +39,15 @@ if TYPE_CHECKING:
     from queue import SimpleQueue
 
 T = TypeVar("T")
+
+SWITCHES_ONLY_AT_CALLS = sys.implementation.name == "cpython" and bool(
+    getattr(sys, "_is_gil_enabled", lambda: True)()
+)
+"""True if lines without a call or a loop are atomic for threads, so that they need no lock: a lock
+takes a third of the time of a call that is decided in this process. False for interpreters other
+than CPython, and without the GIL. (A debugger that traces lines in Python calls its function
+between two lines, so other threads may run there, and signal handlers, too.)
+"""
 
 _QUEUE_AT_IMPORT = queue.SimpleQueue
 

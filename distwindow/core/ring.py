@@ -9,16 +9,30 @@ same for any number of buckets.
     window         the `span` buckets up to the newest; earlier ones are dropped when a bucket opens
     used           permits counted in the window, with which admission compares the limit
     closed_total   permits counted in the closed buckets: all but the newest
+    refusal        the last refusal, to be repeated (`StoredRefusal`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from .stats import Bucket, RingState
 
 MAX_TOTAL = 10**13
 """The largest total: up to here Lua adds exactly and writes plain digits."""
+
+RETIRED_START = 10**18
+"""The start of a ring that its store has dropped: no time is in its newest bucket, so who has kept
+the ring looks for the present one.
+"""
+
+StoredRefusal: TypeAlias = "tuple[int, int, int, int, list[int], tuple[int, int, int]]"
+"""A refusal in the newest bucket, as the stored refusal in Redis (`lua/README.md`): (amount of the
+limit, `used`, least and greatest cost, counters of the bucket, (permits left, ms at which there is
+room, ms at which the window is empty)). It holds for calls of such a cost as long as the ring is
+not rotated, and `used` and the closed buckets are unchanged. A plain tuple is unpacked fastest.
+"""
 
 
 class Ring:
@@ -33,6 +47,7 @@ class Ring:
         "closed_total",
         "limit",
         "newest_number",
+        "refusal",
         "span",
         "start",
         "used",
@@ -53,6 +68,7 @@ class Ring:
         # [blocked, success, error, rt_sum_ms, rt_min_ms].
         self._closed_passed: dict[int, int] = {}
         self._counters: dict[int, list[int]] = {}
+        self.refusal: StoredRefusal | None = None
 
     def copy(self) -> Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
@@ -62,7 +78,15 @@ class Ring:
         twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
         twin._closed_passed = dict(self._closed_passed)
         twin._counters = {number: list(counters) for number, counters in self._counters.items()}
+        twin.refusal = None
         return twin
+
+    def become(self, twin: Ring) -> None:
+        """Take over the content of `twin`. No call, so no signal handler can raise in between."""
+        self.newest_number, self.start = twin.newest_number, twin.start
+        self.used, self.closed_total, self.limit = twin.used, twin.closed_total, twin.limit
+        self._closed_passed, self._counters = twin._closed_passed, twin._counters
+        self.refusal = None
 
     def is_stale(self, now: int) -> bool:
         """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
@@ -92,6 +116,7 @@ class Ring:
                 counters = {number: each for number, each in counters.items() if number >= oldest}
             closing, closed = self.used - self.closed_total, self.used - expired
             # No call follows, so no signal handler can raise in between.
+            self.refusal = None
             if closing:
                 passed[self.newest_number] = closing
             self._closed_passed, self._counters = passed, counters
@@ -103,6 +128,25 @@ class Ring:
     def count_blocked(self, permits: int) -> None:
         """Count refused permits in the newest bucket."""
         self._counters.setdefault(self.newest_number, [0, 0, 0, 0, 0])[0] += permits
+
+    def store_refusal(
+        self, amount: int, cost: int, left: int, room_at_ms: int, empty_at_ms: int
+    ) -> None:
+        """Keep the refusal of a call of `cost` under a limit of `amount`, which has been counted as
+        blocked. Greater costs for which there is room at the same moment get the same refusal.
+        """
+        need = self.used + cost - amount
+        for number in range(self.newest_number + 1 - self.span, self.newest_number):
+            need -= self._closed_passed.get(number, 0)
+            if need <= 0:
+                break
+        # `need` is now what the greatest of these costs takes less than this one; if it is above
+        # 0, there is room when the newest bucket expires, and then for every cost.
+        greatest_cost = cost - need if need <= 0 else MAX_TOTAL
+        counters = self._counters[self.newest_number]
+        self.refusal = (
+            amount, self.used, cost, greatest_cost, counters, (left, room_at_ms, empty_at_ms)
+        )  # fmt: skip
 
     def add(self, buckets: Iterable[Bucket]) -> bool:
         """Add counts to the buckets they were counted in; a bucket ahead of the newest counts in
@@ -146,6 +190,7 @@ class Ring:
 
     def refund(self, permits: int, start: int) -> int:
         """Take up to `permits` out of the bucket that begins at `start`; return how many."""
+        self.refusal = None
         number = start // self.bucket_ms
         if number == self.newest_number:
             taken = min(permits, self.used - self.closed_total)

@@ -7,7 +7,7 @@ can share one script call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ..core.charge import Charge
@@ -43,6 +43,8 @@ class CommandCache:
         """By cost: of a key's first command, and of the cached one."""
         self._commands: dict[_CacheKey, Acquire] = {}
         self._previous_generation: dict[_CacheKey, Acquire] = {}
+        self.cached: Callable[[str], Acquire | None] = self._commands.get
+        """Return the command for a call of cost 1 on a key that is a `str`, if it is cached."""
 
     def acquire_command(self, key: AnyKey, cost: int = 1) -> Acquire:
         """Return the command for one call of `cost` on `key`.
@@ -111,7 +113,8 @@ class CommandCache:
         once; the rest is dropped when the cache is full again.
         """
         if len(self._commands) >= _MAX_COMMANDS:
-            self._previous_generation, self._commands = self._commands, {}
+            self._previous_generation = self._commands.copy()
+            self._commands.clear()
         self._commands[name] = command
 
     def acquire_all_command(self, items: Iterable[Sequence[Any]]) -> Acquire:

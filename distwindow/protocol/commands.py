@@ -174,6 +174,10 @@ class Acquire(Command[AcquireReply]):
     """
     _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
     """The cached commands of `combined`, by their number of calls; None until there is one."""
+    ring_link: Any = field(default=None, repr=False, kw_only=True)
+    """Not a part of the command: what a store in this process keeps here, to find the command's
+    ring without a look-up.
+    """
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = _ring_arguments(self.charges, self.calls)
@@ -199,6 +203,7 @@ class Acquire(Command[AcquireReply]):
             unleased_demand=0.0,
             _split_frame=None,
             _combined=None,
+            ring_link=None,
         )
 
     def combined(self, calls: int) -> Acquire:
@@ -217,6 +222,7 @@ class Acquire(Command[AcquireReply]):
                 unleased_demand=0.0,
                 _split_frame=None,
                 _combined=None,
+                ring_link=None,
             )
             if calls <= _MAX_CACHED_COMBINED:
                 known[calls] = shared

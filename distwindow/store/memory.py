@@ -5,24 +5,30 @@ It is `memory://`, and the specification that every other store is compared with
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..core.charge import Charge
-from ..core.clock import SYSTEM, AsyncClock, Clock
+from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
 from ..core.errors import closed_failure
+from ..core.key import AnyKey
 from ..core.limit import Limit
-from ..core.ring import Ring, SenderRecords
+from ..core.ring import RETIRED_START, Ring, SenderRecords
 from ..protocol.commands import Acquire, Command, Flush, Lease, Peek, Read, Refund, Reset
-from ..protocol.decisions import admitted_decision, decision_of
+from ..protocol.decisions import decision_of
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
+from .memory_replies import acquire_reply, bucket_starts
 
 Reply = TypeVar("Reply")
 
+_RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyKey]"
+"""What a command keeps of its only ring (`Acquire.ring_link`): (store, ring, `bucket_ms`, ms of the
+window, amount, limit, cost, key). A plain tuple, which is unpacked fastest.
+"""
+_new_tuple = tuple.__new__
 _MIN_SWEEP_SIZE = 1024
 """Up to this number of rings, none is dropped."""
 
@@ -70,23 +76,72 @@ class MemoryStore:
             return reply
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        """The decision on the reply of `execute`. With one ring that has room, and whose newest
-        bucket is the current one, it is made without a reply, which is faster.
+        """The decision on the reply of `execute`. For a command that is linked to its ring, it is
+        made without a reply, which takes a fifth of the time, if the newest bucket is the current
+        one and has room, or has a refusal to repeat.
         """
-        charges = command.charges
-        name, limit, cost, _, _ = charges[0]
+        link: _RingLink | None = command.ring_link or self._link(command)
+        if link is None:
+            return self._attempt_by_reply(command, deadline)
+        store, ring, bucket_ms, window_ms, amount, limit, cost, key = link
+        now = self._now_ms()
+        admitted, refusal = False, None
+        # No call while the lock is held: a signal handler that calls the limiter would wait for it.
         with self._lock:
-            ring = self._rings.get(name)
-            if ring is not None and len(charges) == 1 and not command.write_limit:
-                now = self._now_ms()
-                age = now - ring.start
-                left = limit.amount - ring.used - cost
-                if 0 <= age < ring.bucket_ms and left >= 0:
+            age = now - ring.start
+            left = amount - ring.used - cost
+            if 0 <= age < bucket_ms and store is self:
+                if left >= 0:
                     ring.used += cost
-                    return admitted_decision(
-                        command, 0, left, ring.span * ring.bucket_ms - age, now, "local"
-                    )
-        return decision_of(command, self.execute(command), "local")
+                    admitted = True
+                elif ring.refusal is not None:
+                    of_amount, used, least, greatest, counters, stored = ring.refusal
+                    if used == ring.used and of_amount == amount and least <= cost <= greatest:
+                        counters[0] += cost
+                        refusal = stored
+        if admitted:
+            return _new_tuple(
+                Decision,
+                (
+                    True, key, cost, limit, left, 0.0, (window_ms - age) / 1000, 0.0, "ok",
+                    "local", now, command.charges,
+                ),
+            )  # fmt: skip
+        if refusal is None:
+            if age < bucket_ms or store is not self:
+                return self._attempt_by_reply(command, deadline)
+            with self._lock:
+                if now - ring.start >= bucket_ms:  # not dropped meanwhile
+                    ring.rotate(now, _limit_text(limit))
+            return self.attempt(command, deadline)  # in the bucket that this has opened
+        left, room_at, empty_at = refusal
+        return _new_tuple(
+            Decision,
+            (
+                False, key, cost, limit, left, (room_at - now) / 1000, (empty_at - now) / 1000,
+                0.0, "over_limit", "local", now, None,
+            ),
+        )  # fmt: skip
+
+    def _attempt_by_reply(self, command: Acquire, deadline: float | None) -> Decision:
+        """Do as `attempt`, by a reply."""
+        decision = decision_of(command, self.execute(command, deadline), "local")
+        link = command.ring_link
+        if link is not None and link[1] is not self._rings.get(command.charges[0].ring):
+            self._link(command)  # its ring was dropped
+        return decision
+
+    def _link(self, command: Acquire) -> _RingLink | None:
+        """Link `command` to its only ring, if it has one ring that exists and needs no reply."""
+        charges = command.charges
+        name, limit, cost, key, _ = charges[0]
+        ring = self._rings.get(name)
+        if ring is None or len(charges) > 1 or command.write_limit or command.now_ms is not None:
+            return None
+        window_ms = limit.span * limit.bucket_ms
+        link = (self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key)
+        command.ring_link = link
+        return link
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -114,8 +169,11 @@ class MemoryStore:
             ring.used += charge.cost * admitted
             if admitted < calls:
                 ring.count_blocked(charge.cost * (calls - admitted))
-        reply = _acquire_reply(command.charges, rings, calls, admitted, now)
-        starts = _bucket_starts(rings, now) if admitted else None
+        reply = acquire_reply(command.charges, rings, calls, admitted, now)
+        # In an empty window only a cost above the limit is refused, and `reset_ms` stays 0.
+        if admitted < calls and len(rings) == 1 and rings[0].used:
+            _store_refusal(command.charges[0], rings[0], reply)
+        starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
     def _peek(self, command: Peek, now: int) -> AcquireReply:
@@ -129,7 +187,7 @@ class MemoryStore:
             ring.used + charge.cost <= charge.limit.amount
             for charge, ring in zip(command.charges, rings, strict=True)
         )
-        return _acquire_reply(command.charges, rings, 1, int(room), now)
+        return acquire_reply(command.charges, rings, 1, int(room), now)
 
     def _lease(self, command: Lease, now: int) -> LeaseReply:
         charges = command.charges
@@ -138,7 +196,7 @@ class MemoryStore:
             charge.limit.amount - ring.used - charge.cost
             for charge, ring in zip(charges, rings, strict=True)
         )
-        starts = _bucket_starts(rings, now)
+        starts = bucket_starts(rings, now)
         extra = max(0, min(command.extra, min_left // 2))
         if starts and len(rings) > 1:
             extra = 0
@@ -147,7 +205,7 @@ class MemoryStore:
                 ring.used += charge.cost + extra
             elif not command.prefetch:
                 ring.count_blocked(charge.cost)
-        reply = _acquire_reply(charges, rings, 1, int(min_left >= 0), now)
+        reply = acquire_reply(charges, rings, 1, int(min_left >= 0), now)
         if min_left < 0:
             return LeaseReply(reply, 0, 0)
         ends_ms = min(ring.start + ring.bucket_ms for ring in rings) - now
@@ -164,7 +222,7 @@ class MemoryStore:
             added = bool(command.counts) and self._apply_flush(command, i, ring, now)
             exists = added or before is not None
             if added or (command.pull and exists):
-                self._rings[charge.ring] = ring
+                self._put(charge.ring, ring)
             if command.pull:
                 passed.append(ring.passed_by_start() if exists else {})
         return FleetCounts(tuple(passed), now)
@@ -200,8 +258,29 @@ class MemoryStore:
         return ReadReply(tuple(ring.state() if ring else None for ring in rings), now)
 
     def _reset(self, command: Reset, now: int) -> CountReply:
-        removed = [self._rings.pop(charge.ring, None) for charge in command.charges]
-        return CountReply(sum(ring is not None for ring in removed), now)
+        removed = [self._remove(charge.ring) for charge in command.charges]
+        return CountReply(sum(removed), now)
+
+    def _put(self, name: bytes, ring: Ring) -> None:
+        """Make `ring` the one of this name. Its content goes into the present one, which commands
+        may be linked to.
+        """
+        present = self._rings.get(name)
+        if present is None:
+            self._rings[name] = ring
+        else:
+            present.become(ring)
+
+    def _remove(self, name: bytes) -> bool:
+        """Remove the ring of this name. Return True if there was one."""
+        ring = self._rings.get(name)
+        if ring is None:
+            return False
+        # Both without a call, so that no signal handler raises in between: a linked command would
+        # go on counting in a ring that nobody finds.
+        ring.start = RETIRED_START
+        del self._rings[name]
+        return True
 
     def _ring_at(self, charge: Charge, now: int) -> Ring:
         """The ring of `charge`, made if it does not exist, with its newest bucket at `now`."""
@@ -219,11 +298,13 @@ class MemoryStore:
         so the cost per call is constant.
         """
         now = self.clock.now_ms()
-        self._rings = {
-            name: ring
+        expired = [
+            name
             for name, ring in self._rings.items()
-            if now < ring.start + (ring.span + 1) * ring.bucket_ms
-        }
+            if now >= ring.start + (ring.span + 1) * ring.bucket_ms
+        ]
+        for name in expired:
+            self._remove(name)
         self._senders = {
             name: records for name, records in self._senders.items() if now < records.expires_at
         }
@@ -241,96 +322,21 @@ class _Closed:
     def __exit__(self, *exc: object) -> None: ...
 
 
-class AsyncMemoryStore:
-    """A `MemoryStore` for tasks."""
-
-    source: Source = "local"
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.clock = store.clock
-        self.unknown_total = 0
-        self._store = store
-        self.decide = store.attempt
-        """As `attempt`, for callers that need not await it."""
-
-    async def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        return self._store.attempt(command)
-
-    async def execute(
-        self,
-        command: Command[Reply],
-        deadline: float | None = None,
-        on_late_reply: Callable[[Reply], object] | None = None,
-    ) -> Reply:
-        return self._store.execute(command)
-
-    async def exchange(
-        self, commands: Sequence[Command[Any]], deadline: float | None = None
-    ) -> list[Any]:
-        return self._store.exchange(commands)
-
-    async def drain(self) -> None: ...
-
-    async def sleep(self, seconds: float) -> None:
-        if self.clock is SYSTEM:
-            await asyncio.sleep(seconds)
-        elif isinstance(self.clock, AsyncClock):
-            await self.clock.sleep_async(seconds)
-        else:
-            self.clock.sleep(seconds)
-            await asyncio.sleep(0)
-
-    async def aclose(self) -> None:
-        """Calls after this raise `ConfigurationError`."""
-        self._store.close()
-
-
 def _new_ring(charge: Charge, now: int) -> Ring:
     limit = charge.limit
     return Ring(limit.bucket_ms, limit.span, now, _limit_text(limit))
 
 
+def _store_refusal(charge: Charge, ring: Ring, reply: AcquireReply) -> None:
+    """Keep the refusal `reply` in its ring, for `attempt` to repeat."""
+    ring.store_refusal(
+        charge.limit.amount,
+        charge.cost,
+        max(0, reply.left),
+        reply.now_ms + reply.retry_ms,
+        reply.now_ms + reply.reset_ms,
+    )
+
+
 def _limit_text(limit: Limit) -> str:
     return f"{limit.amount} {limit.bound}"
-
-
-def _acquire_reply(
-    charges: tuple[Charge, ...], rings: list[Ring], calls: int, admitted: int, now: int
-) -> AcquireReply:
-    """The reply to `calls` equal calls, of which the first ones were admitted and counted."""
-    if admitted == calls:
-        index, left, reset = _most_restrictive(charges, rings, now)
-        return AcquireReply(calls, index, left, reset, 0, now)
-    index, latest = 0, -1
-    for i, (charge, ring) in enumerate(zip(charges, rings, strict=True)):
-        need = ring.used + charge.cost - charge.limit.amount
-        if need > 0:
-            room_at = ring.room_at_ms(need)
-            if room_at > latest:
-                index, latest = i, room_at
-    ring = rings[index]
-    admitted_by = _most_restrictive(charges, rings, now) if admitted else None
-    left = charges[index].limit.amount - ring.used
-    return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, admitted_by)
-
-
-def _bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
-    """The start of each ring's newest bucket if one of them is ahead of a clock that was set back;
-    else None.
-    """
-    ahead = any(ring.start > now for ring in rings)
-    return tuple(ring.start for ring in rings) if ahead else None
-
-
-def _most_restrictive(
-    charges: tuple[Charge, ...], rings: list[Ring], now: int
-) -> tuple[int, int, int]:
-    """Index, permits left and `reset_ms` of the ring that has the fewest permits left."""
-    left = [charge.limit.amount - ring.used for charge, ring in zip(charges, rings, strict=True)]
-    index = left.index(min(left))
-    return index, left[index], _reset_ms(rings[index], now)
-
-
-def _reset_ms(ring: Ring, now: int) -> int:
-    """Ms until the window of `ring` is empty."""
-    return max(0, ring.empty_at_ms() - now)

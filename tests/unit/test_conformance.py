@@ -11,8 +11,9 @@ import pytest
 from distwindow import Decision
 from distwindow.core.clock import SYSTEM, Clock
 from distwindow.protocol.commands import Acquire, Command, Flush, Lease
+from distwindow.store.async_memory import AsyncMemoryStore
 from distwindow.store.base import Store
-from distwindow.store.memory import AsyncMemoryStore, MemoryStore
+from distwindow.store.memory import MemoryStore
 from distwindow.testing import StoreTests, random_history, store_conformance
 from distwindow.testing.conformance import MakeStore
 

@@ -1,0 +1,114 @@
+"""Threads that call one key lose no count, with and without the lock of `LocalStrategy`: CPython
+with its GIL counts without it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from distwindow import ConfigurationError, Decision, Limiter
+from distwindow.core.interrupts import SWITCHES_ONLY_AT_CALLS
+from distwindow.protocol.commands import Read
+from distwindow.store.memory import MemoryStore
+
+THREADS, CALLS, AMOUNT = 4, 10_000, 30_000
+
+
+class Remote(MemoryStore):
+    """A store in memory that is used like a remote one."""
+
+    source = "store"
+
+
+@pytest.fixture(autouse=True)
+def switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(params=["with a lock", "without a lock"], autouse=True)
+def locked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    has_lock = bool(request.param == "with a lock")
+    if not has_lock and not SWITCHES_ONLY_AT_CALLS:
+        pytest.skip("this interpreter needs the lock")
+    monkeypatch.setattr("distwindow.consistency.base.SWITCHES_ONLY_AT_CALLS", not has_lock)
+    return has_lock
+
+
+def call_in_threads(limiter: Limiter, flushes: int) -> list[Decision]:
+    """Call from all threads, and flush meanwhile."""
+    decisions: list[Decision] = []
+
+    def work() -> None:
+        own = [limiter.try_acquire("k") for _ in range(CALLS)]
+        decisions.extend(own)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for _ in range(flushes):
+        limiter.flush()
+    for thread in threads:
+        thread.join()
+    return decisions
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_each_call_is_counted_once(mode: Any, locked: bool) -> None:
+    store = Remote()
+    limiter = Limiter(store, f"{AMOUNT}/hour", consistency=mode, sync_interval=0.01)
+    strategy: Any = limiter._strategy
+    assert strategy._needs_lock is locked
+    decisions = call_in_threads(limiter, flushes=20)
+    limiter.close()
+    assert len(decisions) == THREADS * CALLS
+    assert sum(decision.allowed for decision in decisions) == AMOUNT
+    assert {decision.source for decision in decisions} & {"lease", "deny_cache", "local"}
+    states, _ = store.execute(Read(limiter._command_cache.acquire_command("k").charges))
+    ring = states[0]
+    assert ring is not None
+    assert sum(bucket.passed for bucket in ring.buckets) == AMOUNT
+    assert sum(bucket.blocked for bucket in ring.buckets) == len(decisions) - AMOUNT
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("moment", ["before the permits", "before the count"])
+def test_a_call_that_is_being_decided_as_the_limiter_closes_counts_nothing(
+    mode: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread closes it after the call has found its key."""
+    store = Remote()
+    limiter = Limiter(store, "50/hour", consistency=mode)
+    local = {"direct": "deny_cache", "leased": "lease", "eventual": "local"}[mode]
+    while limiter.try_acquire("k").source != local:
+        pass
+    strategy: Any = limiter._strategy
+    if moment == "before the count":  # no flush is pending, so that the call asks for one
+        limiter.flush()
+    monotonic, mark = strategy._monotonic, strategy._counts.mark_dirty
+
+    def close_and_read() -> float:
+        strategy._monotonic = monotonic
+        strategy.close()
+        now: float = monotonic()
+        return now
+
+    def mark_and_close(state: Any) -> None:
+        mark(state)
+        strategy.close()
+
+    if moment == "before the permits":
+        strategy._monotonic = close_and_read
+    else:
+        monkeypatch.setattr(strategy._counts, "mark_dirty", mark_and_close)
+        if mode == "leased":
+            pytest.skip("a leased permit needs no flush")
+    with pytest.raises(ConfigurationError, match="closed"):
+        strategy.decide_locally("k", 1)
