@@ -38,7 +38,8 @@ from .operations.drivers import run_async
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import AsyncQueueSlot
-from .protocol.commands import Acquire, Command
+from .protocol.commands import Acquire
+from .protocol.frames import Command
 from .store.memory import MemoryStore
 from .worker import TASK_WORKER
 

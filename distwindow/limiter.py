@@ -46,7 +46,8 @@ from .operations.drivers import run_blocking
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import QueueSlot
-from .protocol.commands import Acquire, Command
+from .protocol.commands import Acquire
+from .protocol.frames import Command
 from .worker import THREAD_WORKER
 
 if TYPE_CHECKING:

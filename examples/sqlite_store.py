@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 from distwindow import ConfigurationError, Decision, Limiter, StoreTimeout
 from distwindow.core.clock import SYSTEM, Clock
-from distwindow.protocol.commands import Acquire, Command
+from distwindow.protocol.commands import Acquire
 from distwindow.protocol.decisions import decision_of
+from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 
 SCHEMA = """

@@ -15,7 +15,8 @@ from ..core.errors import short_repr
 from ..core.interrupts import is_interruption
 from ..core.key import AnyKey, Key, key_length, normalize_key
 from ..core.limit import LimitSpec, parse_limits
-from ..protocol.commands import Acquire, FrameParts, charges_of
+from ..protocol.commands import Acquire, charges_of
+from ..protocol.frames import FrameParts
 from ..protocol.keys import check_prefix, ring_name_prefix, ring_name_suffix
 
 _MAX_COMMANDS = 16_384

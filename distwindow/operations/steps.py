@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ..protocol.commands import Command
+from ..protocol.frames import Command
 from ..protocol.replies import LeaseReply
 from .completion import Completion
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.decision import Decision
 from ..core.key import AnyKey
-from ..protocol.commands import Acquire, Command, Flush
+from ..protocol.commands import Acquire, Flush
+from ..protocol.frames import Command
 from .steps import Operation, WaitFor
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..core.charge import with_bucket_starts
 from ..core.decision import Decision, Source
-from .commands import Acquire, Command
+from .commands import Acquire
+from .frames import Command
 from .replies import AcquireReply
 
 

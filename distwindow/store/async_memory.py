@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from ..core.clock import SYSTEM, AsyncClock
 from ..core.decision import Decision, Source
-from ..protocol.commands import Acquire, Command
+from ..protocol.commands import Acquire
+from ..protocol.frames import Command
 from .memory import MemoryStore
 
 Reply = TypeVar("Reply")

@@ -7,7 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
-from ..protocol.commands import Acquire, Command
+from ..protocol.commands import Acquire
+from ..protocol.frames import Command
 
 Reply = TypeVar("Reply")
 

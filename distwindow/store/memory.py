@@ -17,8 +17,9 @@ from ..core.errors import closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.ring import RETIRED_START, Ring, SenderRecords
-from ..protocol.commands import Acquire, Command, Flush, Lease, Peek, Read, Refund, Reset
+from ..protocol.commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
+from ..protocol.frames import Command
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from .memory_replies import acquire_reply, bucket_starts
 

@@ -17,7 +17,8 @@ from ..core.clock import Clock
 from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError
 from ..core.limit import Limit
-from ..protocol.commands import Acquire, Command, Read
+from ..protocol.commands import Acquire, Read
+from ..protocol.frames import Command
 from ..store.base import AsyncStore, Store
 from ..store.memory import MemoryStore
 from .histories import START_MS, HistoryStep, charges_for, commands_of, random_history

@@ -17,7 +17,6 @@ from ..core.stats import Bucket
 from ..protocol.commands import (
     CURRENT_BUCKET,
     Acquire,
-    Command,
     Flush,
     Lease,
     Peek,
@@ -26,6 +25,7 @@ from ..protocol.commands import (
     Reset,
     charges_of,
 )
+from ..protocol.frames import Command
 from ..protocol.keys import ring_name_prefix
 
 MINUTE_MS = 60_000

@@ -10,7 +10,8 @@ import pytest
 
 from distwindow import Limiter
 from distwindow.core.decision import Decision
-from distwindow.protocol.commands import Acquire, Command
+from distwindow.protocol.commands import Acquire
+from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 from tests.integration.interrupted import PLENTY, HighDemand, key_state
 

@@ -18,13 +18,13 @@ from distwindow.core.stats import Bucket
 from distwindow.protocol.commands import (
     CURRENT_BUCKET,
     Acquire,
-    Command,
     Flush,
     Lease,
     Read,
     Refund,
     charges_of,
 )
+from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
 from tests.event_loops import uvloop_param

@@ -10,6 +10,7 @@ from distwindow import Limit
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
+from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.scripts import load_script
 from tests.unit.clock_and_stores import T0, fresh_key
@@ -38,10 +39,10 @@ class Target:
         for _ in range(used):
             self.send(wire.Acquire(self.charges, NOW))
 
-    def words(self, command: wire.Command[Any]) -> list[bytes | int | str]:
+    def words(self, command: Command[Any]) -> list[bytes | int | str]:
         return [GUARD, *command.arguments()]
 
-    def send(self, command: wire.Command[Any]) -> Any:
+    def send(self, command: Command[Any]) -> Any:
         return self.run(command.script, self.words(command))
 
     def keys(self, name: str) -> list[bytes]:
@@ -73,7 +74,7 @@ class Target:
             answers.append((replies[at], content == before))
         return answers
 
-    def command(self, name: str, *, full: bool) -> wire.Command[Any]:
+    def command(self, name: str, *, full: bool) -> Command[Any]:
         """Return a call that changes the ring, with all arguments or as few as possible."""
         if name == "acquire":
             return wire.Acquire(self.charges, self.now, calls=1, write_limit=full)

@@ -13,7 +13,8 @@ from distwindow.core.charge import Charge
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol import scripts as script
-from distwindow.protocol.commands import COMMANDS, Command, charges_of
+from distwindow.protocol.commands import COMMANDS, charges_of
+from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
 

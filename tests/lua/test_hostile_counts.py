@@ -16,6 +16,7 @@ from distwindow import Limit
 from distwindow.core.ring import MAX_TOTAL
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
+from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import senders_name
 from distwindow.protocol.replies import PAST_DEADLINE
 from distwindow.protocol.scripts import load_script
@@ -171,7 +172,7 @@ def test_a_total_stops_at_the_largest_number_of_plain_digits(
     memory = MemoryStore()
     memory.execute(wire.Acquire(target.charges, NOW))
 
-    def agreed(command: wire.Command[Any]) -> Any:
+    def agreed(command: Command[Any]) -> Any:
         reply = command.reply(target.send(command))
         assert reply == memory.execute(command), command
         return reply

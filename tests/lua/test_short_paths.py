@@ -16,6 +16,7 @@ from distwindow.core.limit import Bound
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol.commands import charges_of
+from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.scripts import load_script, scripts_folder
 from tests.unit.clock_and_stores import T0, fresh_key
@@ -70,7 +71,7 @@ def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit)
     return now
 
 
-def run(server: redis.Redis, command: wire.Command[Any]) -> Any:
+def run(server: redis.Redis, command: Command[Any]) -> Any:
     keys = command.keys
     sha = load_script(command.script).sha
     return server.evalsha(sha, len(keys), *keys, GUARD, *command.arguments())

@@ -16,7 +16,8 @@ import pytest
 
 from distwindow import Decision, Limit, Limiter
 from distwindow.core.charge import Charge
-from distwindow.protocol.commands import Command, Read
+from distwindow.protocol.commands import Read
+from distwindow.protocol.frames import Command
 from distwindow.protocol.replies import LeaseReply
 from distwindow.store.memory import MemoryStore
 from tests.interruptions import interrupt_at

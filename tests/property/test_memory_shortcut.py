@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow.core.charge import Charge
-from distwindow.protocol.commands import Acquire, Command, Read, Reset
+from distwindow.protocol.commands import Acquire, Read, Reset
 from distwindow.protocol.decisions import decision_of
+from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,

@@ -25,8 +25,9 @@ from distwindow.operations.drivers import run_blocking
 from distwindow.operations.flush import flush_due
 from distwindow.operations.key_operations import refund
 from distwindow.operations.steps import Fetch, Pipeline
-from distwindow.protocol.commands import Acquire, Command, Lease, Read, Refund, charges_of
+from distwindow.protocol.commands import Acquire, Lease, Read, Refund, charges_of
 from distwindow.protocol.decisions import decision_of
+from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import split_reply
 from distwindow.store.memory import MemoryStore

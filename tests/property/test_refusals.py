@@ -18,7 +18,8 @@ from distwindow.consistency.leased import Leased
 from distwindow.core.decision import Decision
 from distwindow.core.limit import Limit
 from distwindow.operations.command_cache import CommandCache
-from distwindow.protocol.commands import Acquire, Command, Lease, Peek
+from distwindow.protocol.commands import Acquire, Lease, Peek
+from distwindow.protocol.frames import Command
 from distwindow.protocol.replies import LeaseReply
 from tests.simulation.process import MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step

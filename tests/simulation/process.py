@@ -16,8 +16,9 @@ from distwindow.operations.command_cache import CommandCache
 from distwindow.operations.flush import flush_due
 from distwindow.operations.steps import Fetch, Pipeline, Sleep, WaitFor
 from distwindow.operations.strategy import Strategy
-from distwindow.protocol.commands import Acquire, Command
+from distwindow.protocol.commands import Acquire
 from distwindow.protocol.decisions import decision_of
+from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 
 

@@ -17,7 +17,8 @@ from distwindow.operations.completion import Completion
 from distwindow.operations.key_operations import refund, stats
 from distwindow.operations.steps import Pipeline
 from distwindow.operations.strategy import Strategy
-from distwindow.protocol.commands import Command, Read
+from distwindow.protocol.commands import Read
+from distwindow.protocol.frames import Command
 from tests.simulation.admissions import Admission
 from tests.simulation.process import MakeStrategy, OperationRun, Process, SimulatedStore
 

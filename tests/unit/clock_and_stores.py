@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from distwindow import testing
 from distwindow.connect import open_async_store, open_store
-from distwindow.protocol.commands import Command
+from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 
 Reply = TypeVar("Reply")

@@ -10,7 +10,8 @@ import pytest
 
 from distwindow import Decision
 from distwindow.core.clock import SYSTEM, Clock
-from distwindow.protocol.commands import Acquire, Command, Flush, Lease
+from distwindow.protocol.commands import Acquire, Flush, Lease
+from distwindow.protocol.frames import Command
 from distwindow.store.async_memory import AsyncMemoryStore
 from distwindow.store.base import Store
 from distwindow.store.memory import MemoryStore

@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from distwindow import ConfigurationError
-from distwindow.protocol.commands import NO_DEADLINE_MS
+from distwindow.protocol.frames import NO_DEADLINE_MS
 from distwindow.store.redis.attempts import RawReply
 from distwindow.store.redis.handshake import HandshakeResult, handshake
 from distwindow.store.redis.topology import CallSettings, Node

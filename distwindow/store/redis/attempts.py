@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ...core.errors import StoreError
-from ...protocol.commands import Command
+from ...protocol.frames import Command
 from ...protocol.replies import PAST_DEADLINE
 from .outcome import ErrorReply, error_reply, failure_of_reply, no_reply_failure, timed_out
 from .topology import CallSettings, Node, Topology

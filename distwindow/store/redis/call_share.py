@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from ...core.decision import Decision
 from ...core.limit import expires_in_ms
-from ...protocol.commands import Command
 from ...protocol.decisions import admitted_decision, decision_of
+from ...protocol.frames import Command
 from ...protocol.replies import AcquireReply, split_reply
 from .attempts import RawReply
 

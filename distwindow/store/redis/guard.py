@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 
 from ...core.clock import Clock
-from ...protocol.commands import NO_DEADLINE_MS
+from ...protocol.frames import NO_DEADLINE_MS
 
 _NONCES = 1_000_000
 

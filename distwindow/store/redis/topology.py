@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from ...core.clock import Clock
 from ...core.errors import ConfigurationError, StoreUnavailable, short_repr
-from ...protocol.commands import Command
+from ...protocol.frames import Command
 from .guard import ServerClock
 
 _BACKOFF_S = 0.1

@@ -7,7 +7,8 @@ import copy
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from ....protocol.commands import Acquire, Command
+from ....protocol.commands import Acquire
+from ....protocol.frames import Command
 from ....protocol.replies import PAST_DEADLINE
 from ..attempts import RawReply, Request
 from ..call_share import CallShare, decision_of_share, decisions_of_reply, short_reply

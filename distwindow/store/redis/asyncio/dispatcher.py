@@ -20,7 +20,8 @@ import redis.asyncio
 
 from ....core.decision import Decision
 from ....core.errors import ConfigurationError, closed_failure
-from ....protocol.commands import Acquire, Command
+from ....protocol.commands import Acquire
+from ....protocol.frames import Command
 from ..attempts import RawReply, Request, execute_once
 from ..handshake import connect_failure
 from ..outcome import timed_out

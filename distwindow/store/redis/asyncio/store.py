@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import DistwindowError, closed_failure
-from ....protocol.commands import Acquire, Command
+from ....protocol.commands import Acquire
+from ....protocol.frames import Command
 from ..topology import CallSettings
 from .dispatcher import LoopDispatcher
 

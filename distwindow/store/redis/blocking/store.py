@@ -16,8 +16,9 @@ from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import DistwindowError, StoreTimeout
 from ....core.interrupts import is_interruption
-from ....protocol.commands import Acquire, Command
+from ....protocol.commands import Acquire
 from ....protocol.decisions import decision_of
+from ....protocol.frames import Command
 from ..attempts import NoReply, RawReply, Request, execute_once
 from ..call_share import CallShare, decision_of_share, short_reply
 from ..outcome import is_unknown, no_reply_failure, timed_out
