@@ -37,7 +37,9 @@ from .pending_counts import PendingCounts
 S = TypeVar("S", bound=KeyState)
 
 MAX_CACHED_KEY_LENGTH = 256
-"""Longer keys get no key state, which bounds the memory: the store decides each of their calls."""
+"""Of longer keys nothing is kept under the key itself, which bounds the memory: the store decides
+each of their calls, and `eventual` keeps their state under the name of their ring.
+"""
 
 
 class CommandSource(Protocol):
@@ -116,7 +118,7 @@ class LocalStrategy(Generic[S]):
 
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""
-        state = self._key_states.drop(key)
+        state = self._key_states.drop(self._name_of(key))
         if state is not None:
             with self._key_states.state_lock:
                 self._counts.discard(state)
@@ -154,7 +156,7 @@ class LocalStrategy(Generic[S]):
         """Return the command that sends what is counted of `key`, for a caller who is about to read
         it from the store; None if nothing is.
         """
-        state = self._get(key)
+        state = self._get(self._name_of(key))
         return None if state is None else self._counts.flush_of(state)
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
@@ -240,6 +242,10 @@ class LocalStrategy(Generic[S]):
         with self._key_states.state_lock:
             state.open_bucket(self._key_states.counter_lock, now)
 
+    def _name_of(self, key: AnyKey) -> StateName:
+        """Return the name that the key state of `key` has, if it has one."""
+        return key
+
     def _cacheable(self, key: AnyKey) -> bool:
         return not self._key_states.closed and key_length(key) <= MAX_CACHED_KEY_LENGTH
 
@@ -265,9 +271,9 @@ class LocalStrategy(Generic[S]):
         charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
-        if state is not None and state.charges[-1].ring == charges[-1].ring:
-            return state
         rings = tuple(charge.ring for charge in charges)
+        if state is not None and rings == tuple(charge.ring for charge in state.charges):
+            return state
         own = self._command_cache.acquire_command(key).charges
         is_own = self._cacheable(key) and rings == tuple(charge.ring for charge in own)
         name: StateName = key if is_own else rings

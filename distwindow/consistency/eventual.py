@@ -17,11 +17,11 @@ from ..core.charge import Charge, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.interrupts import is_interruption
-from ..core.key import AnyKey, normalize_key
+from ..core.key import AnyKey, key_length, normalize_key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation
 from ..operations.strategy import OutgoingCommand
-from .base import LocalStrategy
+from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy
 from .eventual_key_state import EventualKeyState
 from .fleet_sync import FleetSync
 from .flush_schedule import FlushSchedule
@@ -73,7 +73,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         # A memoryview is equal to the bytes in it, but is not a key.
         is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in exact.py
         if state is None or not is_key or type(cost) is not int or not 1 <= cost <= self._max_cost:
-            state = self._first_call(key, cost)
+            state = self._checked_state(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:
             self._sync.recompute_permits_left(state, now)
@@ -122,7 +122,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
 
     def peek(self, key: AnyKey) -> Decision:
         """Return the decision of a call of cost 1 without counting it."""
-        state, now = self._get(key) or self._first_call(key, 1), self._monotonic()
+        state, now = self._get(key) or self._checked_state(key, 1), self._monotonic()
         if now >= state.permits_until:
             self._sync.recompute_permits_left(state, now)
         if state.permits_left < 1:
@@ -136,19 +136,24 @@ class Eventual(LocalStrategy[EventualKeyState]):
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return the flushes of `keys`, as the store decides a call over several keys."""
-        states = {key: state for key in keys if (state := self._get(key)) is not None}
-        flushes = [self._counts.flush_of(state) for state in states.values()]
+        found = [self._get(name) for name in dict.fromkeys(map(self._name_of, keys))]
+        flushes = [self._counts.flush_of(state) for state in found if state is not None]
         return [flush for flush in flushes if flush is not None]
 
     def invalidate(self, key: AnyKey) -> None:
         """Have `key` flushed soon, as its windows have changed in the store."""
-        state = self._get(key)
+        state = self._get(self._name_of(key))
         if state is not None:
             state.called_repeatedly, state.last_called_at = True, self._monotonic()
             if not state.dirty:
                 self._counts.mark_dirty(state)
 
-    def _first_call(self, key: AnyKey, cost: int) -> EventualKeyState:
+    def _name_of(self, key: AnyKey) -> StateName:
+        if key_length(key) <= MAX_CACHED_KEY_LENGTH:
+            return key
+        return self._command_cache.acquire_command(key).charges[0].ring
+
+    def _checked_state(self, key: AnyKey, cost: int) -> EventualKeyState:
         """Return the key state of a key that has none, or for a call that is not valid: check it.
         Raises what `try_acquire` raises.
         """
@@ -158,7 +163,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             raise ValueError(
                 f"cost={cost} can never be admitted: the share of one process is {self._max_cost}"
             )
-        name = key if self._cacheable(key) else charges[0].ring
+        name = self._name_of(key)
         state = self._get(name)
         if state is not None:
             return state

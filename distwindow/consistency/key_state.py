@@ -22,7 +22,7 @@ can run there either, so that calls count without this lock (`SWITCHES_ONLY_AT_C
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple, TypeAlias
@@ -73,6 +73,7 @@ class KeyState:
         "closed_buckets",
         "count_bucket_ms",
         "dirty",
+        "dropped",
         "error",
         "in_flight",
         "key",
@@ -126,6 +127,10 @@ class KeyState:
         self.passed = self.blocked = self.success = self.error = self.rt_sum_ms = self.rt_min_ms = 0
         self.closed_buckets: tuple[Bucket, ...] = ()
         self.in_flight: InFlightBatch | None = None
+        self.dropped = 0
+        """Counts that had left the longest window before they were sent, and are still to be added
+        to `PendingCounts.dropped`.
+        """
         self.dirty = False
         """It is in the queue of key states to flush."""
 
@@ -208,7 +213,7 @@ class KeyState:
             before = self.bucket_start
             passed, blocked, success = self.passed, self.blocked, self.success
             error, rt_sum, rt_min = self.error, self.rt_sum_ms, self.rt_min_ms
-        pending = self.closed_buckets
+        pending, dropped = self.closed_buckets, 0
         if passed or blocked or success or error:
             if passed:
                 self.on_bucket_closed(before, passed)
@@ -216,6 +221,8 @@ class KeyState:
             counted = Bucket(before, passed, blocked, success, error, rt_sum, least)
             # While the store can not be reached, drop what has left the window meanwhile.
             oldest = before - self.longest_ms
+            if pending and pending[0].start <= oldest:
+                dropped = number_of_counts([b for b in pending if b.start <= oldest])
             pending = (*[b for b in pending if b.start > oldest], counted)
         with counter_lock:
             # Subtract what was read above, as other threads have gone on counting.
@@ -226,6 +233,12 @@ class KeyState:
             self.rt_sum_ms -= rt_sum
             self.bucket_start, self.bucket_ends_at = start, ends_at
             self.closed_buckets = pending
+            self.dropped += dropped
+
+
+def number_of_counts(buckets: Iterable[Bucket]) -> int:
+    """Return how many counts are in `buckets`."""
+    return sum(b.passed + b.blocked + b.success + b.error for b in buckets)
 
 
 def peeked_admission(

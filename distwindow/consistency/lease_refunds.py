@@ -8,6 +8,7 @@
     sent     an error, and it was surely not executed                     queued
     sent     an error, and it was surely not executed, after the window   expired
     sent     an error, and its outcome is unknown                         expired
+    sent     any other error, which another attempt would meet again      expired
 
 A refund whose outcome is unknown is not sent again: a second one would create permits that nobody
 has paid for. Permits that expire count as used until their bucket leaves the window.

@@ -294,4 +294,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
 
 def _failure_for_waiter(failure: StoreError) -> StoreError:
     """Return another call's failure for one that has waited for it, and has not sent anything."""
-    return type(failure)(str(failure), charged=False)
+    text = (
+        f"the call that was fetching a lease failed ({failure}); this call was surely not executed"
+    )
+    return type(failure)(text, charged=False)

@@ -29,17 +29,16 @@ import secrets
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import StoreError
 from ..core.interrupts import PATCH_STATE, is_interruption
-from ..core.stats import Bucket
 from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
 from .flush_schedule import FlushSchedule
-from .key_state import NEVER, InFlightBatch, KeyState, merge_buckets
+from .key_state import NEVER, InFlightBatch, KeyState, merge_buckets, number_of_counts
 from .key_state_cache import KeyStateCache
 
 S = TypeVar("S", bound=KeyState)
@@ -97,7 +96,9 @@ class PendingCounts(Generic[S]):
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._collect_lock = threading.RLock()
         self.dropped = 0
-        """How many counts were dropped, for one of the causes in the table above."""
+        """How many counts were dropped, for a cause in the table above other than a reset. The
+        store may have taken those whose outcome is unknown.
+        """
 
     def mark_dirty(self, state: S) -> None:
         """Put `state` into the queue, and have the worker flush it after the flush interval. Raises
@@ -158,6 +159,8 @@ class PendingCounts(Generic[S]):
             batch = state.in_flight
             if batch is None:
                 state.close_bucket(self._states.counter_lock)
+                self.dropped += state.dropped
+                state.dropped = 0
                 buckets = state.closed_buckets
                 if not buckets and not self._wants_poll(state):
                     self._states.on_all_acknowledged(state)
@@ -193,7 +196,7 @@ class PendingCounts(Generic[S]):
         for state in {id(state): state for state in self._states.all_including_closed()}.values():
             total += state.passed + state.blocked + state.success + state.error
             sent = () if state.in_flight is None else state.in_flight.buckets
-            total += _number_of(state.closed_buckets) + _number_of(sent)
+            total += number_of_counts(state.closed_buckets) + number_of_counts(sent)
         return total
 
     def _collect_one(self, state: S, done: dict[int, S], outgoing: list[OutgoingCommand]) -> None:
@@ -219,7 +222,7 @@ class PendingCounts(Generic[S]):
                 if self.flush_hooks is not None:
                     self.flush_hooks.on_fleet_counts(state, reply)
             else:
-                self.dropped += _number_of(batch.buckets)
+                self.dropped += number_of_counts(batch.buckets)
             # After `on_fleet_counts`: where a signal handler raises in between, this process takes
             # its own counts for more than they are until the batch is sent again, and never for
             # less.
@@ -245,8 +248,3 @@ class PendingCounts(Generic[S]):
             return False
         newest = max(counted.start for counted in batch.buckets)
         return now * 1000 + state.offset_ms - newest < state.longest_ms
-
-
-def _number_of(buckets: Iterable[Bucket]) -> int:
-    """Return how many counts are in `buckets`."""
-    return sum(b.passed + b.blocked + b.success + b.error for b in buckets)

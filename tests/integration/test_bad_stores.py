@@ -26,6 +26,7 @@ URLS: dict[str, str] = {
     "redis://localhost:port": "port",
     "redis://localhost:99999": "0-65535",
     "redis://localhost/notadb": "is not a database number",
+    "redis://localhost/\u00b2": "is not a database number",
     "redis://localhost?db=x": "'db'",
     "redis://localhost?socket_timeout=soon": "'socket_timeout'",
     "redis+sentinel://localhost:26379": "names no service",

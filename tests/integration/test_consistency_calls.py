@@ -170,3 +170,18 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
         assert not limiter.peek(b"user")
         limiter.reset(b"user")
         assert limiter.try_acquire("user")
+
+
+@pytest.mark.parametrize("length", [1, 256, 257, 3000])
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+def test_methods_of_a_key_find_its_state_however_long_it_is(
+    harness: Harness, redis_url: str, prefix: str, mode: str, length: int
+) -> None:
+    """`eventual` keeps the state of a long key under another name."""
+    limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode)
+    key = "k" * length
+    assert [bool(decision) for decision in limiter.each([key] * 6)] == [True] * 5 + [False]
+    assert limiter.stats(key).passed == 5
+    assert not limiter.try_acquire_all([(key, "5/hour", 1)])
+    limiter.reset(key)
+    assert limiter.try_acquire(key)

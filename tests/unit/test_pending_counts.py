@@ -107,9 +107,10 @@ def _() -> str:
     it.count()
     it.clock.move(100)
     it.opens_bucket()
-    return (
-        "dropped" if old not in it.state.closed_buckets and it.state.closed_buckets else it.where()
-    )
+    kept = it.state.closed_buckets
+    it.flush()
+    assert it.counts.dropped == 1, "what is dropped is logged"
+    return "dropped" if old not in kept and kept else it.where()
 
 
 @ROW_CHECKS.row("in flight", "a reply")

@@ -279,6 +279,6 @@ def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
 
 
 def _number(text: str, what: str, url: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
+    if not (text.isascii() and text.isdigit()) or int(text) > 65535:
         raise ConfigurationError(f"store URL {masked_url(url)!r}: {text!r} is not {what}")
     return int(text)
