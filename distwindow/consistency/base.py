@@ -86,7 +86,9 @@ class LocalStrategy(Generic[S]):
         """Look up once what every call uses, which saves some 2 % of a call."""
         self._get, self._touch = self._key_states.get, self._key_states.touch
         self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
-        """Held while a call is counted. `counter_lock` itself is for what is counted already."""
+        """Taken by each call that counts itself. `close` replaces it by one that raises, while
+        flushes go on taking `counter_lock`.
+        """
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
         if self._key_states.closed:
@@ -208,7 +210,7 @@ class LocalStrategy(Generic[S]):
         self._key_states.closed = True
         # Every call that is about to count raises from here on, as nobody would send its count.
         self._close_lock()
-        # A call that had taken the other lock before has counted after these two lines.
+        # A call that holds `counter_lock` already has counted once it can be taken here.
         with self._key_states.counter_lock:
             pass
         self._key_states.clear()

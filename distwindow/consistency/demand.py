@@ -1,9 +1,9 @@
 """How many permits a process will need of a key, which sizes its leases.
 
-The permits that were asked for and the time in which they were both fade with `_DECAY_TIME_S`.
-Their quotient is a rate, and the rate gives what will be needed until a moment. An estimate that is
-a little too high costs little: what a lease has left when its bucket ends is given back, and other
-processes can use it as long as the bucket counts.
+Two sums decay exponentially with the time constant `_DECAY_TIME_S`: the permits that were asked
+for, and the seconds that were observed. Their quotient is a rate, and the rate gives what will be
+needed until a moment. An estimate that is a little too high costs little: what a lease has left
+when its bucket ends is given back, and other processes can use it as long as the bucket counts.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
                                                   fleet's back
 
 A key's window is what all processes had admitted at the last sync, by bucket, and what was admitted
-here since. No call waits for the store. So beyond the limit all processes together may admit what
-they admit within two syncs and the round trips, and no more than the limit each.
+here since. No call waits for the store. So all processes together exceed the limit by at most what
+they admit within two syncs and the round trips, and no process alone admits more than the limit.
 """
 
 from __future__ import annotations

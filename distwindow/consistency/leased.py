@@ -70,7 +70,9 @@ from .pending_counts import PendingCounts
 from .refusals import Refusals
 
 _NO_LEASE_NEAR_END_S = 0.005
-"""Seconds before the end of a bucket in which nothing is leased and a call may sleep instead."""
+"""Seconds before the end of the bucket of the last lease in which nothing more is leased: a call
+may sleep instead.
+"""
 
 
 class Leased(ExactStrategy[LeasedKeyState]):

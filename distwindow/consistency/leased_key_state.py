@@ -2,7 +2,7 @@
 
 A reply has the time that its bucket had left, and this machine's clock may be slower than the
 store's: chrony slews a clock by up to 8.3 %. So a lease ends before its bucket, by the part
-`MAX_CLOCK_DRIFT` of that time, and every later reply from the same bucket extends it:
+`MAX_CLOCK_DRIFT` of that time, and each later grant or admission from the same bucket extends it:
 
     store's bucket   |-----------------------------------------|
     first reply      t1 ---------------------------------> ends t1 + 0.91 of what was left

@@ -52,7 +52,9 @@ bounds the number of these.
 
 
 class FlushHooks(Protocol[S_contra]):
-    """Follows what all processes count. Where there is one, every flush returns these counts."""
+    """What is called around each flush, for a strategy that follows what all processes count. Where
+    it is set, every flush asks for these counts (`pull`).
+    """
 
     def before_flush(self, state: S_contra) -> None:
         """Called before the counts of `state` are taken."""

@@ -8,7 +8,8 @@
     WaitFor    None, when the completion is complete or after that time
 
 An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
-never reads a clock, holds no lock across a yield, and never yields inside `finally`.
+reads time only from the clock it was given, holds no lock across a yield, and never yields inside
+`finally`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Pipeline(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Send a lease, whose permits must not be lost. If the reply comes after its caller was
-    cancelled or has given up, `on_late_reply` is called with it.
+    """Send a lease, whose permits must not be lost. If the reply comes after the task
+    that sent it was cancelled or has given up, `on_late_reply` is called with it. (A thread that
+    gives up drops its connection, and the reply with it.)
     """
 
     command: Command[LeaseReply]

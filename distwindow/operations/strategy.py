@@ -18,7 +18,7 @@ class OutgoingCommand(NamedTuple):
     command: Command[Any]
     on_reply: Callable[[Any, float], None]
     """Called with the reply or the error, and when the command was sent (monotonic seconds). A
-    second call does nothing."""
+    second call is harmless."""
 
 
 class Strategy(Protocol):

@@ -19,8 +19,8 @@ _MAX_ESCAPED_BYTES = 64
 _KEPT_BYTES = 31
 """Bytes of a longer key before its digest: 31, '~' and 32 hexadecimal digits are 64 bytes."""
 _DIGEST_BYTES = 16
-# Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters, and
-# bytes that are not UTF-8, could not be read or typed in a terminal.
+# Braces would end the hash tag early; '%' and '~' mark escapes and digests; control characters of
+# ASCII, and bytes that are not UTF-8, could not be read or typed in a terminal.
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
 _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 """A key of printable ASCII that `escape` returns as it is, as it does with most keys."""

@@ -37,7 +37,7 @@ _MIN_SWEEP_SIZE = 1024
 class MemoryStore:
     """Rings in this process, for one process. Safe to share between threads.
 
-    Rings expire as they do in Redis: after their window has passed without a call.
+    A ring whose window has passed without a call is dropped when many new ones have been made.
     """
 
     source: Source = "local"

@@ -1,5 +1,5 @@
--- acquire, the first refusal of one ring in a bucket, where one of the three oldest closed buckets, or
--- only the newest bucket, has to expire before there is room. It mirrors acquire/general.lua with fewer
+-- acquire, the first refusal of one ring in a bucket, where one of the three oldest closed buckets, or (in a
+-- ring of at most four) the newest bucket, has to expire before there is room. It mirrors acquire/general.lua with fewer
 -- commands, which makes it cheaper; tests/lua/test_short_paths.py compares the two. Where it does not
 -- decide, it only takes out of `used` what acquire/hot.lua has added.
 --

@@ -9,14 +9,18 @@ if (head == false or age and age >= bucket_ms) and may_admit and cost % 1 == 0
   and limit <= 1e13 and bucket_ms >= 1 and bucket_ms <= 1e13 and string.find(
     permits .. ARGV[3] .. ARGV[4] .. (client_now or '') .. ' ' .. shape, '^%d+ [1-9]%d?%d?%+?1?$') then
   local format, span, limit_field = string.format, tonumber(shape), ARGV[3]
-  if not span then span, limit_field = string.match(shape, '%d+') + 1, '-' .. limit_field end
+  local shape_ok = not span or span <= 512
+  if not span then
+    local buckets = tonumber(string.match(shape, '^(%d+)%+1$')) or 513
+    span, limit_field, shape_ok = buckets + 1, '-' .. limit_field, buckets <= 512
+  end
   local number = (now - now % bucket_ms) / bucket_ms
   local steps, renewal = head and number - start / bucket_ms, span / 4 + 1
   renewal = renewal - renewal % 1
   -- A number as an argument of redis.call costs twice what string.format('%d') does. But a server whose
   -- C `long` has 32 bits cuts a number beyond 2^31 there. A start is one, so it shows that.
   local new_head = format('%d', number * bucket_ms)
-  local can_format = new_head - number * bucket_ms == 0 and span <= 513
+  local can_format = new_head - number * bucket_ms == 0 and shape_ok
   if can_format and (not head or steps >= span) then
     if limit - permits >= 0 then
       if head then call('DEL', key) end

@@ -1,7 +1,7 @@
 -- A ring: the last `span` buckets of `bucket_ms` of one resource, in one hash (its fields:
 -- lua/README.md). The running total `used` makes a call's cost independent of the number of buckets.
 -- Buckets are numbered by their start divided by bucket_ms; slot = number % span. The slot of the
--- newest bucket holds the bucket before by a whole ring, which has expired, until the newest is closed.
+-- newest bucket may hold the bucket one ring earlier, which has expired, until the newest is closed.
 --
 -- In a script a ring is a table:
 --   key permits limit bucket_ms span limit_field   its key and arguments (parse_rings)

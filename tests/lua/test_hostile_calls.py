@@ -195,3 +195,17 @@ def test_a_ring_named_twice_is_refused(server: redis.Redis, name: str) -> None:
 
 def used_of(target: Target) -> list[Any]:
     return [target.server.hget(charge.ring, "used") for charge in target.charges]
+
+
+@pytest.mark.parametrize("shape", ["10+", "513", "513+1", "5121", "0+1", "1+11", "+1"])
+@pytest.mark.parametrize("state", ["absent", "due for the next bucket"])
+def test_a_bucket_is_not_opened_with_a_shape_that_is_none(
+    server: redis.Redis, state: str, shape: str
+) -> None:
+    now, used = STATES[state]
+    target = Target(server, (LIMIT,), now, used)
+    words = target.words(target.command("acquire", full=False))
+    words[4] = shape
+    ((reply, same),) = target.run_each("acquire", [words])
+    assert malformed(reply)
+    assert same

@@ -78,9 +78,9 @@ def execute_once(
 ) -> Generator[Request, RawReply, Reply]:
     """Get `command` executed at most once, by `deadline` (monotonic seconds).
 
-    `sent` is the first request, if a store has sent it already. The command is sent a second time
-    only if the first time was surely not executed. Raises `StoreTimeout`, `StoreUnavailable` or
-    `ConfigurationError`.
+    `sent` is the first request, if a store has sent it already. The command is sent again, at most
+    once besides a script that the server did not have, only if it was surely not executed. Raises
+    `StoreTimeout`, `StoreUnavailable` or `ConfigurationError`.
     """
     if settings.client_clock and command.now_ms is None:
         command = command.with_time(settings.clock.now_ms())

@@ -20,7 +20,7 @@ class ServerClock:
     """An estimate of one server's clock, from its time in the last reply and our time then.
 
     It is the last reply and not the fastest one, so that a step of the server's clock is corrected
-    by the next reply. The server takes its time before the reply arrives here, so the estimate is
+    by the next reply. The server reads its clock before its reply arrives here, so the estimate is
     never ahead of the server, and a deadline by it is never later than the caller's own.
     """
 

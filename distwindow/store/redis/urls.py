@@ -140,7 +140,9 @@ def parse_url_text(url: str) -> StoreUrl:
 
 
 def make_client(address: StoreUrl, timeout: float) -> Any:
-    """A blocking redis-py client for `address`, without retries. A cluster client connects here."""
+    """A blocking redis-py client for `address`, without retries (a cluster client has its own, and
+    connects here).
+    """
     no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
         return redis.Redis.from_url(address.plain_url, **no_retries)

@@ -1,8 +1,8 @@
 """One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
 `PipelinedConnection` takes the place of redis-py's stream protocol.
 
-Frames are written in one piece for each tick of the loop, and replies go to their callers in the
-order of the requests. A test plays every row of this table:
+The frames of one tick of the loop are written in one piece, or a few where they are many, and
+replies go to their callers in the order of the requests. A test plays every row of this table:
 
     | state   | event                       | next state | what happens                           |
     |---------|-----------------------------|------------|----------------------------------------|

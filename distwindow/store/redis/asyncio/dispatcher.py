@@ -277,7 +277,7 @@ class LoopDispatcher:
             return
         connection = self._connections.get(request.node)
         if connection is not None and connection.generation != request.node.generation:
-            connection.end("the server was demoted")
+            connection.end("it was given up after an earlier reply")
             connection = None
         if connection is None:
             connection = self._connections[request.node] = PipelinedConnection(

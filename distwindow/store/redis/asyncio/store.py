@@ -78,7 +78,7 @@ class AsyncRedisStore:
     async def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in one write.
+        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
 
         A cancellation waits until what has been sent is answered, and takes effect at the next
         await: leases that are given back, or fetched, would be lost with the replies.

@@ -36,7 +36,8 @@ from .transport import Transport, detach_socket, make_transport
 
 _FRESH_S = 0.005
 """Seconds after the start of a call in which a connection is taken to be open, because a check
-costs a system call. It is no longer, because servers and load balancers close idle connections.
+costs a system call. The time is this short because servers and load balancers close idle
+connections.
 """
 
 
