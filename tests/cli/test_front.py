@@ -39,7 +39,9 @@ def test_without_the_extra_one_line_names_what_to_install(arguments: list[str]) 
     result = without_extra(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr == ("the command line needs its extra: in a checkout, pip install '.[cli]'\n")
+    assert result.stderr == (
+        "the command line needs its extra: in a checkout, pip install '.[cli]'\n"
+    )
 
 
 def test_the_version_needs_no_extra(shell: Cli) -> None:
