@@ -1,7 +1,11 @@
-"""Put a benchmark report into docs/benchmarks.md (all of it) and README.md (a few rows):
+"""Put a benchmark report into docs/benchmarks.md (all of it), README.md, docs/index.md and
+docs/consistency.md (some rows each):
 
 python -m benchmarks --markdown report.md --json report.json
 python docs/make/benchmarks.py report.md report.json
+
+The rows are kept in docs/make/benchmarks.json. `tests/docs/test_benchmarks.py` compares the pages
+with them, so that no page has a figure that was not measured.
 """
 
 from __future__ import annotations
@@ -13,29 +17,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-BEGIN, END = "<!-- benchmarks -->\n", "<!-- /benchmarks -->"
+ROWS_FILE = Path(__file__).with_suffix(".json")
 
-ROWS = (
-    (
-        "server",
-        "allowed, 10 buckets, limit 100,000",
-        "script time of an admitted call, over `return 1`",
-    ),
-    (
-        "server",
-        "refused, 10 buckets, limit 100,000",
-        "of a call refused again in the same bucket, over `return 1`",
-    ),
-    (
-        "server",
-        "bucket change, 10 buckets, limit 100,000",
-        "of the call that opens a bucket, over `return 1`",
-    ),
-    (
-        "server",
-        "first refusal of a bucket, 10 buckets, limit 100,000",
-        "of the first refusal in a bucket, over `return 1`",
-    ),
+OVER_RETURN_1 = ", 10 buckets, limit 100,000"
+README_ROWS = (
+    ("server", f"allowed{OVER_RETURN_1}", "script time of an admitted call, over `return 1`"),
+    ("server", f"refused{OVER_RETURN_1}", "of a call refused again in the same bucket"),
+    ("server", f"bucket change{OVER_RETURN_1}", "of a call that opens a bucket"),
+    ("server", f"new ring{OVER_RETURN_1}", "of the first call on a key"),
+    ("server", f"first refusal of a bucket{OVER_RETURN_1}", "of the first refusal in a bucket"),
     (
         "server",
         "hot path, dearest shape over cheapest",
@@ -44,16 +34,13 @@ ROWS = (
     ),
     ("latency", "p50: distwindow", "one synchronous call, p50, over a raw socket's `return 1`"),
     ("latency", None, "the same of the best peer"),
+    ("threads", "admitted: over the best peer", "8 threads on one key, calls/s over the best peer"),
+    ("asyncio", "one hot key: over the best peer", "200 tasks on one key, over the best peer"),
+    ("asyncio", "10,000 keys: over the best peer", "200 tasks on 10,000 keys, over the best peer"),
     (
-        "threads",
-        "admitted: over the best peer",
-        "8 threads on one key: calls per second, over the best peer's",
-    ),
-    ("asyncio", "one hot key: over the best peer", "200 tasks on one key, over the best peer's"),
-    (
-        "asyncio",
-        "10,000 keys: over the best peer",
-        "200 tasks on 10,000 keys, over the best peer's",
+        "cold",
+        "200 tasks, 10,000 new keys: over the best peer",
+        "200 tasks on 10,000 new keys, over the best peer",
     ),
     (
         "inprocess",
@@ -63,35 +50,191 @@ ROWS = (
     ("inprocess", None, "the same of the best peer"),
     ("consistency", "one thread: leased hit", "one leased call, over the same"),
     ("consistency", "one thread: cached refusal", "one cached refusal, over the same"),
+    ("consistency", "one thread: eventual hit", "one call under `eventual`, over the same"),
 )
 PEERS = ("limits", "throttled-py", "pyrate-limiter")
+MODES = ("direct", "leased", "eventual")
+EXCESS = {
+    "direct": "never",
+    "leased": "never",
+    "eventual": "what all processes pass within two syncs",
+}
 
 
-def table(report: dict[str, Any]) -> str:
-    """Return the rows of ROWS as a table for the README."""
-    about, rows = report["environment"], report["rows"]
+class Report:
+    """The rows of a report, by section and name."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        self.environment = report["environment"]
+        self.command = report["command"]
+        self.rows: list[dict[str, Any]] = report["rows"]
+
+    def row(self, section: str, what: str) -> dict[str, Any]:
+        return next(r for r in self.rows if r["section"] == section and r["what"] == what)
+
+    def best_peer(self, section: str) -> dict[str, Any]:
+        peers = [
+            row
+            for row in self.rows
+            if row["section"] == section
+            and row["what"].removeprefix("p50: ").startswith(PEERS)
+            and row["measured"] is not None
+        ]
+        return min(peers, key=lambda row: float(row["measured"]["median"]))
+
+    def where(self) -> str:
+        about = self.environment
+        server = about["server"].split(" sha")[0]
+        peers = ", ".join(f"{peer} {about[peer]}" for peer in PEERS)
+        return f"{server}, {about['python']}, {about['machine']}, {about['load']}; {peers}"
+
+
+def readme_table(report: Report) -> str:
     lines = ["| | measured (quartiles) | target |", "|---|---|---|"]
-    for section, what, words in ROWS:
-        found = [row for row in rows if row["section"] == section]
-        row = _best_peer(found) if what is None else next(r for r in found if r["what"] == what)
+    for section, what, words in README_ROWS:
+        row = report.best_peer(section) if what is None else report.row(section, what)
         name = f" ({row['what'].removeprefix('p50: ')})" if what is None else ""
-        lines.append(f"| {words}{name} | {_shown(row)} | {_aim(row)} |")
-    machine = f"{about['machine']}, {about['load']}"
-    where = f"{about['server'].split(' sha')[0]}, {about['python']}, {machine}"
+        lines.append(f"| {words}{name} | {_shown(row)} | {_target(row)} |")
     return (
-        "\n".join(lines) + f"\n\nRatios within one run of `{report['command']}`: {where}. Peers at "
-        f"their best settings: {', '.join(f'{peer} {about[peer]}' for peer in PEERS)}. All rows, "
-        "and the method: [Benchmarks](docs/benchmarks.md).\n"
+        "\n".join(lines) + f"\n\nRatios within one run of `{report.command}`: {report.where()}. "
+        "Peers at their best settings. All rows, and the method: "
+        "[Benchmarks](docs/benchmarks.md).\n"
     )
 
 
-def _best_peer(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    peers = [
-        row
-        for row in rows
-        if row["what"].removeprefix("p50: ").startswith(PEERS) and row["measured"] is not None
+def strategies_table(report: Report, page: str) -> str:
+    lines = [
+        "| `consistency` | more than the limit | commands for 1,000 admissions on a hot key "
+        "| one call, p50 |",
+        "|---|---|---:|---:|",
     ]
-    return min(peers, key=lambda row: float(row["measured"]["median"]))
+    for mode in MODES:
+        name = f"`{mode}`{' (default)' if mode == 'direct' else ''}"
+        p50 = _detail(_latency(report, mode), r"p50 ([\d.,]+)")
+        lines.append(f"| {name} | {EXCESS[mode]} | {_commands(report, mode)} | {p50} µs |")
+    return (
+        "\n".join(lines) + f"\n\n`{report.command}`, Redis on the same machine. "
+        f"[Which one, and the bounds]({page}).\n"
+    )
+
+
+def consistency_text(report: Report) -> str:
+    parts = [
+        f"`{report.command}`: {report.where()}.",
+        "One process calls one key at half of `100000/second` (`direct` as often as it can):",
+        _hot_key_table(report),
+        "One call that is decided in the process, over a clock, a lock and a dict increment; and "
+        "how many of them\ntake the time of one call of the fastest peer over Redis:",
+        _calls_table(report),
+        "Eight threads on one key, over one thread: "
+        + ", ".join(
+            f"{name} {_shown(row)}"
+            for name in ("leased hit", "cached refusal", "eventual hit")
+            for row in report.rows
+            if row["section"] == "consistency" and row["what"].endswith(f"over 1 thread: {name}")
+        )
+        + ".",
+        "A fleet on one key, 5 s a run. *Without pause*: each process calls as fast as it can. *At "
+        "twice the limit*: all\nof them together call that often. Windows are those aligned to the "
+        "buckets; the mean is of those after the\nfirst.",
+        _fleet_table(report),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _hot_key_table(report: Report) -> str:
+    lines = [
+        "| | commands for 1,000 admissions | admissions a second | p50 | p99 | p99.9 |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for mode in MODES:
+        latency = _latency(report, mode)
+        rate = _detail(_admissions(report, mode), r"at ([\d,]+)/s")
+        times = " | ".join(
+            f"{_detail(latency, rf'{name} +([0-9.,]+)')} µs" for name in ("p50", "p99", r"p99\.9")
+        )
+        lines.append(f"| `{mode}` | {_commands(report, mode)} | {rate} | {times} |")
+    return "\n".join(lines)
+
+
+def _calls_table(report: Report) -> str:
+    lines = [
+        "| | over the floor | target | in one call of a peer | target |",
+        "|---|---|---|---|---|",
+    ]
+    over_redis = "one thread: calls in the time of the fastest peer's over Redis: "
+    for name in ("leased hit", "cached refusal", "eventual hit"):
+        here = report.row("consistency", f"one thread: {name}")
+        there = report.row("consistency", over_redis + name)
+        lines.append(
+            f"| {name} | {_shown(here)} | {_target(here)} | {_shown(there)} | {_target(there)} |"
+        )
+    return "\n".join(lines)
+
+
+def _fleet_table(report: Report) -> str:
+    lines = [
+        "| | decisions a second | without pause | at twice the limit |",
+        "|---|---:|---|---|",
+    ]
+    for row in report.rows:
+        found = re.fullmatch(r"(\d+ process.*): decisions per second, over direct's", row["what"])
+        if row["section"] == "consistency" and found:
+            rate, without_pause, at_twice = re.match(
+                r"([\d,]+)/s; without pause: (.*); at twice the limit: (.*)", row["detail"]
+            ).groups()  # type: ignore[union-attr]  # the detail always has these parts
+            lines.append(f"| {found[1]} | {rate} | {without_pause} | {at_twice} |")
+    return "\n".join(lines)
+
+
+def memory_table(report: Report) -> str:
+    lines = [
+        "| | bytes per key | a flood of keys: memory, over the most before "
+        "| p99 of a hot key in the flood |",
+        "|---|---:|---:|---|",
+    ]
+    for mode in MODES:
+        size = report.row("consistency", f"bytes per key kept in the process: {mode}")
+        flood = "a flood of keys: memory at its end, over the most in its first 70 %"
+        memory = report.row("consistency", f"{flood}: {mode}")
+        times = "a flood of keys: p99 of a hot key's calls, over that without it"
+        p99 = report.row("consistency", f"{times}: {mode}")
+        with_flood = _detail(p99, r"p99 ([\d.,]+)")
+        without = _detail(p99, r"without p50 .* p99 ([\d.,]+)")
+        lines.append(
+            f"| `{mode}` | {size['measured']:,.0f} B | {_shown(memory)} "
+            f"| {with_flood} µs; without it {without} |"
+        )
+    return (
+        "\n".join(lines) + "\n\nBytes of the process, with one limit, no pending counts, and the "
+        "cached command of the key, but without the\nkey itself; of 20,000 keys. The flood: "
+        "100,000 keys that are called once, with `max_local_keys=10000`, under\n`leased`; 50,000 "
+        "with 2,000 under the others.\n"
+    )
+
+
+def _admissions(report: Report, mode: str) -> dict[str, Any]:
+    start = "admissions per command on a hot key"
+    return next(
+        row
+        for row in report.rows
+        if row["what"].startswith(start) and row["what"].endswith(f": {mode}")
+    )
+
+
+def _latency(report: Report, mode: str) -> dict[str, Any]:
+    return report.row("consistency", f"direct's p50 on a hot key, over the p50 of: {mode}")
+
+
+def _commands(report: Report, mode: str) -> str:
+    return _detail(_admissions(report, mode), r"([\d.,]+) commands")
+
+
+def _detail(row: dict[str, Any], pattern: str) -> str:
+    found = re.search(pattern, row["detail"])
+    if found is None:
+        raise ValueError(f"{row['what']}: no {pattern!r} in {row['detail']!r}")
+    return found[1]
 
 
 def _shown(row: dict[str, Any]) -> str:
@@ -106,7 +249,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _aim(row: dict[str, Any]) -> str:
+def _target(row: dict[str, Any]) -> str:
     target = row["target"]
     if target is None:
         return ""
@@ -114,18 +257,39 @@ def _aim(row: dict[str, Any]) -> str:
     return f"{sign} {target['bound']:g}x{', missed' if row['verdict'] == 'MISSED' else ''}"
 
 
-def put(page: Path, text: str) -> None:
-    """Write `text` between the markers of `page`."""
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-    print(page)
+def parts(report: Report) -> list[tuple[str, str, str]]:
+    """Return (page, name of the markers, text between them) for every page but benchmarks.md."""
+    return [
+        ("README.md", "benchmarks", readme_table(report)),
+        ("README.md", "strategies", strategies_table(report, "docs/consistency.md")),
+        ("docs/index.md", "strategies", strategies_table(report, "consistency.md")),
+        ("docs/consistency.md", "consistency", consistency_text(report)),
+        ("docs/consistency.md", "memory", memory_table(report)),
+    ]
+
+
+def between(page: str, name: str) -> str:
+    """Return what stands between the markers `name` in `page`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return text.split(f"<!-- {name} -->\n\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+def put(page: str, name: str, text: str) -> None:
+    """Write `text` between the markers `name` of `page`."""
+    path = ROOT / page
+    before, rest = path.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")
+    after = rest.split(f"<!-- /{name} -->")[1]
+    path.write_text(f"{before}<!-- {name} -->\n\n{text}\n<!-- /{name} -->{after}", encoding="utf-8")
+    print(f"{page}: {name}")
 
 
 def main() -> None:
     whole, rows = (Path(name).read_text(encoding="utf-8") for name in sys.argv[1:3])
-    tables, tally = re.split(r"\n(?=\d+ met, )", whole.strip().replace("MISSED", "missed"))
-    put(ROOT / "docs" / "benchmarks.md", f"{tables}\n```text\n{tally}\n```\n")
-    put(ROOT / "README.md", table(json.loads(rows)))
+    tables, summary = re.split(r"\n(?=\d+ met, )", whole.strip().replace("MISSED", "missed"))
+    put("docs/benchmarks.md", "benchmarks", f"{tables}\n\n```text\n{summary}\n```\n")
+    ROWS_FILE.write_text(rows, encoding="utf-8")
+    for page, name, text in parts(Report(json.loads(rows))):
+        put(page, name, text)
 
 
 if __name__ == "__main__":

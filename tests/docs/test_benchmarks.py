@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import SECTIONS
+from benchmarks.report import number
 
 from .pages import ROOT
 
@@ -33,12 +36,47 @@ def test_pages_name_only_sections_that_exist() -> None:
     assert named <= SECTIONS.keys()
 
 
-def test_the_readme_table_takes_rows_of_sections_that_exist() -> None:
+@pytest.fixture(scope="module")
+def make() -> Any:
+    """Return the module that puts the figures of a report into the pages."""
     spec = importlib.util.spec_from_file_location(
         "make_benchmarks", ROOT / "docs/make/benchmarks.py"
     )
     assert spec is not None
     assert spec.loader is not None
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    assert {section for section, _, _ in make.ROWS} <= SECTIONS.keys()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_table_takes_rows_of_sections_that_exist(make: Any) -> None:
+    assert {section for section, _, _ in make.README_ROWS} <= SECTIONS.keys()
+
+
+def test_every_page_has_the_figures_of_the_report(make: Any) -> None:
+    """So no page quotes a figure that was not measured, or one of an earlier run."""
+    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
+    parts = make.parts(report)
+    assert len(parts) == 5
+    for page, name, text in parts:
+        assert make.between(page, name) == text, page
+
+
+def test_the_tables_of_the_benchmarks_page_are_those_of_the_report(make: Any) -> None:
+    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
+    page = make.between("docs/benchmarks.md", "benchmarks")
+    assert report.environment["load"] in page
+    missing = [
+        row["what"]
+        for row in report.rows
+        if isinstance(row["measured"], dict)
+        and not re.search(
+            rf"^\| {re.escape(row['what'])} \|.*\b{shown(row)}(?:x| µs) \(", page, re.MULTILINE
+        )
+    ]
+    assert missing == []
+
+
+def shown(row: dict[str, Any]) -> str:
+    """Return a median as `benchmarks/report.py` shows it."""
+    return re.escape(number(row["measured"]["median"]))
