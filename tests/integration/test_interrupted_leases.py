@@ -105,10 +105,15 @@ def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
     strategy: Any = limiter._strategy
     state = key_state(limiter)
-    strategy._refunds.queue_unspent(state)
-    limiter.flush()
+
+    def holds_nothing() -> bool:
+        strategy._refunds.queue_unspent(state)
+        limiter.flush()
+        return not strategy._leases.fetches and not state.permits_left
+
+    until(holds_nothing, what="the prefetches of these calls have ended")
     state.demand = HighDemand(time.monotonic())
-    with proxy.inject(Delay(only=SCRIPT, replies=0.2)):
+    with proxy.inject(Delay(only=SCRIPT, replies=0.5)):
         thread = threading.Thread(target=lambda: decisions.append(limiter.try_acquire("k")))
         thread.start()
         until(lambda: state.lease_fetch is not None)
