@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-MISSING_EXTRA = "the command line needs its extra: in a checkout, pip install '.[cli]'"
+MISSING_EXTRA = (
+    "the command line needs the extra distwindow[cli]: in a checkout, pip install '.[cli]'"
+)
 
 
 def main() -> None:
