@@ -262,7 +262,7 @@ class Limiter(BaseLimiter):
                 self._strategy.close()  # first: no flush would send what is counted later
                 ends = self._store.clock.monotonic() + self._timeout
                 # Leases that are being fetched arrive first, so that they are given back, too.
-                for fetch in self._strategy.waits_for_lease_fetches():
+                for fetch in self._strategy.lease_fetch_waits():
                     fetch.completion.wait(ends - self._store.clock.monotonic())
                 self._strategy.wake = ignore_wake  # this thread flushes from here on
             THREAD_WORKER.detach(self._flush_job)

@@ -201,7 +201,7 @@ class LocalStrategy(Generic[S]):
         """Set `next_due_at` after a flush."""
         self._schedule.recompute(now, [source.next_due_at for source in self._sources])
 
-    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
         return []
 

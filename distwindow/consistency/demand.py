@@ -18,11 +18,11 @@ _INITIAL_OBSERVED_S = 0.01
 """Seconds without a call that are assumed before the first one, as two calls at once do not mean
 that many more follow.
 """
-_MIN_LEASE = 2
+_MIN_LEASE_PERMITS = 2
 """A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
 """
 _FAR_APART_S = _DECAY_TIME_S / 4
-"""Calls of cost 1 that are farther apart never add up to the demand for `_MIN_LEASE`: with
+"""Calls of cost 1 that are farther apart never add up to the demand for `_MIN_LEASE_PERMITS`: with
 `permits` at 4, needed are 4 * (1 - 1 / sqrt(4)) = 2.
 """
 
@@ -62,7 +62,7 @@ class Demand:
         if self.permits <= 1:
             return 0
         needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.permits)))
-        return needed if needed >= _MIN_LEASE else 0
+        return needed if needed >= _MIN_LEASE_PERMITS else 0
 
 
 def worth_lease(command: Acquire, now: float, seconds: float) -> bool:

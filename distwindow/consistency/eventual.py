@@ -199,12 +199,12 @@ class Eventual(LocalStrategy[EventualKeyState]):
         # since are not in `state.passed` any more, so compute the windows again.
         self._sync.recompute_permits_left(state, now)
         now_ms = state.now_ms(now)
-        longest_ms, binding = -1, state.binding_window
+        longest_retry_ms, binding = -1, state.binding_window
         for window in state.windows:
             retry_ms = window.retry_ms(now_ms, cost, state.passed)
-            if retry_ms > longest_ms:
-                longest_ms, binding = retry_ms, window
-        retry_ms = max(1, longest_ms)
+            if retry_ms > longest_retry_ms:
+                longest_retry_ms, binding = retry_ms, window
+        retry_ms = max(1, longest_retry_ms)
         reset_ms = max(retry_ms, binding.reset_ms(now_ms, state.passed))
         return CachedRefusal(
             binding.limit, max(0, state.permits_left), now + retry_ms / 1000, now + reset_ms / 1000

@@ -80,7 +80,7 @@ class ExactStrategy(LocalStrategy[S]):
                 # Read with the permits: those of the next lease are charged in another bucket.
                 charges = state.charges
             if left >= 0:
-                if left <= state.prefetch_at_or_below:
+                if left <= state.prefetch_threshold:
                     self._on_few_left(state, now)
                 if cost != 1:
                     charges = with_cost(charges, cost)
@@ -148,6 +148,6 @@ class ExactStrategy(LocalStrategy[S]):
         self._refusals.forget(key)
 
     def _on_few_left(self, state: S, now: float) -> None:
-        """Called when a call has left `prefetch_at_or_below` permits or fewer, which only a lease
+        """Called when a call has left `prefetch_threshold` permits or fewer, which only a lease
         sets.
         """

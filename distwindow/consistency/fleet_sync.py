@@ -141,7 +141,7 @@ class FleetSync:
         """Note that `state` was called, if it was."""
         if state.has_unacknowledged():
             now = self._monotonic()
-            state.called_repeatedly = now - state.last_called_at < state.longest_ms / 1000
+            state.called_repeatedly = now - state.last_called_at < state.longest_window_ms / 1000
             state.last_called_at = now
 
     def on_fleet_counts(self, state: EventualKeyState, reply: FleetCounts) -> None:
@@ -164,7 +164,9 @@ class FleetSync:
         counts.
         """
         idle_s = self._monotonic() - state.last_called_at
-        wanted = state.called_repeatedly and idle_s < min(POLL_FOR_S, state.longest_ms / 1000)
+        wanted = state.called_repeatedly and idle_s < min(
+            POLL_FOR_S, state.longest_window_ms / 1000
+        )
         return wanted and self.polls_enabled and self._states.get(state.key) is state
 
     def schedule_poll(self, state: EventualKeyState, now: float) -> bool:

@@ -82,7 +82,7 @@ class InProcess:
 
     def reschedule(self, now: float) -> None: ...
 
-    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         return []
 
     def close(self) -> None: ...

@@ -41,7 +41,7 @@ those of its key, as after a call over several keys.
 """
 
 
-class InFlightBatch(NamedTuple):
+class InFlightCounts(NamedTuple):
     """Counts that have been sent. They are sent again under the same number until a reply comes."""
 
     seq: int
@@ -79,12 +79,12 @@ class KeyState:
         "key",
         "left_in_store",
         "limit",
-        "longest_ms",
+        "longest_window_ms",
         "offset_ms",
         "passed",
         "permits_left",
         "permits_until",
-        "prefetch_at_or_below",
+        "prefetch_threshold",
         "refusal",
         "refused_cost",
         "refused_until",
@@ -106,12 +106,12 @@ class KeyState:
         """What a call of cost 1 is charged."""
         self.count_bucket_ms = math.gcd(*(limit.bucket_ms for limit in limits))
         """Width of the buckets that are counted in here: each lies in one bucket of every limit."""
-        self.longest_ms = max(limit.span * limit.bucket_ms for limit in limits)
+        self.longest_window_ms = max(limit.span * limit.bucket_ms for limit in limits)
         """After this time a count has left the windows of all limits."""
         self.offset_ms = offset_ms
         self.permits_left = 0
         self.permits_until = 0.0
-        self.prefetch_at_or_below = -1
+        self.prefetch_threshold = -1
         """When so many permits are left, more are fetched."""
         self.limit = limits[0]
         """The limit that binds, by the last reply."""
@@ -126,7 +126,7 @@ class KeyState:
         self.bucket_ends_at = 0.0
         self.passed = self.blocked = self.success = self.error = self.rt_sum_ms = self.rt_min_ms = 0
         self.closed_buckets: tuple[Bucket, ...] = ()
-        self.in_flight: InFlightBatch | None = None
+        self.in_flight: InFlightCounts | None = None
         self.dropped = 0
         """Counts that had left the longest window before they were sent, and are still to be added
         to `PendingCounts.dropped`.
@@ -165,7 +165,7 @@ class KeyState:
             return False
         # A bucket before the present one is never opened, unless time has gone back by more than
         # the longest window: then the store's clock was set.
-        if self.bucket_start - start <= self.longest_ms:
+        if self.bucket_start - start <= self.longest_window_ms:
             start = max(start, self.bucket_start)
         ends_at = max(now + 0.0005, (start + self.count_bucket_ms - self.offset_ms) / 1000)
         self._close_counters(counter_lock, start, ends_at)
@@ -220,7 +220,7 @@ class KeyState:
             least = rt_min if success or error else None
             counted = Bucket(before, passed, blocked, success, error, rt_sum, least)
             # While the store can not be reached, drop what has left the window meanwhile.
-            oldest = before - self.longest_ms
+            oldest = before - self.longest_window_ms
             if pending and pending[0].start <= oldest:
                 dropped = number_of_counts([b for b in pending if b.start <= oldest])
             pending = (*[b for b in pending if b.start > oldest], counted)

@@ -62,7 +62,7 @@ class KeyStateCache(Generic[S]):
         with self.state_lock:
             return [*self._states.values(), *self._evicted_unacknowledged.values()]
 
-    def all_including_closed(self) -> list[S]:
+    def all_including_cleared(self) -> list[S]:
         """Return all key states, and those that `clear` has removed."""
         return [*self.all(), *self._states_at_close]
 
@@ -134,7 +134,7 @@ class KeyStateCache(Generic[S]):
         self.get = self._states.get
 
     def clear(self) -> None:
-        """Remove all key states. `all_including_closed` still returns them. May be called again
+        """Remove all key states. `all_including_cleared` still returns them. May be called again
         where a signal handler has raised in it.
         """
         self._states_at_close += self.all()

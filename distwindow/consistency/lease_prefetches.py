@@ -46,7 +46,7 @@ class LeasePrefetches:
 
     def request(self, state: LeasedKeyState, now: float) -> None:
         """Have the worker fetch the next lease of `state`, as few permits are left."""
-        state.prefetch_at_or_below = -1
+        state.prefetch_threshold = -1
         self._queue.append(state)
         self._schedule.flush_by(now)
 

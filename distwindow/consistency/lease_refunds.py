@@ -76,7 +76,7 @@ class LeaseRefunds:
             refund.permits = state.permits_left
             state.left_at_observation -= state.permits_left
             state.permits_left = 0
-            state.prefetch_at_or_below = -1
+            state.prefetch_threshold = -1
         return refund.permits
 
     def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
@@ -121,7 +121,7 @@ class LeaseRefunds:
             if not again and isinstance(reply, StoreError) and reply.charged is False:
                 now = self._monotonic()
                 if now * 1000 + refund.state.offset_ms - refund.charged_ms < (
-                    refund.state.longest_ms
+                    refund.state.longest_window_ms
                 ):
                     self._queue.append(refund)
 

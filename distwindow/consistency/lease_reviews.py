@@ -50,13 +50,13 @@ class LeaseReviews:
         """
         with self._states.state_lock:  # closing a limiter may do this beside the worker
             self._prefetches.collect(now, outgoing, everything=everything)
-            while self._leases.unscheduled_reviews:
-                self._schedule_review(self._leases.unscheduled_reviews.popleft(), now)
+            while self._leases.new_reviews:
+                self._schedule_review(self._leases.new_reviews.popleft(), now)
             while self._heap and (everything or self._heap[0][0] <= now):
                 self._review(heapq.heappop(self._heap)[2], now, outgoing, everything)
             if everything:
                 # All key states: a signal handler may have raised after one had left the heap.
-                for state in self._states.all_including_closed():
+                for state in self._states.all_including_cleared():
                     self._refunds.queue_unspent(state)
             self._refunds.collect(outgoing)
 
@@ -65,7 +65,7 @@ class LeaseReviews:
         at = min(self._refunds.next_due_at(now), self._prefetches.next_due_at(now))
         if self._heap:
             at = min(at, self._heap[0][0])
-        if self._leases.unscheduled_reviews:
+        if self._leases.new_reviews:
             at = min(at, now)
         return at
 
@@ -92,7 +92,7 @@ class LeaseReviews:
             self._refunds.queue_unspent(state)
         nothing_to_do = idle and not state.permits_left
         if everything or bucket_ended or nothing_to_do or not self._states.is_current(state):
-            state.review_scheduled = False
+            state.has_review = False
         else:
             self._schedule_review(state, now)
         if lease_ended and not everything and not idle:

@@ -253,7 +253,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         self._refunds.collect(refunds)
         return refunds
 
-    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         if keys is None:
             fetches = list(self._leases.fetches)
         else:
@@ -271,7 +271,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         # Its buckets have been emptied, so there is nothing to give back.
         with self._key_states.counter_lock:
             state.permits_left = state.left_at_observation = 0
-            state.prefetch_at_or_below = -1
+            state.prefetch_threshold = -1
 
     # -- key states -------------------------------------------------------------------------------
 

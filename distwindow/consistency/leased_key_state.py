@@ -39,12 +39,12 @@ class LeasedKeyState(KeyState):
         "charged_ms",
         "demand",
         "extended_at",
+        "has_review",
         "lease_bucket_ends_ms",
         "lease_fetch",
         "left_at_observation",
         "left_at_review",
         "no_lease_until",
-        "review_scheduled",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +68,7 @@ class LeasedKeyState(KeyState):
         """Permits that were left at the last review."""
         self.lease_fetch: Completion | None = None
         """Completed when the lease arrives that is being fetched; None if none is."""
-        self.review_scheduled = False
+        self.has_review = False
         """It is in the queue or the heap of `LeaseReviews`."""
         self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
 

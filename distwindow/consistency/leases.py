@@ -39,7 +39,7 @@ class Leases:
         """Start empty: the parent spends what it has leased."""
         self.fetches: set[Completion] = set()
         """Completed when the leases arrive that calls and the worker are fetching."""
-        self.unscheduled_reviews: deque[LeasedKeyState] = deque()
+        self.new_reviews: deque[LeasedKeyState] = deque()
         """Leases that are new to `LeaseReviews`."""
 
     def observe_demand(self, state: LeasedKeyState, now: float, cost: int = 0) -> None:
@@ -92,12 +92,12 @@ class Leases:
                 state.charges = charges
                 state.permits_left += permits
                 state.left_at_observation += permits
-                state.prefetch_at_or_below = prefetch_at
+                state.prefetch_threshold = prefetch_at
                 if sent_at >= state.extended_at:  # see `LeasedKeyState.extend_lease`
                     state.permits_until, state.extended_at = until, sent_at
-            if not state.review_scheduled:
-                state.review_scheduled = True
-                self.unscheduled_reviews.append(state)
+            if not state.has_review:
+                state.has_review = True
+                self.new_reviews.append(state)
             self._schedule.flush_by(min(until + REVIEW_DELAY_S, now + self._schedule.interval_s))
 
     def on_outcome_unknown(self, state: LeasedKeyState) -> None:

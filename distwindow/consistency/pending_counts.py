@@ -38,7 +38,7 @@ from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
 from .flush_schedule import FlushSchedule
-from .key_state import NEVER, InFlightBatch, KeyState, merge_buckets, number_of_counts
+from .key_state import NEVER, InFlightCounts, KeyState, merge_buckets, number_of_counts
 from .key_state_cache import KeyStateCache
 
 S = TypeVar("S", bound=KeyState)
@@ -140,7 +140,7 @@ class PendingCounts(Generic[S]):
                 if everything:
                     # Some have counts and are not in the queue: a signal handler has raised just
                     # before they were put there, or after the reply to their flush.
-                    for state in self._states.all_including_closed():
+                    for state in self._states.all_including_cleared():
                         if state.has_unacknowledged():
                             self._collect_one(state, done, outgoing)
             except BaseException:  # raised by a signal handler: nothing in `outgoing` will be sent
@@ -167,7 +167,7 @@ class PendingCounts(Generic[S]):
                 if not buckets and not self._wants_poll(state):
                     self._states.on_all_acknowledged(state)
                     return None
-                batch = InFlightBatch(next(self._seq), buckets, self._monotonic())
+                batch = InFlightCounts(next(self._seq), buckets, self._monotonic())
                 # One step without a call, so that no signal handler runs in between.
                 state.in_flight, state.closed_buckets = batch, ()
         sender = self._sender
@@ -195,7 +195,7 @@ class PendingCounts(Generic[S]):
     def unacknowledged(self) -> int:
         """Return how many counts the store has not been sent, or has not acknowledged."""
         total = 0
-        for state in {id(state): state for state in self._states.all_including_closed()}.values():
+        for state in {id(state): state for state in self._states.all_including_cleared()}.values():
             total += state.passed + state.blocked + state.success + state.error
             sent = () if state.in_flight is None else state.in_flight.buckets
             total += number_of_counts(state.closed_buckets) + number_of_counts(sent)
@@ -210,7 +210,7 @@ class PendingCounts(Generic[S]):
                 outgoing.append(pending)
 
     def _on_flush_reply(
-        self, state: S, batch: InFlightBatch, reply: FleetCounts | Exception, sent_at: float
+        self, state: S, batch: InFlightCounts, reply: FleetCounts | Exception, sent_at: float
     ) -> None:
         now = self._monotonic()
         with self._states.state_lock:
@@ -240,7 +240,7 @@ class PendingCounts(Generic[S]):
     def _wants_poll(self, state: S) -> bool:
         return self.flush_hooks is not None and self.flush_hooks.wants_poll(state)
 
-    def _worth_resending(self, state: S, batch: InFlightBatch, now: float) -> bool:
+    def _worth_resending(self, state: S, batch: InFlightCounts, now: float) -> bool:
         """True if any count of `batch` is still in a window, and there is room to keep it."""
         too_many = (
             self._states.count_evicted_unacknowledged() > self._states.max_keys
@@ -249,4 +249,4 @@ class PendingCounts(Generic[S]):
         if too_many or not batch.buckets:
             return False
         newest = max(counted.start for counted in batch.buckets)
-        return now * 1000 + state.offset_ms - newest < state.longest_ms
+        return now * 1000 + state.offset_ms - newest < state.longest_window_ms

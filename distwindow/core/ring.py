@@ -81,7 +81,7 @@ class Ring:
         twin.refusal = None
         return twin
 
-    def become(self, twin: Ring) -> None:
+    def replace_with(self, twin: Ring) -> None:
         """Take over the content of `twin`. No call, so no signal handler can raise in between."""
         self.newest_number, self.start = twin.newest_number, twin.start
         self.used, self.closed_total, self.limit = twin.used, twin.closed_total, twin.limit

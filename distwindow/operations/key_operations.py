@@ -73,7 +73,7 @@ def before_multi_key(
     them, and give back what it has leased.
     """
     keys = [charge.key for charge in charges]
-    yield from strategy.waits_for_lease_fetches(keys)
+    yield from strategy.lease_fetch_waits(keys)
     yield from send_all(strategy.before_multi_key(keys), clock.monotonic)
 
 

@@ -94,7 +94,7 @@ class Strategy(Protocol):
 
     # -- ends --
 
-    def waits_for_lease_fetches(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
 
     def close(self) -> None:

@@ -96,15 +96,7 @@ class Acquire(Command[AcquireReply]):
         return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return replace(
-            self,
-            now_ms=now_ms,
-            frame_parts=None,
-            unleased_demand=0.0,
-            _split_frame=None,
-            _combined=None,
-            ring_link=None,
-        )
+        return self._changed(now_ms=now_ms)
 
     def combined(self, calls: int) -> Acquire:
         """Return the one command that stands for `calls` commands like this one."""
@@ -115,18 +107,22 @@ class Acquire(Command[AcquireReply]):
             known = self._combined = {}
         shared = known.get(calls)
         if shared is None:
-            shared = replace(
-                self,
-                calls=calls,
-                frame_parts=None,
-                unleased_demand=0.0,
-                _split_frame=None,
-                _combined=None,
-                ring_link=None,
-            )
+            shared = self._changed(calls=calls)
             if calls <= _MAX_CACHED_COMBINED:
                 known[calls] = shared
         return shared
+
+    def _changed(self, **changes: int) -> Acquire:
+        """Return a copy with these changes, and without anything that is cached."""
+        return replace(
+            self,
+            frame_parts=None,
+            unleased_demand=0.0,
+            ring_link=None,
+            _split_frame=None,
+            _combined=None,
+            **changes,  # type: ignore[arg-type]  # they are fields of type int
+        )
 
     def _split_around_guard(self) -> tuple[bytes, bytes]:
         parts = self.frame_parts

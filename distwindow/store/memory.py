@@ -270,7 +270,7 @@ class MemoryStore:
         if present is None:
             self._rings[name] = ring
         else:
-            present.become(ring)
+            present.replace_with(ring)
 
     def _remove(self, name: bytes) -> bool:
         """Remove the ring of this name. Return True if there was one."""

@@ -12,7 +12,7 @@ def acquire_reply(
 ) -> AcquireReply:
     """The reply to `calls` equal calls, of which the first ones were admitted and counted."""
     if admitted == calls:
-        index, left, reset = _most_restrictive(charges, rings, now)
+        index, left, reset = _binding_ring(charges, rings, now)
         return AcquireReply(calls, index, left, reset, 0, now)
     index, latest = 0, -1
     for i, (charge, ring) in enumerate(zip(charges, rings, strict=True)):
@@ -22,7 +22,7 @@ def acquire_reply(
             if room_at > latest:
                 index, latest = i, room_at
     ring = rings[index]
-    admitted_by = _most_restrictive(charges, rings, now) if admitted else None
+    admitted_by = _binding_ring(charges, rings, now) if admitted else None
     left = charges[index].limit.amount - ring.used
     return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, admitted_by)
 
@@ -35,9 +35,7 @@ def bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
     return tuple(ring.start for ring in rings) if ahead else None
 
 
-def _most_restrictive(
-    charges: tuple[Charge, ...], rings: list[Ring], now: int
-) -> tuple[int, int, int]:
+def _binding_ring(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> tuple[int, int, int]:
     """Index, permits left and `reset_ms` of the ring that has the fewest permits left."""
     left = [charge.limit.amount - ring.used for charge, ring in zip(charges, rings, strict=True)]
     index = left.index(min(left))

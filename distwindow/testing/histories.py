@@ -44,14 +44,14 @@ LIMITS = (
     # The largest amount: sums must stay exact, and be written in plain digits.
     Limit(10**12, per=14_400, buckets=4),
 )
-LARGEST = len(LIMITS) - 1
+LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
 COMMAND_NAMES = (
     *["acquire"] * 5, *["lease"] * 2, *["flush"] * 3, "peek", "refund", "read", "reset",
 )  # fmt: skip
 """The commands of a history. The more often one is named here, the more often it is drawn."""
 
-_JUMPS_MIN = (0, 1, 2, 3, 5, 12, 13, 14, 15, -1, -2, -5, -13, -14, -15, -400, 400)
+_JUMPS_MINUTES = (0, 1, 2, 3, 5, 12, 13, 14, 15, -1, -2, -5, -13, -14, -15, -400, 400)
 """Minutes between two commands, such that windows just end, and clocks are set back."""
 _AMOUNT_CHANGES = (0, 0, 0, 0, -2, -1, 1, 4)
 
@@ -85,7 +85,7 @@ def _random_step(random: Random) -> HistoryStep:
     elapsed = random.choice(
         (
             random.randint(0, 3),
-            random.choice(_JUMPS_MIN) * MINUTE_MS + random.choice((-1, 0, 0, 1)),
+            random.choice(_JUMPS_MINUTES) * MINUTE_MS + random.choice((-1, 0, 0, 1)),
             random.randint(-20 * MINUTE_MS, 20 * MINUTE_MS),
             0,
         )
@@ -122,7 +122,7 @@ def charges_for(key: AnyKey, limits: Sequence[Limit], cost: int) -> tuple[Charge
 
 
 def _charges_of_step(step: HistoryStep, key: AnyKey) -> tuple[Charge, ...]:
-    cost = step.cost * 10**11 if list(step.limits) == [LARGEST] else step.cost
+    cost = step.cost * 10**11 if list(step.limits) == [LARGEST_LIMIT_INDEX] else step.cost
     limits = [
         Limit(min(10**12, limit.amount + step.amount_change), limit.per, limit.buckets, limit.bound)
         for limit in (LIMITS[i] for i in step.limits)

@@ -28,7 +28,7 @@ class ExitHooks:
         self._atexit_registered = False
         self._hooked: set[str] = set()
         """Modules that call the flush in this process."""
-        self._rehooked: set[str] = set()
+        self._registered_after_fork: set[str] = set()
         """Modules that call `_install_again` when a child begins. Children inherit this."""
 
     def after_fork(self) -> None:
@@ -50,8 +50,8 @@ class ExitHooks:
                 util = sys.modules[name]
                 util.Finalize(None, self._flush_at_exit, exitpriority=100)
                 self._hooked.add(name)
-                if name not in self._rehooked:
-                    self._rehooked.add(name)
+                if name not in self._registered_after_fork:
+                    self._registered_after_fork.add(name)
                     util.register_after_fork(self, ExitHooks._install_again)
         name = "celery.signals"
         if name in sys.modules and name not in self._hooked:

@@ -104,12 +104,12 @@ class FlushJob:
             self.gave_up_at_exit = self.loss_reported = False
             if failed_before:
                 LOG.warning(
-                    "the counts of %s can be flushed again%s", self.name, self._newly_dropped()
+                    "the counts of %s can be flushed again%s", self.name, self._dropped_text()
                 )
         elif not failed_before:
             LOG.warning(
                 "flushing the counts of %s failed: %s; %s%s",
-                self.name, failure, self._kept(), self._newly_dropped(),
+                self.name, failure, self._kept_text(), self._dropped_text(),
             )  # fmt: skip
 
     def record_unexpected_error(self, exc: Exception) -> None:
@@ -121,7 +121,7 @@ class FlushJob:
         if type(before) is not type(exc):
             LOG.error(
                 "flushing the counts of %s failed with an unexpected error; %s%s",
-                self.name, self._kept(), self._newly_dropped(), exc_info=exc,
+                self.name, self._kept_text(), self._dropped_text(), exc_info=exc,
             )  # fmt: skip
 
     def record_close(self, failure: DistwindowError | None) -> None:
@@ -139,7 +139,7 @@ class FlushJob:
         if counts:
             LOG.warning(
                 "%d counts of %s were lost: %s they could be sent (%s)%s",
-                counts, self.name, when, why, self._newly_dropped(),
+                counts, self.name, when, why, self._dropped_text(),
             )  # fmt: skip
         if permits:
             LOG.warning(
@@ -148,12 +148,12 @@ class FlushJob:
                 permits, self.name, when, why,
             )  # fmt: skip
 
-    def _kept(self) -> str:
+    def _kept_text(self) -> str:
         counts, permits = self.strategy.unacknowledged_counts(), self.strategy.unreturned_permits()
         leased = f" and {permits} leased permits" if permits else ""
         return f"{counts} counts{leased} are kept here, and the next flush tries again"
 
-    def _newly_dropped(self) -> str:
+    def _dropped_text(self) -> str:
         """Return the end of a log line: the counts that were dropped since the last log line."""
         number = self.strategy.dropped - self.dropped_logged
         self.dropped_logged = self.strategy.dropped

@@ -50,12 +50,12 @@ def _hook(uwsgi: Any) -> None:
         # first, and the hook is added to its list.
         chain = import_module("uwsgidecorators").postfork_chain
     except Exception:  # it is not installed, or (a plain `Exception`) there is no master process
-        uwsgi.post_fork_hook = _chain(getattr(uwsgi, "post_fork_hook", None))
+        uwsgi.post_fork_hook = _make_fork_hook(getattr(uwsgi, "post_fork_hook", None))
     else:
-        chain.insert(0, _chain(None))
+        chain.insert(0, _make_fork_hook(None))
 
 
-def _chain(before: Callable[[], Any] | None) -> Callable[[], None]:
+def _make_fork_hook(before: Callable[[], Any] | None) -> Callable[[], None]:
     pid = os.getpid()
 
     def hook() -> None:

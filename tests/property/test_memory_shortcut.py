@@ -19,7 +19,7 @@ from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,
-    LARGEST,
+    LARGEST_LIMIT_INDEX,
     MINUTE_MS,
     START_MS,
     HistoryStep,
@@ -166,7 +166,7 @@ def test_what_is_admitted_after_a_reset_counts_in_the_present_ring(number: int) 
 def test_most_decisions_need_no_reply() -> None:
     clock = ManualClock(START_MS)
     attempts = Attempts(clock)
-    step = HistoryStep("acquire", 0, [LARGEST], 3, 1, 0, False, 0)
+    step = HistoryStep("acquire", 0, [LARGEST_LIMIT_INDEX], 3, 1, 0, False, 0)
     command = replace(next(commands_of([step], "k")), now_ms=None)
     decisions = [attempts(command) for _ in range(50)]
     assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 47

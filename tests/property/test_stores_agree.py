@@ -19,7 +19,7 @@ from distwindow.protocol.replies import split_reply
 from distwindow.store.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,
-    LARGEST,
+    LARGEST_LIMIT_INDEX,
     LIMITS,
     MINUTE_MS,
     START_MS,
@@ -31,7 +31,7 @@ from tests.unit.clock_and_stores import Execute, awaiting, blocking, fresh_key
 
 W = MINUTE_MS
 
-rings = st.lists(st.integers(0, LARGEST), min_size=1, max_size=3, unique=True)
+rings = st.lists(st.integers(0, LARGEST_LIMIT_INDEX), min_size=1, max_size=3, unique=True)
 elapsed = st.one_of(
     st.integers(0, 3),
     st.sampled_from([0, 1, W - 1, W, W + 1, 2 * W, 3 * W, 5 * W, 12 * W, 13 * W, 14 * W, 15 * W]),

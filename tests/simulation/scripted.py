@@ -310,7 +310,7 @@ def forked(process: Process, store: SimulatedStore) -> Process:
         memo.update((id(fetch), Completion()) for fetch in strategy._leases.fetches)
         known += [
             *strategy._prefetches._queue,
-            *strategy._leases.unscheduled_reviews,
+            *strategy._leases.new_reviews,
             *(review[2] for review in strategy._reviews._heap),
         ]
         memo[id(strategy._reviews._heap_order)] = itertools.count(1_000_000)

@@ -85,9 +85,9 @@ def test_the_result_is_noted_on_the_node() -> None:
     node = node_of(clock)
     node.on_connect_failed("refused", slow=True)
     assert node.unavailable_reason() == "refused"
-    assert node.clock.server_time_ms(clock.monotonic()) == NO_DEADLINE_MS
+    assert node.clock.to_server_ms(clock.monotonic()) == NO_DEADLINE_MS
     _, result = run_handshake(node, clock)
     clock.move(1000)
     result.apply(node)
     assert node.unavailable_reason() is None
-    assert node.clock.server_time_ms(result.at) == 1_700_000_000_250
+    assert node.clock.to_server_ms(result.at) == 1_700_000_000_250

@@ -64,7 +64,7 @@ class Request:
     def frame(self) -> bytes:
         """The bytes to send, with a new guard."""
         clock = self.node.clock
-        self.guard = clock.new_guard(clock.server_time_ms(self._deadline))
+        self.guard = clock.new_guard(clock.to_server_ms(self._deadline))
         frame = self._command.eval_frame if self._send_script else self._command.frame
         return ASKING + frame(self.guard) if self.asking else frame(self.guard)
 

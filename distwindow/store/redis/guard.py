@@ -43,7 +43,7 @@ class ServerClock:
             self._offset_ms = now_ms - at * 1000
         return at
 
-    def server_time_ms(self, deadline: float) -> int:
+    def to_server_ms(self, deadline: float) -> int:
         """`deadline` (monotonic seconds) as ms on the server's clock. `NO_DEADLINE_MS` until the
         first reply.
         """

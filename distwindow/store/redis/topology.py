@@ -160,7 +160,7 @@ class ClusterTopology:
         self._nodes: dict[tuple[str, int], Node] = {}
         self._moved: dict[int, Node] = {}
         """By slot, the nodes that MOVED has named since the map was read."""
-        self._refreshed = settings.clock.monotonic()
+        self._refreshed_at = settings.clock.monotonic()
         self._stale = False
 
     def node_of(self, command: Command[Any]) -> Node:
@@ -194,9 +194,9 @@ class ClusterTopology:
         `_MIN_REFRESH_S`. Only the first caller gets True.
         """
         now = self._settings.clock.monotonic()
-        if not self._stale or now - self._refreshed < _MIN_REFRESH_S:
+        if not self._stale or now - self._refreshed_at < _MIN_REFRESH_S:
             return False
-        self._refreshed = now
+        self._refreshed_at = now
         return True
 
     def on_refreshed(self) -> None:

@@ -46,7 +46,7 @@ from ..topology import CallSettings, Node
 _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
 
-_CONNECT_ROUND_TRIPS = 6
+_CONNECT_TIMEOUTS = 6
 """Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
 
 _TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
@@ -236,7 +236,7 @@ class PipelinedConnection(asyncio.Protocol):
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
-            result = await asyncio.wait_for(self._connect(), _CONNECT_ROUND_TRIPS * timeout)
+            result = await asyncio.wait_for(self._connect(), _CONNECT_TIMEOUTS * timeout)
         except asyncio.CancelledError:
             self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to

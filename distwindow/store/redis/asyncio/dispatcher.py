@@ -246,7 +246,7 @@ class LoopDispatcher:
         self._in_flight.add(tick)
         topology = self.topology
         only = self._only_connection(topology)
-        until_ms = 0 if only is None else only.node.clock.server_time_ms(tick.deadline)
+        until_ms = 0 if only is None else only.node.clock.to_server_ms(tick.deadline)
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True

@@ -136,7 +136,7 @@ class RedisStore:
         if connection is None or not connection.validate(began):
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
-        guard = clock.new_guard(clock.server_time_ms(deadline))
+        guard = clock.new_guard(clock.to_server_ms(deadline))
         raw = connection.round_trip(command.frame(guard), deadline)
         share = short_reply(raw, guard)
         if share is not None:

@@ -1,6 +1,6 @@
 """How an open connection sends a frame and receives the replies, by the kind of connection.
 
-    TcpTransport     a socket (TCP or unix), and a hiredis reader for the replies
+    PollTransport     a socket (TCP or unix), and a hiredis reader for the replies
     SelectTransport  the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
     TlsTransport     TLS, whose socket needs a timeout of its own
     ClientTransport  redis-py's own methods, for connection classes without a socket (fakeredis)
@@ -81,7 +81,7 @@ def make_transport(opened: Any, clock: Clock) -> Transport:
         return TlsTransport(opened, clock)
     # Checked for each connection, because eventlet removes `select.poll` when it patches.
     if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
-        return TcpTransport(opened, clock)
+        return PollTransport(opened, clock)
     return SelectTransport(opened, clock)
 
 
@@ -119,7 +119,7 @@ def _close(sock: socket.socket, opened_by: int) -> None:
     sock.close()
 
 
-class TcpTransport:
+class PollTransport:
     """A blocking socket, and a poll with the time that is left. A socket timeout would cost one
     more system call.
     """
@@ -184,7 +184,7 @@ class TcpTransport:
         self._socket.settimeout(self._socket_timeout_s)
 
 
-class SelectTransport(TcpTransport):
+class SelectTransport(PollTransport):
     """A non-blocking socket, for platforms without a flag that makes a single call non-blocking."""
 
     _flags = 0
