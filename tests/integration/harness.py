@@ -176,6 +176,17 @@ class Harness(Protocol):
     def close(self) -> None: ...
 
 
+def connections_named(server: Any, name: str) -> list[str]:
+    """Return the ids of the connections with a name."""
+    return [client["id"] for client in server.client_list() if client["name"] == name]
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
 def timed(key: str, work: Callable[[], Decision]) -> Call:
     """Make one call and keep whatever came of it."""
     began = time.perf_counter()
