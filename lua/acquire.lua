@@ -12,8 +12,10 @@
 --- opens. Where a ring's newest bucket begins after now_ms (the clock was set back), the reply names
 --- the bucket in which each ring has counted.
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
--- The positions of the arguments that follow those of the rings.
-local CALLS, NOW, WRITE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4
+-- The positions of the arguments that follow those of the rings. (One ring, the usual case, is spared
+-- the arithmetic.)
+local CALLS, NOW, WRITE_LIMIT = 6, 7, 8
+if KEYS[2] then CALLS, NOW, WRITE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4 end
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include acquire/hot.lua

@@ -11,12 +11,15 @@ local key, head, start, age, permits, cost, limit, bucket_ms, shape, may_admit, 
 if not KEYS[2] then
   local calls = ARGV[CALLS]
   permits, limit, bucket_ms, shape = ARGV[2], ARGV[3] - 0, ARGV[4] - 0, ARGV[5]
-  head, cost = call('HGET', key, 'head'), permits / (calls or 1)
+  head, cost = call('HGET', key, 'head'), permits - 0
+  if calls then cost = cost / calls end
   may_admit = now - guard <= 0 and cost >= 1 and (not calls or cost % 1 == 0)
   if head and may_admit and not ARGV[WRITE_LIMIT] and bucket_ms <= 1e13 then
     if #head < 17 then
       start, age = head, now - head
-      if age >= 0 and age < bucket_ms and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
+      -- ('10' is the default, and comparing with it is cheaper than the pattern.)
+      if age >= 0 and age < bucket_ms
+        and (shape == '10' or string.find(shape, '^[1-9]%d?%d?%+?1?$')) then
         -- Incrementing and taking back costs one command less than reading before incrementing.
         left = limit - call('HINCRBY', key, 'used', permits)
         if left >= 0 and left <= 1e13 then return {guard, left, now} end
