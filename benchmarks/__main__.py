@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
 from pathlib import Path
 
 from benchmarks import report, server
-from benchmarks.measure import error_text, log
+from benchmarks.measure import log
 from benchmarks.report import Section
-
-SECTIONS = {
-    "server": "server_cost",
-    "senders": "sender_cost",
-    "memory": "footprint",
-    "latency": "latency",
-    "threads": "threads",
-    "connections": "connections",
-    "asyncio": "asyncio_tasks",
-    "cold": "cold_keys",
-    "inprocess": "inprocess",
-    "consistency": "consistency",
-    "simulation": "fleet_simulation",
-}
+from benchmarks.sections import SECTIONS, run_alone
 
 
 def _arguments() -> argparse.Namespace:
@@ -44,31 +26,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run_alone(name: str, quick: bool) -> Section:
-    """Run a section in a process of its own.
-
-    What the sections before it leave in a process would be measured with it: where the objects of
-    memory:// lay scattered among three million others, calls on 10,000 keys took a fifth longer.
-    """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as process:
-        return process.submit(_run, name, quick).result()
-
-
-def _run(name: str, quick: bool) -> Section:
-    log(f"{name}: started")
-    # Peers log a warning with every refused call, which would be timed, too.
-    logging.disable(logging.CRITICAL)
-    try:
-        run: Callable[[bool], Section] = import_module(f"benchmarks.{SECTIONS[name]}").run
-        return run(quick)
-    except Exception as error:
-        log(f"{name}: failed: {error_text(error)}")
-        section = Section(name, name)
-        section.add_failures({"the whole section": error_text(error)})
-        return section
-
-
 def main() -> int:
     options = _arguments()
     names = [name for name in SECTIONS if not options.only or name in options.only]
@@ -80,7 +37,7 @@ def main() -> int:
     print(f"{command}\n" + "\n".join(f"  {name}: {value}" for name, value in environment.items()))
     sections: list[Section] = []
     for name in names:
-        sections.append(_run_alone(name, options.quick))
+        sections.append(run_alone(name, options.quick))
         print(report.text(sections[-1]), flush=True)
     print("\n" + "\n".join(report.summary(sections)))
     if options.markdown:

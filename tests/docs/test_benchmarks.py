@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import SECTIONS
 from benchmarks.report import number
+from benchmarks.sections import SECTIONS
 
 from .pages import ROOT
 
