@@ -21,6 +21,10 @@ that many more follow.
 _MIN_LEASE_PERMITS = 2
 """A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
 """
+_MIN_PERMITS = 2
+"""Permits asked for lately, faded, below which no key gets its first lease. Most keys may be called
+two or three times only, and `permits_needed` takes a tenth of the processor time of such a call.
+"""
 _FAR_APART_S = _DECAY_TIME_S / 4
 """Calls of cost 1 that are farther apart never add up to the demand for `_MIN_LEASE_PERMITS`: with
 `permits` at 4, needed are 4 * (1 - 1 / sqrt(4)) = 2.
@@ -75,8 +79,8 @@ def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
     that is lost delays a lease by one call.)
     """
     demand = command.unleased_demand
+    cost = command.charges[0].cost
     if demand.__class__ is not Demand:
-        cost = command.charges[0].cost
         if cost == 1 and now - demand > _FAR_APART_S:
             command.unleased_demand = now
             return False
@@ -85,9 +89,9 @@ def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
         if called_at:
             demand.observe(called_at, cost)
         command.unleased_demand = demand
-    if demand.permits_needed(now, seconds):
+    if demand.permits >= _MIN_PERMITS and demand.permits_needed(now, seconds):
         return True
-    demand.observe(now, command.charges[0].cost)
+    demand.observe(now, cost)
     return False
 
 
