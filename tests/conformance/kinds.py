@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping
 from .replay import Args, Driver
 from .replay_fixed_window import FixedWindowReplay
 from .replay_leaparray import LeapArrayReplay
+from .replay_occupiable_array import OccupiableArrayReplay
 from .replay_rolling_window import RollingWindowReplay
 from .replay_sentinel_go import SentinelGoReplay
+from .replay_statistic_node import StatisticNodeReplay
 
 BUILT: Mapping[str, Callable[[Args], Driver]] = {
     "leaparray": LeapArrayReplay,
+    "occupiable_array": OccupiableArrayReplay,
+    "try_occupy_next": StatisticNodeReplay,
+    "statistic_node": StatisticNodeReplay,
     "sentinel_go_array": SentinelGoReplay,
     "rolling_window": RollingWindowReplay,
     "article_fixed_window": FixedWindowReplay,
@@ -19,9 +24,6 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
 
 # These are skipped, not passed, and the summary at the end of a run names them.
 NOT_BUILT = (
-    "occupiable_array",
-    "try_occupy_next",
-    "statistic_node",
     "flow_default",
     "flow_throttling",
     "flow_rate_limiter_legacy",
