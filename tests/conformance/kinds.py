@@ -6,6 +6,13 @@ from collections.abc import Callable, Mapping
 
 from .replay import Args, Driver
 from .replay_fixed_window import FixedWindowReplay
+from .replay_flow_controllers import (
+    DefaultControllerReplay,
+    RateLimiterReplay,
+    ThrottlingReplay,
+    WarmUpRateLimiterReplay,
+    WarmUpReplay,
+)
 from .replay_leaparray import LeapArrayReplay
 from .replay_occupiable_array import OccupiableArrayReplay
 from .replay_rolling_window import RollingWindowReplay
@@ -17,6 +24,11 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
     "occupiable_array": OccupiableArrayReplay,
     "try_occupy_next": StatisticNodeReplay,
     "statistic_node": StatisticNodeReplay,
+    "flow_default": DefaultControllerReplay,
+    "flow_throttling": ThrottlingReplay,
+    "flow_rate_limiter_legacy": RateLimiterReplay,
+    "flow_warm_up": WarmUpReplay,
+    "flow_warm_up_rate_limiter": WarmUpRateLimiterReplay,
     "sentinel_go_array": SentinelGoReplay,
     "rolling_window": RollingWindowReplay,
     "article_fixed_window": FixedWindowReplay,
@@ -24,11 +36,6 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
 
 # These are skipped, not passed, and the summary at the end of a run names them.
 NOT_BUILT = (
-    "flow_default",
-    "flow_throttling",
-    "flow_rate_limiter_legacy",
-    "flow_warm_up",
-    "flow_warm_up_rate_limiter",
     "circuit_breaker",
     "slot_chain",
     "google_breaker",
