@@ -1,5 +1,31 @@
-"""Sentinel's local structures, exact to Sentinel 1.8.9: in one process, without a store.
+"""Sentinel's structures in one process, exact to the recordings of Sentinel 1.8.9; no store.
 
 Times are arguments, in ms. Nothing in this package is locked: code that shares an object between
 threads has to lock it.
 """
+
+from .circuit_breakers import (
+    CircuitBreakerBase,
+    ExceptionCircuitBreaker,
+    ResponseTimeCircuitBreaker,
+)
+from .default_controller import DefaultController
+from .statistic_node import NodeConfig, StatisticNode
+from .throttling import RateLimiterController, ThrottlingController
+from .traffic_shaping import PassResult, TrafficShapingController
+from .warm_up import WarmUpController, WarmUpRateLimiterController
+
+__all__ = [
+    "CircuitBreakerBase",
+    "DefaultController",
+    "ExceptionCircuitBreaker",
+    "NodeConfig",
+    "PassResult",
+    "RateLimiterController",
+    "ResponseTimeCircuitBreaker",
+    "StatisticNode",
+    "ThrottlingController",
+    "TrafficShapingController",
+    "WarmUpController",
+    "WarmUpRateLimiterController",
+]

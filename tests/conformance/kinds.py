@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .replay import Args, Driver
+from .replay_circuit_breaker import CircuitBreakerReplay
 from .replay_fixed_window import FixedWindowReplay
 from .replay_flow_controllers import (
     DefaultControllerReplay,
@@ -13,6 +14,7 @@ from .replay_flow_controllers import (
     WarmUpRateLimiterReplay,
     WarmUpReplay,
 )
+from .replay_google_breaker import ArticleGoogleBreakerReplay, GoogleBreakerReplay
 from .replay_leaparray import LeapArrayReplay
 from .replay_occupiable_array import OccupiableArrayReplay
 from .replay_rolling_window import RollingWindowReplay
@@ -32,12 +34,10 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
     "sentinel_go_array": SentinelGoReplay,
     "rolling_window": RollingWindowReplay,
     "article_fixed_window": FixedWindowReplay,
+    "circuit_breaker": CircuitBreakerReplay,
+    "google_breaker": GoogleBreakerReplay,
+    "google_breaker_article": ArticleGoogleBreakerReplay,
 }
 
 # These are skipped, not passed, and the summary at the end of a run names them.
-NOT_BUILT = (
-    "circuit_breaker",
-    "slot_chain",
-    "google_breaker",
-    "google_breaker_article",
-)
+NOT_BUILT = ("slot_chain",)

@@ -37,6 +37,9 @@ SAMPLES = {
     ),
     "rolling_window": ("go_zero/rollingwindow_n03_b0050.json",),
     "article_fixed_window": ("article/article_fixed_window_a.json",),
+    "circuit_breaker": ("breaker/error_count_0.json", "breaker/rt_ratio_0.5.json"),
+    "google_breaker": ("go_zero/googlebreaker_sparse.json",),
+    "google_breaker_article": ("go_zero/googlebreaker_article_sparse.json",),
 }
 
 
