@@ -10,19 +10,25 @@ from .circuit_breakers import (
     ResponseTimeCircuitBreaker,
 )
 from .default_controller import DefaultController
+from .rules import DegradeRule, FlowRule
+from .slot_chain import ChainEntry, SlotChain
 from .statistic_node import NodeConfig, StatisticNode
 from .throttling import RateLimiterController, ThrottlingController
 from .traffic_shaping import PassResult, TrafficShapingController
 from .warm_up import WarmUpController, WarmUpRateLimiterController
 
 __all__ = [
+    "ChainEntry",
     "CircuitBreakerBase",
     "DefaultController",
+    "DegradeRule",
     "ExceptionCircuitBreaker",
+    "FlowRule",
     "NodeConfig",
     "PassResult",
     "RateLimiterController",
     "ResponseTimeCircuitBreaker",
+    "SlotChain",
     "StatisticNode",
     "ThrottlingController",
     "TrafficShapingController",

@@ -19,6 +19,7 @@ from .replay_leaparray import LeapArrayReplay
 from .replay_occupiable_array import OccupiableArrayReplay
 from .replay_rolling_window import RollingWindowReplay
 from .replay_sentinel_go import SentinelGoReplay
+from .replay_slot_chain import SlotChainReplay
 from .replay_statistic_node import StatisticNodeReplay
 
 BUILT: Mapping[str, Callable[[Args], Driver]] = {
@@ -31,6 +32,7 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
     "flow_rate_limiter_legacy": RateLimiterReplay,
     "flow_warm_up": WarmUpReplay,
     "flow_warm_up_rate_limiter": WarmUpRateLimiterReplay,
+    "slot_chain": SlotChainReplay,
     "sentinel_go_array": SentinelGoReplay,
     "rolling_window": RollingWindowReplay,
     "article_fixed_window": FixedWindowReplay,
