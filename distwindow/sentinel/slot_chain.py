@@ -149,11 +149,11 @@ class ChainEntry:
     __slots__ = (
         "_check",
         "_degrade",
-        "_due",
         "blocked_by",
         "call",
         "created",
         "nodes",
+        "resume_at",
         "state",
         "wait_ms",
     )
@@ -170,7 +170,8 @@ class ChainEntry:
         self.blocked_by: Rule | None = None
         self._degrade = degrade
         self._check = check
-        self._due = now
+        self.resume_at = now
+        """When the wait is over, in ms."""
         self._advance(now, partial(next, check))
 
     def __bool__(self) -> bool:
@@ -183,8 +184,10 @@ class ChainEntry:
         """
         check_int("now", now, 0)
         self._expect("waiting", "resume")
-        if now < self._due:
-            raise ConfigurationError(f"{self._name()} waits until {self._due} ms, it is {now} ms")
+        if now < self.resume_at:
+            raise ConfigurationError(
+                f"{self._name()} waits until {self.resume_at} ms, it is {now} ms"
+            )
         self._advance(now, partial(self._check.send, now))
         return self
 
@@ -212,7 +215,7 @@ class ChainEntry:
         """Run the check until it waits or ends, and count how it ended."""
         try:
             self.wait_ms = step()
-            self._due = now + self.wait_ms
+            self.resume_at = now + self.wait_ms
         except StopIteration as end:
             self.blocked_by, borrowed = end.value
             self.state = "passed" if self.blocked_by is None else "blocked"

@@ -1,4 +1,4 @@
-"""The kinds of golden traces: those of structures that distwindow has, and the others."""
+"""The kinds of golden traces, each with the driver that replays it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .replay_sentinel_go import SentinelGoReplay
 from .replay_slot_chain import SlotChainReplay
 from .replay_statistic_node import StatisticNodeReplay
 
-BUILT: Mapping[str, Callable[[Args], Driver]] = {
+DRIVERS: Mapping[str, Callable[[Args], Driver]] = {
     "leaparray": LeapArrayReplay,
     "occupiable_array": OccupiableArrayReplay,
     "try_occupy_next": StatisticNodeReplay,
@@ -40,6 +40,3 @@ BUILT: Mapping[str, Callable[[Args], Driver]] = {
     "google_breaker": GoogleBreakerReplay,
     "google_breaker_article": ArticleGoogleBreakerReplay,
 }
-
-# These are skipped, not passed, and the summary at the end of a run names them.
-NOT_BUILT = ("slot_chain",)
