@@ -10,7 +10,7 @@ from .circuit_breakers import (
     ResponseTimeCircuitBreaker,
 )
 from .default_controller import DefaultController
-from .rules import DegradeRule, FlowRule
+from .rules import DegradeRule, FlowRule, Rule
 from .slot_chain import ChainEntry, SlotChain
 from .statistic_node import NodeConfig, StatisticNode
 from .throttling import RateLimiterController, ThrottlingController
@@ -28,6 +28,7 @@ __all__ = [
     "PassResult",
     "RateLimiterController",
     "ResponseTimeCircuitBreaker",
+    "Rule",
     "SlotChain",
     "StatisticNode",
     "ThrottlingController",

@@ -30,8 +30,12 @@ LIMIT_APP_OTHER = "other"
 """The `limit_app` of a rule about every origin that no other rule of the resource names."""
 
 
+class Rule:
+    """The base class of rules (Sentinel `AbstractRule`)."""
+
+
 @dataclass(frozen=True)
-class FlowRule:
+class FlowRule(Rule):
     """At most `count` calls of `resource` per second, or at once (Sentinel `FlowRule`).
 
     | field | |
@@ -95,7 +99,7 @@ class FlowRule:
 
 
 @dataclass(frozen=True)
-class DegradeRule:
+class DegradeRule(Rule):
     """When the circuit breaker of `resource` opens (Sentinel `DegradeRule`).
 
     | field | |

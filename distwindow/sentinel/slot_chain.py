@@ -19,15 +19,16 @@ from .checks import check_int
 from .degrade_slot import BreakerObserver, DegradeSlot
 from .flow_slot import FlowSlot
 from .node_registry import NodeRegistry
-from .rules import DegradeRule, FlowRule
+from .rules import DegradeRule, FlowRule, Rule
 from .statistic_node import NodeConfig, StatisticNode
 
 DEFAULT_CONTEXT = "sentinel_default_context"
 
-Rule = FlowRule | DegradeRule
+Refusal = FlowRule | DegradeRule | None
+"""The rule that refused a call, if one did."""
 EntryState = Literal["waiting", "passed", "blocked", "exited"]
 # What a check of a call returns: the rule that refused it, and whether its pass was borrowed.
-_Check = Generator[int, int, tuple[Rule | None, bool]]
+_Check = Generator[int, int, tuple[Refusal, bool]]
 
 
 class SlotChain:
@@ -167,7 +168,7 @@ class ChainEntry:
         """When the call arrived, in ms."""
         self.state: EntryState = "waiting"
         self.wait_ms = 0
-        self.blocked_by: Rule | None = None
+        self.blocked_by: Refusal = None
         self._degrade = degrade
         self._check = check
         self.resume_at = now

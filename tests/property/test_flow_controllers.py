@@ -95,6 +95,33 @@ def test_the_legacy_limiter_limits_nothing_above_2000_per_second(
         assert controller.can_pass(now) == (True, 0, False)
 
 
+def test_the_legacy_cost_is_divided_before_it_is_multiplied() -> None:
+    # As Sentinel computes it: 7.5 ms would be rounded up to 8, and 1000 / count is a little less.
+    count = 133.33333333333334
+    controller = RateLimiterController(100, count)
+    assert [controller.can_pass(ORIGIN).wait_ms for _ in range(2)] == [0, 8]
+    assert 1000 / count < 7.5 == 1 / count * 1000
+
+
+@pytest.mark.parametrize(
+    ("count", "duration_ms", "in_ns"),
+    [
+        (10, 1000, False),
+        (30, 1000, True),  # 1000 / 30 is no whole number of ms
+        (29.6, 1000, True),
+        (1000, 1000, False),
+        (1000.4, 1000, True),  # more than one per ms, although 1000 divides 1000
+        (1000.4, 2000, False),
+        (120, 60_000, False),
+        (0, 1000, False),
+    ],
+)
+def test_a_pace_is_kept_in_ns_where_ms_would_be_inexact(
+    count: float, duration_ms: int, in_ns: bool
+) -> None:
+    assert ThrottlingController(0, count, duration_ms).use_nano_seconds is in_ns
+
+
 @pytest.mark.parametrize("kind", [ThrottlingController, RateLimiterController])
 def test_a_pace_of_0_refuses_all_but_calls_that_take_nothing(
     kind: type[ThrottlingController] | type[RateLimiterController],

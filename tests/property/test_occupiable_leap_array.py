@@ -123,7 +123,15 @@ passes = st.lists(st.tuples(st.integers(0, 300), amounts), max_size=25)
 thresholds = st.sampled_from([0.0, 2.5, 5.0, 10.0, 40.0])
 
 
-@given(node_shapes, passes, st.integers(0, 8), thresholds, st.integers(0, 1000), st.booleans())
+@given(
+    node_shapes,
+    passes,
+    st.integers(0, 8),
+    thresholds,
+    st.integers(0, 1000),
+    st.booleans(),
+    st.booleans(),
+)
 def test_a_pass_is_borrowed_at_the_first_boundary_after_which_it_has_room(
     shape: tuple[int, int],
     log: list[tuple[int, int]],
@@ -131,13 +139,16 @@ def test_a_pass_is_borrowed_at_the_first_boundary_after_which_it_has_room(
     threshold: float,
     timeout_ms: int,
     lend: bool,
+    on_boundary: bool,
 ) -> None:
     node = StatisticNode(*shape, occupy_timeout_ms=timeout_ms)
+    length, interval = node.second.window_length_ms, shape[1]
     now = ORIGIN
     for gap, n in log:
         now += gap
         node.add_pass_request(now, n)
-    length, interval = node.second.window_length_ms, shape[1]
+    if on_boundary:
+        now += -now % length
     if lend:
         node.add_waiting_request(now + length, 1)
     wait = node.try_occupy_next(now, count, threshold)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow.core.errors import ConfigurationError
-from distwindow.sentinel.rules import DegradeRule, FlowRule
-from distwindow.sentinel.slot_chain import ChainEntry, Rule, SlotChain
+from distwindow.sentinel.rules import DegradeRule, FlowRule, Rule
+from distwindow.sentinel.slot_chain import ChainEntry, SlotChain
 from distwindow.sentinel.statistic_node import StatisticNode
 
 ORIGIN = 1_700_000_000_000
@@ -190,6 +190,28 @@ def test_a_call_that_waits_is_counted_after_its_wait_and_cannot_go_on_before() -
     entry.exit(ORIGIN + 130)
     # The wait is part of the response time.
     assert node.min_rt(ORIGIN + 130) == 130
+
+
+def test_rules_for_a_named_origin_are_asked_before_those_for_all() -> None:
+    everyone = FlowRule("a", 0)
+    named = [FlowRule("a", 0, limit_app="app"), FlowRule("a", 0, limit_app="other")]
+    chain = SlotChain([everyone, *named])
+    asked = [chain.enter(ORIGIN, "a", origin=origin) for origin in ("app", "another", "")]
+    assert [entry.blocked_by for entry in asked] == [*named, everyone]
+    # These two names are no origins: a caller that has one is like a caller without.
+    for origin in ("default", "other"):
+        assert chain.enter(ORIGIN, "a", origin=origin).blocked_by == everyone
+
+
+def test_a_breaker_is_asked_after_the_wait_of_a_paced_call() -> None:
+    degrade = DegradeRule("a", 0, grade="error_count", time_window_s=1, min_request_amount=1)
+    pace = FlowRule("a", 2, control_behavior="rate_limiter", max_queueing_time_ms=1000)
+    chain = SlotChain([pace, degrade])
+    chain.enter(ORIGIN, "a").exit(ORIGIN, error=True)
+    waiting = [chain.enter(ORIGIN + 10, "a") for _ in range(2)]
+    assert [entry.resume_at - ORIGIN for entry in waiting] == [500, 1000]
+    assert waiting[0].resume(ORIGIN + 500).blocked_by == degrade
+    assert waiting[1].resume(ORIGIN + 1000).state == "passed"  # the probe
 
 
 def test_a_borrowed_pass_leaves_the_chain_past_an_open_breaker() -> None:
