@@ -24,11 +24,11 @@ from .statistic_node import NodeConfig, StatisticNode
 
 DEFAULT_CONTEXT = "sentinel_default_context"
 
-Refusal = FlowRule | DegradeRule | None
-"""The rule that refused a call, if one did."""
+CallRule = FlowRule | DegradeRule
+"""A rule that this chain applies."""
 EntryState = Literal["waiting", "passed", "blocked", "exited"]
 # What a check of a call returns: the rule that refused it, and whether its pass was borrowed.
-_Check = Generator[int, int, tuple[Refusal, bool]]
+_Check = Generator[int, int, tuple[CallRule | None, bool]]
 
 
 class SlotChain:
@@ -168,7 +168,7 @@ class ChainEntry:
         """When the call arrived, in ms."""
         self.state: EntryState = "waiting"
         self.wait_ms = 0
-        self.blocked_by: Refusal = None
+        self.blocked_by: CallRule | None = None
         self._degrade = degrade
         self._check = check
         self.resume_at = now

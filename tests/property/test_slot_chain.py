@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow.core.errors import ConfigurationError
-from distwindow.sentinel.rules import DegradeRule, FlowRule, Rule
-from distwindow.sentinel.slot_chain import ChainEntry, SlotChain
+from distwindow.sentinel.rules import DegradeRule, FlowRule
+from distwindow.sentinel.slot_chain import CallRule, ChainEntry, SlotChain
 from distwindow.sentinel.statistic_node import StatisticNode
 
 ORIGIN = 1_700_000_000_000
@@ -108,7 +108,7 @@ def find(chain: SlotChain, name: tuple[str, ...]) -> StatisticNode:
 
 @given(rules, actions)
 def test_every_node_counts_each_outcome_once_and_no_wrong_operation(
-    listed: list[Rule], history: list[tuple[int, object, bool]]
+    listed: list[CallRule], history: list[tuple[int, object, bool]]
 ) -> None:
     chain, recount = SlotChain(listed), Recount()
     entries: list[ChainEntry] = []
@@ -149,7 +149,7 @@ def test_every_node_counts_each_outcome_once_and_no_wrong_operation(
 
 @given(st.lists(st.one_of(flow_rules, degrade_rules), max_size=5), st.lists(calls, max_size=30))
 def test_a_refusal_names_a_rule_of_the_resource_and_no_rate_is_exceeded(
-    listed: list[Rule], asked: list[dict[str, object]]
+    listed: list[CallRule], asked: list[dict[str, object]]
 ) -> None:
     # Without priority, because what is borrowed comes on top of the rate of its window.
     chain = SlotChain(listed)
