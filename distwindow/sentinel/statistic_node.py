@@ -8,7 +8,7 @@ from ..windows.bucket_leap_array import BucketLeapArray, MetricNode
 from ..windows.event import Event
 from ..windows.leap_array import bucket_length_ms
 from ..windows.occupiable_leap_array import OccupiableLeapArray
-from .checks import check_int
+from .checks import check_int, check_threshold
 
 MINUTE_BUCKETS = 60
 MINUTE_MS = 60_000
@@ -40,8 +40,9 @@ class StatisticNode:
 
     The second counter can lend passes of windows to come; the minute counter, of 60 windows of
     1 s, cannot. Rates (`..._qps`) are those of the second counter, per second of its interval;
-    totals are those of the minute counter. `now` is in ms. Every method that takes it rotates, and
-    raises `ConfigurationError` if it is negative. Response times are in ms. Not locked.
+    totals are those of the minute counter. `now` is in ms, and every method that takes it rotates.
+    Before time 0 nothing can be counted (`ConfigurationError`), and every figure is that of an idle
+    node. Response times are in ms. Not locked.
 
     `cur_thread_num` is what `increase_thread_num` and `decrease_thread_num` count. As in Sentinel
     it can become negative; `SlotChain` never lets it.
@@ -203,8 +204,10 @@ class StatisticNode:
 
         Changes nothing but rotates. A pass is borrowed by `add_waiting_request` at the time that
         was returned. The wait reaches to the start of the first window to come in which the passes
-        that are still counted then, those lent and these ones are at most the threshold.
+        that are still counted then, those lent and these ones are at most the threshold. Raises
+        `ConfigurationError` for a negative, infinite or NaN threshold.
         """
+        check_threshold("threshold", threshold)
         second, timeout_ms = self.second, self.config.occupy_timeout_ms
         max_count = threshold * second.interval_ms / 1000
         borrowed = second.waiting(now)

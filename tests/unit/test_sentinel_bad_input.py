@@ -36,12 +36,13 @@ NO_WAIT = [-1, 0.5, math.nan, True, "500", None]
         lambda count: WarmUpRateLimiterController(count, 10, 500),
         lambda count: FlowRule("a", count),
         lambda count: DegradeRule("a", count, time_window_s=1),
+        lambda threshold: StatisticNode().try_occupy_next(1000, 1, threshold),
     ],
 )
 def test_a_threshold_has_to_be_a_finite_number_of_at_least_0(
     make: Callable[[Any], object], count: object
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"\bcount must be "):
+    with pytest.raises(ConfigurationError, match=r"\b(count|threshold) must be "):
         make(count)
 
 
@@ -135,6 +136,20 @@ def test_an_error_names_the_field_and_says_what_it_may_be(
     with pytest.raises(ConfigurationError) as raised:
         make()
     assert message in str(raised.value)
+
+
+def test_nothing_is_counted_before_time_0() -> None:
+    node = StatisticNode()
+    for add in (
+        lambda: node.add_pass_request(-1, 1),
+        lambda: node.add_rt_and_success(-1, 5, 1),
+        lambda: node.add_waiting_request(-1, 1),
+        lambda: node.add_occupied_pass(-1, 1),
+    ):
+        with pytest.raises(ConfigurationError, match="before time 0"):
+            add()
+    assert (node.pass_qps(-1), node.min_rt(-1), node.total_request(-1)) == (0.0, 5000.0, 0)
+    assert (node.pass_qps(0), node.waiting(0), node.total_pass(0)) == (0.0, 0, 0)
 
 
 def test_an_entry_is_exited_once_and_the_counts_stay_right() -> None:
