@@ -48,6 +48,16 @@ def test_sqlite_store(tmp_path: Path) -> None:
     }
 
 
+def test_simulate_rules() -> None:
+    outcomes = result_of("simulate_rules.py", "1")
+    assert outcomes == result_of("simulate_rules.py", "1")
+    assert sum(outcomes.values()) == 30 * 60
+    # The breaker keeps nearly all calls from the service in the 5 s in which it fails.
+    assert 0 < outcomes["failed"] < 50
+    assert outcomes["breaker open"] > outcomes["failed"]
+    assert outcomes["limited"] > 0
+
+
 def test_each_program_has_a_test() -> None:
     this_file = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in PROGRAMS if f'"{path.name}"' not in this_file] == []

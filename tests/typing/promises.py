@@ -17,6 +17,8 @@ from distwindow import (
     Stats,
     StoreError,
 )
+from distwindow.sentinel import ChainEntry, FlowRule, PassResult, SlotChain, StatisticNode
+from distwindow.sentinel import ThrottlingController as Throttling
 from distwindow.testing import ManualClock, store_conformance
 
 if TYPE_CHECKING:
@@ -167,3 +169,13 @@ def arguments(client: Any) -> None:
     limiter.try_acquire("k", "2")  # type: ignore[arg-type]
     limiter.limit("k", 2)  # type: ignore[call-arg]
     store_conformance(lambda clock: clock)  # type: ignore[arg-type, return-value]
+
+
+def the_structures_of_sentinel_have_their_types() -> None:
+    entry = SlotChain([FlowRule("a", 10)]).enter(1000, "a")
+    assert_type(entry, ChainEntry)
+    assert_type(entry.resume(1000), ChainEntry)
+    assert_type(Throttling(500, 10).can_pass(1000), PassResult)
+    assert_type(Throttling(500, 30).wait_ns(1000), "int | None")
+    assert_type(StatisticNode().pass_qps(1000), float)
+    FlowRule("a", 10, grade="rt")  # type: ignore[arg-type]
