@@ -23,13 +23,17 @@ class Bucket:
     error: int = 0
     rt_sum_ms: int = 0
     rt_min_ms: int | None = None
+    borrowed: int = 0
+    """Of `passed`, the permits that were borrowed before the bucket began; of a bucket that has not
+    begun, the permits that are reserved in it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RingState:
     """Everything a ring holds: the start of its newest bucket (ms), its totals (`lua/README.md`),
-    the amount and bound of the limit last used ("100 leap"), and its buckets that are not empty,
-    oldest first.
+    the amount and bound of the limit last used ("100 leap"), its buckets that are not empty, oldest
+    first, and the buckets after the newest one with what is reserved in them.
     """
 
     start: int
@@ -37,6 +41,7 @@ class RingState:
     closed_total: int
     limit: str
     buckets: tuple[Bucket, ...]
+    reserved: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
