@@ -228,14 +228,18 @@ class Refund(Command[CountReply]):
             for c in self.charges
         ]
 
+    def borrowed_flags(self) -> list[bool]:
+        """Return for each ring whether the permits were borrowed from their bucket."""
+        return [isinstance(charge, BorrowedCharge) for charge in self.charges]
+
     def arguments(self) -> list[bytes | int | str]:
-        borrowed = [int(isinstance(charge, BorrowedCharge)) for charge in self.charges]
+        borrowed = self.borrowed_flags()
         return [
             *_ring_arguments(self.charges),
             1,
             _time_argument(self.now_ms),
             *self.bucket_starts_ms(),
-            *(borrowed if any(borrowed) else ()),
+            *(map(int, borrowed) if any(borrowed) else ()),
         ]
 
     def reply(self, raw: ScriptReply) -> CountReply:
