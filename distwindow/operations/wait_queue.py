@@ -23,7 +23,6 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TypeAlias
 
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -54,7 +53,8 @@ class QueueSlot:
         self._queues = queues
         self._clock = queues.clock
         self._charge = command.charges[0]
-        self._name = (self._charge.ring, priority)
+        ring = self._charge.ring
+        self._name = ring + b":priority" if priority else ring
         self._deadline = None if timeout is None else self._clock.monotonic() + timeout
         self._queue: _Queue | None = None
         self._wake_up = WakeUp()
@@ -147,10 +147,6 @@ class AsyncQueueSlot(QueueSlot):
             self._loop.call_soon_threadsafe(self._event.set)
 
 
-_QueueName: TypeAlias = "tuple[bytes, bool]"
-"""A ring, and whether the waiters have priority."""
-
-
 class _Queue:
     __slots__ = ("refusal", "waiting")
 
@@ -172,9 +168,9 @@ class WaitQueues:
         """Start without waiters: their threads exist in the parent only."""
         # Re-entrant, as a signal handler may wait for the limiter that it has interrupted.
         self._lock = threading.RLock()
-        self._queues: dict[_QueueName, _Queue] = {}
+        self._queues: dict[bytes, _Queue] = {}
 
-    def join(self, slot: QueueSlot, name: _QueueName) -> None:
+    def join(self, slot: QueueSlot, name: bytes) -> None:
         """Put `slot` at the end of the queue of this name."""
         with self._lock:
             queue = self._queues.get(name)
@@ -183,7 +179,7 @@ class WaitQueues:
             slot._queue = queue  # before it is appended, so that it can leave if interrupted here
             queue.waiting.append(slot)
 
-    def leave(self, slot: QueueSlot, queue: _Queue, name: _QueueName) -> None:
+    def leave(self, slot: QueueSlot, queue: _Queue, name: bytes) -> None:
         """Take `slot` out of `queue`, and wake the head."""
         with self._lock:
             if slot in queue.waiting:
