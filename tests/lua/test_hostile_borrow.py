@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
@@ -32,7 +34,7 @@ SCRIPTS = ["acquire", "borrow", "peek", "lease", "flush", "refund"]
 
 def test_the_rings_have_reservations(server: redis.Redis) -> None:
     target = Target(server, (LIMIT, OTHER), NOW, 5, reserved=True)
-    heads = [server.hget(charge.ring, "head") for charge in target.charges]
+    heads: list[Any] = [server.hget(charge.ring, "head") for charge in target.charges]
     assert any(head is not None and head.startswith(b"99999999999999999999 ") for head in heads)
 
 
