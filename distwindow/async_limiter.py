@@ -110,10 +110,14 @@ class AsyncLimiter(BaseLimiter):
 
     async def try_acquire(self, key: AnyKey, cost: int = 1, priority: bool = False) -> Decision:
         """See `Limiter.try_acquire`."""
+        decision: Decision | None
         if priority:
             call = self._priority_call(key, cost, priority)
-            return await self._run(try_borrow(self._strategy, call))
-        decision = self._strategy.decide_locally(key, cost)
+            decision = await self._run(try_borrow(self._strategy, call))
+            if decision.source == "store":
+                return decision
+        else:
+            decision = self._strategy.decide_locally(key, cost)
         if decision is None:
             self._calls_without_wait = 0
             sent_at = self._monotonic()
