@@ -34,7 +34,7 @@ from .decorator import F, LimitDecorator, check_arguments, limit_async_function,
 from .entry import AsyncEntry
 from .operations import key_operations
 from .operations.acquire import wait_until_admitted
-from .operations.borrow import PriorityCall, borrow_or_wait, check_priority, try_borrow
+from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_async
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
@@ -89,10 +89,13 @@ class AsyncLimiter(BaseLimiter):
         self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
         self._monotonic = self._store.clock.monotonic
         self._timeout = options.timeout
-        self._max_wait, self._borrow_share = options.max_wait, options.borrow_share
         self._strategy = make_strategy(
             options, self._command_cache, self._store, in_process_attempt(self._store)
         )
+        self._borrowing = Borrowing(
+            self._command_cache, self._strategy, self._store.source, options.max_wait,
+            options.borrow_share,
+        )  # fmt: skip
         self._flush_job = TASK_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -112,8 +115,7 @@ class AsyncLimiter(BaseLimiter):
         """See `Limiter.try_acquire`."""
         decision: Decision | None
         if priority:
-            call = self._priority_call(key, cost, priority)
-            decision = await self._run(try_borrow(self._strategy, call))
+            decision = await self._run(self._borrowing.call(key, cost, priority).attempt())
             if decision.source == "store":
                 return decision
         else:
@@ -153,7 +155,7 @@ class AsyncLimiter(BaseLimiter):
     ) -> Decision:
         """See `Limiter.acquire`."""
         if priority:
-            call = self._priority_call(key, cost, priority)
+            call = self._borrowing.call(key, cost, priority)
             return await self._acquire_with_priority(call, timeout)
         command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
@@ -257,11 +259,6 @@ class AsyncLimiter(BaseLimiter):
     ) -> None:
         await self.aclose()
 
-    def _priority_call(self, key: AnyKey, cost: int, priority: object) -> PriorityCall:
-        check_priority(priority, self._strategy)
-        command = self._command_cache.acquire_command(key, cost)
-        return PriorityCall(command, self._max_wait, self._borrow_share, self._store.source)
-
     async def _acquire_with_priority(self, call: PriorityCall, timeout: float | None) -> Decision:
         """See `Limiter._acquire_with_priority`."""
         sleep = self._store.sleep
@@ -271,7 +268,7 @@ class AsyncLimiter(BaseLimiter):
         try:
             await slot.wait_async()
             decision = await run_async(
-                borrow_or_wait(self._strategy, call, slot),
+                call.attempt_until_admitted(slot),
                 functools.partial(self._execute_step, None),
                 sleep,
             )

@@ -42,7 +42,7 @@ from .decorator import F, LimitDecorator, check_arguments, limit_function, requi
 from .entry import Entry
 from .operations import key_operations
 from .operations.acquire import wait_until_admitted
-from .operations.borrow import PriorityCall, borrow_or_wait, check_priority, try_borrow
+from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_blocking
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
@@ -131,11 +131,14 @@ class Limiter(BaseLimiter):
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
         self._timeout = options.timeout
-        self._max_wait, self._borrow_share = options.max_wait, options.borrow_share
         self._strategy = make_strategy(
             options, self._command_cache, self._store, self._store.attempt
         )
         self._decide_locally = self._strategy.decide_locally
+        self._borrowing = Borrowing(
+            self._command_cache, self._strategy, self._store.source, options.max_wait,
+            options.borrow_share,
+        )  # fmt: skip
         self._flush_job = THREAD_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -163,7 +166,7 @@ class Limiter(BaseLimiter):
         `priority` with `consistency="eventual"`.
         """
         if priority:
-            return self._run(try_borrow(self._strategy, self._priority_call(key, cost, priority)))
+            return self._run(self._borrowing.call(key, cost, priority).attempt())
         decision = self._decide_locally(key, cost)
         return self._acquire_remote(key, cost) if decision is None else decision
 
@@ -196,7 +199,7 @@ class Limiter(BaseLimiter):
         timeout) ends before that.
         """
         if priority:
-            return self._acquire_with_priority(self._priority_call(key, cost, priority), timeout)
+            return self._acquire_with_priority(self._borrowing.call(key, cost, priority), timeout)
         command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = QueueSlot(self._wait_queues, command, check_timeout(timeout))
@@ -306,18 +309,13 @@ class Limiter(BaseLimiter):
     ) -> None:
         self.close()
 
-    def _priority_call(self, key: AnyKey, cost: int, priority: object) -> PriorityCall:
-        check_priority(priority, self._strategy)
-        command = self._command_cache.acquire_command(key, cost)
-        return PriorityCall(command, self._max_wait, self._borrow_share, self._store.source)
-
     def _acquire_with_priority(self, call: PriorityCall, timeout: float | None) -> Decision:
         sleep = self._store.clock.sleep
         slot = QueueSlot(self._wait_queues, call.acquire, check_timeout(timeout), priority=True)
         try:
             slot.wait()
             decision = run_blocking(
-                borrow_or_wait(self._strategy, call, slot),
+                call.attempt_until_admitted(slot),
                 functools.partial(self._execute_step, None),
                 sleep,
             )

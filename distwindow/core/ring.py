@@ -286,16 +286,25 @@ class Ring:
         number = start // self.bucket_ms
         if self.reservations is None:
             return self._take_out(permits, number)
-        known = dict(self.reservations.borrowed)
+        # On a copy, so that a signal handler that raises in between leaves this ring as it was.
+        twin = self.copy()
+        taken = twin._refund_reserved(permits, number, self.reservations, borrowed=borrowed)
+        self.replace_with(twin)
+        return taken
+
+    def _refund_reserved(
+        self, permits: int, number: int, before: Reservations, *, borrowed: bool
+    ) -> int:
+        known = dict(before.borrowed)
         was_borrowed = known.get(number, 0)
         if borrowed and number > self.newest_number:
             taken = min(permits, was_borrowed)
         else:
             taken = self._take_out(permits, number)
-        left = was_borrowed - taken if borrowed else was_borrowed
+        left = max(0, was_borrowed - taken) if borrowed else was_borrowed
         if number <= self.newest_number:
             left = min(left, self._permits().get(number, 0))
-        known[number] = max(0, left)
+        known[number] = left
         self._reserve(known)
         return taken
 
