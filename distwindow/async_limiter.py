@@ -34,6 +34,7 @@ from .decorator import F, LimitDecorator, check_arguments, limit_async_function,
 from .entry import AsyncEntry
 from .operations import key_operations
 from .operations.acquire import wait_until_admitted
+from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_async
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
@@ -75,12 +76,15 @@ class AsyncLimiter(BaseLimiter):
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
         handle_sigterm: bool = True,
+        max_wait: float = 0.5,
+        borrow_share: float = 0.5,
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
         options = LimiterOptions(
-            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
-        )
+            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
+            max_wait, borrow_share,
+        )  # fmt: skip
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
         self._monotonic = self._store.clock.monotonic
@@ -88,6 +92,10 @@ class AsyncLimiter(BaseLimiter):
         self._strategy = make_strategy(
             options, self._command_cache, self._store, in_process_attempt(self._store)
         )
+        self._borrowing = Borrowing(
+            self._command_cache, self._strategy, self._store.source, options.max_wait,
+            options.borrow_share,
+        )  # fmt: skip
         self._flush_job = TASK_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -103,9 +111,15 @@ class AsyncLimiter(BaseLimiter):
         """See `Limiter.unknown_total`."""
         return self._store.unknown_total
 
-    async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
+    async def try_acquire(self, key: AnyKey, cost: int = 1, priority: bool = False) -> Decision:
         """See `Limiter.try_acquire`."""
-        decision = self._strategy.decide_locally(key, cost)
+        decision: Decision | None
+        if priority:
+            decision = await self._run(self._borrowing.call(key, cost, priority).attempt())
+            if decision.source == "store":
+                return decision
+        else:
+            decision = self._strategy.decide_locally(key, cost)
         if decision is None:
             self._calls_without_wait = 0
             sent_at = self._monotonic()
@@ -136,8 +150,13 @@ class AsyncLimiter(BaseLimiter):
         )
         return await self._store.attempt(command, deadline)
 
-    async def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
+    async def acquire(
+        self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
+    ) -> Decision:
         """See `Limiter.acquire`."""
+        if priority:
+            call = self._borrowing.call(key, cost, priority)
+            return await self._acquire_with_priority(call, timeout)
         command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = AsyncQueueSlot(self._wait_queues, command, check_timeout(timeout))
@@ -239,6 +258,25 @@ class AsyncLimiter(BaseLimiter):
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    async def _acquire_with_priority(self, call: PriorityCall, timeout: float | None) -> Decision:
+        """See `Limiter._acquire_with_priority`."""
+        sleep = self._store.sleep
+        slot = AsyncQueueSlot(
+            self._wait_queues, call.acquire, check_timeout(timeout), priority=True
+        )
+        try:
+            await slot.wait_async()
+            decision = await run_async(
+                call.attempt_until_admitted(slot),
+                functools.partial(self._execute_step, None),
+                sleep,
+            )
+        finally:
+            slot.leave()
+        if decision.wait:
+            await sleep(decision.wait)
+        return decision
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))

@@ -51,6 +51,8 @@ class LimiterOptions:
     flush_interval: float
     max_local_keys: int
     timeout: float
+    max_wait: float = 0.5
+    borrow_share: float = 0.5
 
     def __post_init__(self) -> None:
         if self.consistency not in get_args(Consistency):
@@ -67,6 +69,14 @@ class LimiterOptions:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)!r} is not a number of seconds above 0"
                 )
+        if not _is_number(self.max_wait) or self.max_wait < 0:
+            raise ConfigurationError(
+                f"max_wait={self.max_wait!r} is not a number of seconds of at least 0"
+            )
+        if not _is_number(self.borrow_share) or not 0 <= self.borrow_share <= 1:
+            raise ConfigurationError(
+                f"borrow_share={self.borrow_share!r} is not a part of the limit, from 0 to 1"
+            )
         if self.share is not None:
             if not _is_number(self.share) or not 0 < self.share <= 1:
                 raise ConfigurationError(

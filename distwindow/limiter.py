@@ -42,6 +42,7 @@ from .decorator import F, LimitDecorator, check_arguments, limit_function, requi
 from .entry import Entry
 from .operations import key_operations
 from .operations.acquire import wait_until_admitted
+from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_blocking
 from .operations.flush import flush_due
 from .operations.steps import Fetch, Operation, Pipeline
@@ -85,6 +86,10 @@ class Limiter(BaseLimiter):
     limiter is made in the main thread, a handler is installed that has everything sent first, for
     at most three seconds. With `handle_sigterm=False` no handler is installed.
 
+    `max_wait` (seconds) and `borrow_share` (0 to 1) are for calls with `priority=True`: how long
+    such a call may be told to wait for the permits that it borrows, and the part of each limit that
+    a window may hold in borrowed permits, so that the others find the rest. docs/howto/borrowing.md
+
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
     `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
     `name` is the name of the connections in the server's list of clients. Raises
@@ -111,6 +116,8 @@ class Limiter(BaseLimiter):
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
         handle_sigterm: bool = True,
+        max_wait: float = 0.5,
+        borrow_share: float = 0.5,
         time: Clock = SYSTEM,
     ) -> None:
         check_patched_before_import()
@@ -118,8 +125,9 @@ class Limiter(BaseLimiter):
         PATCH_STATE.check()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
         options = LimiterOptions(
-            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
-        )
+            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
+            max_wait, borrow_share,
+        )  # fmt: skip
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
         self._timeout = options.timeout
@@ -127,6 +135,10 @@ class Limiter(BaseLimiter):
             options, self._command_cache, self._store, self._store.attempt
         )
         self._decide_locally = self._strategy.decide_locally
+        self._borrowing = Borrowing(
+            self._command_cache, self._strategy, self._store.source, options.max_wait,
+            options.borrow_share,
+        )  # fmt: skip
         self._flush_job = THREAD_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -142,12 +154,19 @@ class Limiter(BaseLimiter):
         """
         return self._store.unknown_total
 
-    def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
+    def try_acquire(self, key: AnyKey, cost: int = 1, priority: bool = False) -> Decision:
         """Count `cost` permits on `key` if all limits allow it. Never raises because of a limit.
 
+        With `priority`, a call for which there is no room borrows permits of a coming bucket that
+        begins within `max_wait`. The decision is then allowed, its `reason` is "borrowed", and the
+        caller has to hold back for `wait` seconds (`acquire` does that).
+
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
-        1 or exceeds the smallest limit, before anything is sent.
+        1 or exceeds the smallest limit, before anything is sent; `ConfigurationError` for
+        `priority` with `consistency="eventual"`.
         """
+        if priority:
+            return self._run(self._borrowing.call(key, cost, priority).attempt())
         decision = self._decide_locally(key, cost)
         return self._acquire_remote(key, cost) if decision is None else decision
 
@@ -167,13 +186,20 @@ class Limiter(BaseLimiter):
         )
         return self._store.attempt(command, deadline)
 
-    def acquire(self, key: AnyKey, cost: int = 1, timeout: float | None = None) -> Decision:
+    def acquire(
+        self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
+    ) -> Decision:
         """`try_acquire` that waits until it is admitted: in a queue behind the earlier waiters of
         this limiter, and then asleep until the exact moment at which its permits are free.
+
+        With `priority`, it waits in a queue before all callers without, borrows if it can, and then
+        sleeps until the bucket begins that it has borrowed from.
 
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before that.
         """
+        if priority:
+            return self._acquire_with_priority(self._borrowing.call(key, cost, priority), timeout)
         command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = QueueSlot(self._wait_queues, command, check_timeout(timeout))
@@ -282,6 +308,25 @@ class Limiter(BaseLimiter):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _acquire_with_priority(self, call: PriorityCall, timeout: float | None) -> Decision:
+        sleep = self._store.clock.sleep
+        slot = QueueSlot(self._wait_queues, call.acquire, check_timeout(timeout), priority=True)
+        try:
+            slot.wait()
+            decision = run_blocking(
+                call.attempt_until_admitted(slot),
+                functools.partial(self._execute_step, None),
+                sleep,
+            )
+        finally:
+            try:
+                slot.leave()
+            finally:
+                slot.leave()  # a signal handler may have raised in the first
+        if decision.wait:
+            sleep(decision.wait)
+        return decision
 
     def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
         """Return the decision that takes the store, after `decide_locally` has returned None."""

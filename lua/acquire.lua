@@ -23,6 +23,7 @@ local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/deadline.lua
 --@include acquire/rotate.lua
 --@include shared/format.lua
+--@include shared/reservations.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 --@include acquire/general.lua

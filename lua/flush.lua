@@ -16,6 +16,7 @@ local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
+--@include shared/reservations.lua
 --@include shared/ring.lua
 
 -- The field `finished` with more finished calls added to it.
@@ -165,6 +166,7 @@ for i = 1, ring_count do
   if ring.takes or pull == '1' and exists then rotate(ring) end
   if ring.takes then
     for _, bucket in ipairs(ring.live_counts) do add_counts(ring, unpack(bucket)) end
+    if ring.last then rewrite_head(ring) end
     if sender ~= '' then remember_flush(ring, sender, seq, ring.known_number) end
   end
   if pull == '1' then reply[i + 3] = exists and fleet_counts(ring) or {} end

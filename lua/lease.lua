@@ -14,6 +14,7 @@ local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
+--@include shared/reservations.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 
@@ -28,7 +29,8 @@ for i = 1, rings and #rings or 0 do
   local ring = rings[i]
   ring.cost = ring.permits
   if ring.cost < 1 then rings = nil break end
-  left_after = math.min(left_after or MAX_TOTAL, ring.limit - ring.used - ring.cost)
+  left_after = math.min(left_after or MAX_TOTAL,
+    ring.limit - ring.used - ring.peak_excess - ring.cost)
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 

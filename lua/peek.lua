@@ -8,6 +8,7 @@ local guard, client_now = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
+--@include shared/reservations.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 
@@ -16,7 +17,7 @@ for i = 1, rings and #rings or 0 do
   local ring = rings[i]
   ring.cost = ring.permits
   if ring.cost < 1 then rings = nil break end
-  has_room = has_room and ring.used + ring.cost <= ring.limit
+  has_room = has_room and ring.used + ring.peak_excess + ring.cost <= ring.limit
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 if has_room then

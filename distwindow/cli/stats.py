@@ -66,7 +66,8 @@ def stats(
     """Show who is using how much of which limit.
 
     A row for each key and limit: what its window has admitted, as a bar; permits passed and blocked
-    per second; and successes, errors and response times (ms) where they are recorded.
+    per second; permits that priority calls have borrowed, where there are any; and successes,
+    errors and response times (ms) where they are recorded.
 
     KEY is quoted for bash, so it can be copied into `reset`. In a terminal that is too narrow,
     columns are omitted; in a pipe nothing is omitted.
@@ -173,6 +174,7 @@ def _watch(
 def _table(keys: Sequence[Stats], width: int | None) -> Table:
     windows = [(stats, window) for stats in keys for window in stats.windows]
     with_outcomes = any(window.success or window.error for _, window in windows)
+    with_borrowed = any(window.borrowed for _, window in windows)
     # Omitted first are columns that follow from others, or that do not concern the limit.
     columns = [
         Column("KEY"),
@@ -182,6 +184,8 @@ def _table(keys: Sequence[Stats], width: int | None) -> Table:
         Column("PASS/S", align_right=True, omit_order=5),
         Column("BLOCK/S", align_right=True, omit_order=1),
     ]
+    if with_borrowed:
+        columns.append(Column("BORROWED", align_right=True, omit_order=4))
     if with_outcomes:
         columns += [
             Column(title, align_right=True, omit_order=omit_order)
@@ -189,7 +193,9 @@ def _table(keys: Sequence[Stats], width: int | None) -> Table:
         ]
     narrow = width is not None and width < 100 and with_outcomes
     bar_width = _BAR_WIDTH // 2 if narrow else _BAR_WIDTH
-    rows = [_row(stats, window, bar_width, with_outcomes) for stats, window in windows]
+    rows = [
+        _row(stats, window, bar_width, with_borrowed, with_outcomes) for stats, window in windows
+    ]
     return Table(columns, rows, width)
 
 
@@ -197,7 +203,9 @@ def _omitted_note(table: Table) -> str:
     return f"; too narrow for {', '.join(table.omitted)}" if table.omitted else ""
 
 
-def _row(stats: Stats, window: WindowStats, bar_width: int, with_outcomes: bool) -> list[Cell]:
+def _row(
+    stats: Stats, window: WindowStats, bar_width: int, with_borrowed: bool, with_outcomes: bool
+) -> list[Cell]:
     seconds, share = window.window_ms / 1000, used_share(window)
     row = [
         (shell_word(str(stats.key)), ""),
@@ -207,6 +215,8 @@ def _row(stats: Stats, window: WindowStats, bar_width: int, with_outcomes: bool)
         (format_rate(window.passed / seconds), ""),
         (format_rate(window.blocked / seconds), "red" if window.blocked else "dim"),
     ]
+    if with_borrowed:
+        row.append((f"{window.borrowed:,}" if window.borrowed else "-", ""))
     if with_outcomes:
         finished = window.success + window.error
         average = format_rate(window.rt_sum_ms / finished) if finished else "-"

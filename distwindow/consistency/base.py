@@ -61,6 +61,7 @@ class LocalStrategy(Generic[S]):
     """A strategy that keeps key states."""
 
     uses_leases = False
+    can_borrow = True
 
     def __init__(
         self,
@@ -117,6 +118,9 @@ class LocalStrategy(Generic[S]):
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         raise NotImplementedError  # each strategy has one
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        return None
 
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""

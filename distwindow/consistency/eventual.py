@@ -35,6 +35,8 @@ _new_tuple = tuple.__new__
 class Eventual(LocalStrategy[EventualKeyState]):
     """Decides by the windows that `FleetSync` keeps."""
 
+    can_borrow = False
+
     def __init__(
         self,
         commands: CommandCache,

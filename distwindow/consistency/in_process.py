@@ -19,6 +19,7 @@ class InProcess:
 
     next_due_at = NEVER
     uses_leases = False
+    can_borrow = True
     dropped = 0
 
     def __init__(self, commands: CommandCache, attempt: Callable[[Acquire], Decision]) -> None:
@@ -56,6 +57,9 @@ class InProcess:
         return Flush(charges, counts=((ended,),) * len(charges))
 
     # The other methods of a strategy have nothing to do, as there is no local state.
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        return None
 
     def peek(self, key: AnyKey) -> Decision | None:
         return None

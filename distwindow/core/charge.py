@@ -23,6 +23,12 @@ class Charge(NamedTuple):
     """
 
 
+class BorrowedCharge(Charge):
+    """A charge of a call that borrowed: it is counted in a bucket that had not begun."""
+
+    __slots__ = ()
+
+
 def with_bucket_starts(charges: tuple[Charge, ...], starts: Sequence[int]) -> tuple[Charge, ...]:
     """Return the same charges, counted in the buckets that begin at `starts` (ms)."""
     return tuple(

@@ -9,7 +9,7 @@ from .errors import short_repr
 from .key import AnyKey
 from .limit import Limit
 
-Reason = Literal["ok", "over_limit"]
+Reason = Literal["ok", "over_limit", "borrowed"]
 Source = Literal["store", "lease", "deny_cache", "local"]
 
 
@@ -37,8 +37,11 @@ class Decision(NamedTuple):
     reset_after: float
     """Seconds until the window of `limit` is empty if no more calls come."""
     wait: float
-    """Seconds to wait before proceeding: 0.0, because this version lends no permits."""
+    """Seconds to wait before proceeding: until the bucket begins that the permits were borrowed
+    from. 0.0 where none were borrowed.
+    """
     reason: Reason
+    """`borrowed`: a priority call that is allowed after `wait`."""
     source: Source
     """What decided: `store` (Redis), or this process: `lease` from permits bought from the store,
     `deny_cache` from a cached refusal of the store, `local` from its own window.

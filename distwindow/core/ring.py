@@ -10,6 +10,8 @@ same for any number of buckets.
     used           permits counted in the window, with which admission compares the limit
     closed_total   permits counted in the closed buckets: all but the newest
     refusal        the last refusal, to be repeated (`StoredRefusal`)
+    reservations   what is borrowed from buckets that have not begun (`reservations.py`)
+    peak           permits in the fullest window that a call in the newest bucket counts in
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from .reservations import Reservations, window_sums
 from .stats import Bucket, RingState
 
 MAX_TOTAL = 10**13
@@ -48,6 +51,8 @@ class Ring:
         "limit",
         "newest_number",
         "refusal",
+        "reservations",
+        "shortcut_start",
         "span",
         "start",
         "used",
@@ -69,6 +74,10 @@ class Ring:
         self._closed_passed: dict[int, int] = {}
         self._counters: dict[int, list[int]] = {}
         self.refusal: StoredRefusal | None = None
+        self.reservations: Reservations | None = None
+        self.shortcut_start = self.start
+        """`start` where `used` decides a plain call; else `RETIRED_START`, as where permits of
+        coming buckets are reserved."""
 
     def copy(self) -> Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
@@ -79,6 +88,7 @@ class Ring:
         twin._closed_passed = dict(self._closed_passed)
         twin._counters = {number: list(counters) for number, counters in self._counters.items()}
         twin.refusal = None
+        twin.reservations, twin.shortcut_start = self.reservations, self.shortcut_start
         return twin
 
     def replace_with(self, twin: Ring) -> None:
@@ -87,10 +97,12 @@ class Ring:
         self.used, self.closed_total, self.limit = twin.used, twin.closed_total, twin.limit
         self._closed_passed, self._counters = twin._closed_passed, twin._counters
         self.refusal = None
+        self.reservations, self.shortcut_start = twin.reservations, twin.shortcut_start
 
     def is_stale(self, now: int) -> bool:
         """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
-        behind = now // self.bucket_ms - self.newest_number >= self.span
+        last = self.newest_number if self.reservations is None else self.reservations.last
+        behind = now // self.bucket_ms - last >= self.span
         return behind or self.start - now > self.bucket_ms * self.span
 
     def rotate(self, now: int, limit: str) -> None:
@@ -103,7 +115,9 @@ class Ring:
             self._open(now, limit)
             return
         steps = now // self.bucket_ms - self.newest_number
-        if steps > 0:
+        if steps > 0 and self.reservations is not None:
+            self._rotate_reserved(self.reservations, self.newest_number + steps, limit)
+        elif steps > 0:
             passed, counters = self._closed_passed, self._counters
             oldest = self.newest_number + 1 - self.span + steps
             expired, any_expired = 0, False
@@ -121,9 +135,83 @@ class Ring:
                 passed[self.newest_number] = closing
             self._closed_passed, self._counters = passed, counters
             self.newest_number += steps
-            self.start = self.newest_number * self.bucket_ms
+            self.start = self.shortcut_start = self.newest_number * self.bucket_ms
             self.used = self.closed_total = closed
             self.limit = limit
+
+    def _rotate_reserved(self, before: Reservations, newest: int, limit: str) -> None:
+        """Open the bucket `newest`. What is reserved in a bucket up to it has passed in it."""
+        oldest = newest + 1 - self.span
+        passed = dict(self._closed_passed)
+        passed[self.newest_number] = self.used - self.closed_total
+        coming = before.borrowed.items()
+        passed |= {number: n for number, n in coming if self.newest_number < number <= newest}
+        passed = {number: count for number, count in passed.items() if number >= oldest and count}
+        counters = {number: each for number, each in self._counters.items() if number >= oldest}
+        used = sum(passed.values())
+        entered = passed.pop(newest, 0)
+        after = Reservations(before.borrowed, passed, newest, self.span)
+        start = newest * self.bucket_ms
+        shortcut_start = start if after.last == newest else RETIRED_START
+        reservations = after if after.borrowed else None
+        # No call follows, so no signal handler can raise in between.
+        self.refusal = None
+        self._closed_passed, self._counters = passed, counters
+        self.newest_number, self.start, self.shortcut_start = newest, start, shortcut_start
+        self.used, self.closed_total = used, used - entered
+        self.limit = limit
+        self.reservations = reservations
+
+    @property
+    def peak(self) -> int:
+        """What a plain call is compared with: `used`, or what is in a fuller window that contains
+        the newest bucket and coming ones.
+        """
+        return self.used if self.reservations is None else self.used + self.reservations.peak_excess
+
+    @property
+    def last_number(self) -> int:
+        """The last bucket that holds anything: the newest, or the last with a reservation."""
+        return self.newest_number if self.reservations is None else self.reservations.last
+
+    def first_borrowable(self, cost: int, amount: int, max_borrowed: int) -> int | None:
+        """Return the first coming bucket from which `cost` permits may be borrowed under a limit of
+        `amount`, where no window holds more than `max_borrowed` borrowed permits; None: there is
+        none.
+        """
+        if cost > min(amount, max_borrowed):
+            return None
+        before = self.reservations or Reservations({}, {}, self.newest_number, self.span)
+        sums = window_sums(self._permits(), self.newest_number, self.used, self.span)
+        return before.first_borrowable(
+            sums, self.newest_number, self.span, amount - cost, max_borrowed - cost
+        )
+
+    def borrow(self, permits: int, number: int) -> None:
+        """Reserve `permits` in the coming bucket `number`, which is not before the last one with a
+        reservation.
+        """
+        borrowed = {} if self.reservations is None else dict(self.reservations.borrowed)
+        borrowed[number] = borrowed.get(number, 0) + permits
+        self._reserve(borrowed)
+
+    def _reserve(self, borrowed: dict[int, int]) -> None:
+        """Make `borrowed` the borrowed permits, by bucket number."""
+        after = Reservations(borrowed, self._closed_passed, self.newest_number, self.span)
+        shortcut_start = self.start if after.last == self.newest_number else RETIRED_START
+        reservations = after if after.borrowed else None
+        # No call follows, so no signal handler can raise in between.
+        self.refusal = None
+        self.reservations, self.shortcut_start = reservations, shortcut_start
+
+    def _permits(self) -> dict[int, int]:
+        """Return the permits of every bucket by its number, coming ones included."""
+        permits = dict(self._closed_passed)
+        permits[self.newest_number] = self.used - self.closed_total
+        if self.reservations is not None:
+            coming = self.reservations.borrowed.items()
+            permits |= {number: count for number, count in coming if number > self.newest_number}
+        return permits
 
     def count_blocked(self, permits: int) -> None:
         """Count refused permits in the newest bucket."""
@@ -164,6 +252,8 @@ class Ring:
                     self.closed_total += passed
                     self._closed_passed[number] = passed_before + passed
             self._add_counters(number, bucket)
+        if live and self.reservations is not None:
+            self._reserve(self.reservations.borrowed)
         return bool(live)
 
     def _add_counters(self, number: int, added: Bucket) -> None:
@@ -188,10 +278,40 @@ class Ring:
         passed[self.start] = self.used - self.closed_total
         return passed
 
-    def refund(self, permits: int, start: int) -> int:
-        """Take up to `permits` out of the bucket that begins at `start`; return how many."""
+    def refund(self, permits: int, start: int, *, borrowed: bool = False) -> int:
+        """Take up to `permits` out of the bucket that begins at `start`; return how many. With
+        `borrowed` they were borrowed from this bucket, which may not have begun yet.
+        """
         self.refusal = None
         number = start // self.bucket_ms
+        if self.reservations is None:
+            return self._take_out(permits, number)
+        # On a copy, so that a signal handler that raises in between leaves this ring as it was.
+        twin = self.copy()
+        taken = twin._refund_reserved(permits, number, self.reservations, borrowed=borrowed)
+        self.replace_with(twin)
+        return taken
+
+    def _refund_reserved(
+        self, permits: int, number: int, before: Reservations, *, borrowed: bool
+    ) -> int:
+        known = dict(before.borrowed)
+        was_borrowed = known.get(number, 0)
+        if borrowed and number > self.newest_number:
+            taken = min(permits, was_borrowed)
+        else:
+            taken = self._take_out(permits, number)
+        left = max(0, was_borrowed - taken) if borrowed else was_borrowed
+        if number <= self.newest_number:
+            left = min(left, self._permits().get(number, 0))
+        known[number] = left
+        self._reserve(known)
+        return taken
+
+    def _take_out(self, permits: int, number: int) -> int:
+        """Take up to `permits` out of the bucket of this number, which has begun; return how
+        many.
+        """
         if number == self.newest_number:
             taken = min(permits, self.used - self.closed_total)
         elif self.newest_number - self.span < number < self.newest_number:
@@ -205,7 +325,13 @@ class Ring:
         return taken
 
     def room_at_ms(self, need: int) -> int:
-        """Return when the oldest buckets that together hold `need` permits have expired."""
+        """Return when there is room for a plain call that is `need` permits above its limit: when
+        the oldest buckets that together hold so many have expired, if nothing is reserved.
+        """
+        if self.reservations is not None and self.reservations.last > self.newest_number:
+            sums = window_sums(self._permits(), self.newest_number, self.used, self.span)
+            room = self.reservations.room_at(sums, self.newest_number, self.span, self.peak - need)
+            return room * self.bucket_ms
         for number in range(self.newest_number + 1 - self.span, self.newest_number):
             need -= self._closed_passed.get(number, 0)
             if need <= 0:
@@ -214,6 +340,8 @@ class Ring:
 
     def empty_at_ms(self) -> int:
         """Return when the newest bucket that holds a permit expires; 0 if none does."""
+        if self.last_number > self.newest_number:
+            return (self.last_number + self.span) * self.bucket_ms
         if self.used > self.closed_total:
             return (self.newest_number + self.span) * self.bucket_ms
         if self.used == 0:
@@ -225,45 +353,23 @@ class Ring:
         """Return everything that the ring holds."""
         passed = dict(self._closed_passed)
         passed[self.newest_number] = self.used - self.closed_total
+        borrowed = {} if self.reservations is None else self.reservations.borrowed
         buckets = []
         for number in sorted(passed.keys() | self._counters.keys()):
             block, success, error, rt_sum, rt_min = self._counters.get(number, (0, 0, 0, 0, 0))
             count = passed.get(number, 0)
             rt_min_ms = rt_min if success or error else None
-            start = number * self.bucket_ms
-            bucket = Bucket(start, count, block, success, error, rt_sum, rt_min_ms)
+            bucket = Bucket(
+                number * self.bucket_ms, count, block, success, error, rt_sum, rt_min_ms,
+                borrowed.get(number, 0),
+            )  # fmt: skip
             if count or block or success or error:
                 buckets.append(bucket)
-        return RingState(self.start, self.used, self.closed_total, self.limit, tuple(buckets))
-
-
-class SenderRecords:
-    """Which flushes a ring has taken: for each sender the last `seq`, and the newest bucket then.
-
-    They outlive the ring: a flush that was taken before a reset is not taken again after it. A
-    record is valid until its bucket has expired, because whatever its sender may send again has
-    then expired, too. From then on it is treated as a missing one, so it makes no difference when
-    it is deleted.
-    """
-
-    __slots__ = ("_records", "expires_at")
-
-    def __init__(self) -> None:
-        self._records: dict[str, tuple[int, int]] = {}
-        self.expires_at = 0
-        """When all records have expired, ms since the epoch."""
-
-    def has(self, sender: str, seq: int, ring: Ring) -> bool:
-        """True if `ring` has taken this flush of `sender`, or a later one."""
-        last_seq, number = self._records.get(sender, (-1, ring.newest_number - ring.span))
-        return seq <= last_seq and number > ring.newest_number - ring.span
-
-    def remember(self, sender: str, seq: int, ring: Ring, now: int) -> None:
-        """Write the record of this flush; a new sender's first record deletes the expired ones."""
-        if sender not in self._records:
-            expired = ring.newest_number - ring.span
-            self._records = {
-                name: record for name, record in self._records.items() if record[1] > expired
-            }
-        self._records[sender] = (seq, ring.newest_number)
-        self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.bucket_ms
+        reserved = [
+            Bucket(number * self.bucket_ms, borrowed=borrowed[number])
+            for number in sorted(borrowed)
+            if number > self.newest_number
+        ]
+        return RingState(
+            self.start, self.used, self.closed_total, self.limit, tuple(buckets), tuple(reserved)
+        )

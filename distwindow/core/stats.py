@@ -6,10 +6,11 @@ error), and the sum and minimum of response times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .key import AnyKey
 from .limit import Limit
+from .reservations import Reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,17 @@ class Bucket:
     error: int = 0
     rt_sum_ms: int = 0
     rt_min_ms: int | None = None
+    borrowed: int = 0
+    """Of `passed`, the permits that were borrowed before the bucket began; of a bucket that has not
+    begun, the permits that are reserved in it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RingState:
     """Everything a ring holds: the start of its newest bucket (ms), its totals (`lua/README.md`),
-    the amount and bound of the limit last used ("100 leap"), and its buckets that are not empty,
-    oldest first.
+    the amount and bound of the limit last used ("100 leap"), its buckets that are not empty, oldest
+    first, and the buckets after the newest one with what is reserved in them.
     """
 
     start: int
@@ -37,6 +42,7 @@ class RingState:
     closed_total: int
     limit: str
     buckets: tuple[Bucket, ...]
+    reserved: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,12 @@ class WindowStats:
     """The time that is summed, ms: the interval, and one bucket more when strict."""
     buckets: tuple[Bucket, ...]
     """The buckets of the window that are not empty, oldest first."""
+    borrowed: int = 0
+    """Permits that priority calls have borrowed: those of the window, which are part of `passed`,
+    and those of buckets that have not begun.
+    """
+    reserved: int = 0
+    """Of these, the permits of buckets that have not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +75,9 @@ class Stats:
     the shortest interval, `remaining` is the smallest of all, and `windows` has every window.
 
     `passed` and `blocked` count permits (a refused call of cost 3 blocks 3). `success`, `error` and
-    response times are recorded by `entry` only. `borrowed` is 0 and `concurrency` is None, because
-    this version records neither.
+    response times are recorded by `entry` only. `borrowed` counts the permits that priority calls
+    have borrowed, in the window and from buckets that have not begun. `concurrency` is None,
+    because this version does not record it.
     """
 
     key: AnyKey
@@ -97,9 +110,22 @@ def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats
     """
     bucket_ms, span = limit.bucket_ms, limit.span
     live: tuple[Bucket, ...] = ()
+    reserved, peak_excess = 0, 0
     if state is not None and state.start - now_ms <= bucket_ms * span:
         newest = max(now_ms - now_ms % bucket_ms, state.start)
-        live = tuple(b for b in state.buckets if newest - bucket_ms * span < b.start <= newest)
+        coming = [b for b in state.reserved if b.start > newest]
+        # What was reserved in a bucket that has begun has passed in it, even if nobody opened it.
+        entered = [replace(b, passed=b.borrowed) for b in state.reserved if b.start <= newest]
+        begun = (*state.buckets, *entered)
+        live = tuple(b for b in begun if newest - bucket_ms * span < b.start <= newest)
+        if coming:
+            reserved = sum(bucket.borrowed for bucket in coming)
+            peak_excess = Reservations(
+                {b.start // bucket_ms: b.borrowed for b in coming},
+                {b.start // bucket_ms: b.passed for b in live if b.start < newest},
+                newest // bucket_ms,
+                span,
+            ).peak_excess
     passed = sum(bucket.passed for bucket in live)
     return WindowStats(
         limit=limit,
@@ -109,9 +135,11 @@ def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats
         error=sum(bucket.error for bucket in live),
         rt_sum_ms=sum(bucket.rt_sum_ms for bucket in live),
         rt_min_ms=min((b.rt_min_ms for b in live if b.rt_min_ms is not None), default=None),
-        remaining=max(0, limit.amount - passed),
+        remaining=max(0, limit.amount - passed - peak_excess),
         window_ms=bucket_ms * span,
         buckets=live,
+        borrowed=reserved + sum(bucket.borrowed for bucket in live),
+        reserved=reserved,
     )
 
 
@@ -127,7 +155,7 @@ def stats_of(key: AnyKey, windows: tuple[WindowStats, ...], now_ms: int) -> Stat
         blocked=first.blocked,
         success=first.success,
         error=first.error,
-        borrowed=0,
+        borrowed=first.borrowed,
         rt_sum_ms=first.rt_sum_ms,
         rt_min_ms=first.rt_min_ms,
         avg_rt_ms=first.rt_sum_ms / finished if finished else None,

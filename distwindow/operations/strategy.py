@@ -36,6 +36,8 @@ class Strategy(Protocol):
     """Called when `next_due_at` is earlier than it was. Set by the worker."""
     uses_leases: bool
     """True if it leases permits, which have to be given back."""
+    can_borrow: bool
+    """True if the store decides what the windows hold, and so can promise coming permits."""
 
     # -- decisions --
 
@@ -50,6 +52,9 @@ class Strategy(Protocol):
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide a call, after `decide_locally` has returned None."""
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        """Decide a priority call by permits that are held here; None if the store has to decide."""
 
     def peek(self, key: AnyKey) -> Decision | None:
         """Return the decision of a call of cost 1 without counting it; None if the store has to

@@ -39,11 +39,22 @@ class QueueSlot:
     handler would otherwise stay in the queue, and nobody behind it would ever be served.
     """
 
-    def __init__(self, queues: WaitQueues, command: Acquire, timeout: float | None) -> None:
-        """`timeout`: seconds that the waiter has in all; None: no end."""
+    def __init__(
+        self,
+        queues: WaitQueues,
+        command: Acquire,
+        timeout: float | None,
+        *,
+        priority: bool = False,
+    ) -> None:
+        """`timeout`: seconds that the waiter has in all; None: no end. Waiters with `priority` have
+        a queue of their own, so that they do not wait for those without.
+        """
         self._queues = queues
         self._clock = queues.clock
         self._charge = command.charges[0]
+        ring = self._charge.ring
+        self._name = ring + b":priority" if priority else ring
         self._deadline = None if timeout is None else self._clock.monotonic() + timeout
         self._queue: _Queue | None = None
         self._wake_up = WakeUp()
@@ -69,7 +80,7 @@ class QueueSlot:
         """Leave the queue, and wake the next waiter."""
         queue = self._queue
         if queue is not None:
-            self._queues.leave(self, queue, self._charge.ring)
+            self._queues.leave(self, queue, self._name)
 
     def wake(self) -> None:
         """Have the waiter look whether it is the head now."""
@@ -83,7 +94,7 @@ class QueueSlot:
         self._queue.refusal = (self._clock.monotonic() + decision.retry_after, decision)
 
     def _join(self) -> None:
-        self._queues.join(self, self._charge.ring)
+        self._queues.join(self, self._name)
 
     def _is_head(self) -> bool:
         assert self._queue is not None
@@ -111,8 +122,15 @@ class QueueSlot:
 class AsyncQueueSlot(QueueSlot):
     """`QueueSlot` for tasks."""
 
-    def __init__(self, queues: WaitQueues, command: Acquire, timeout: float | None) -> None:
-        super().__init__(queues, command, timeout)
+    def __init__(
+        self,
+        queues: WaitQueues,
+        command: Acquire,
+        timeout: float | None,
+        *,
+        priority: bool = False,
+    ) -> None:
+        super().__init__(queues, command, timeout, priority=priority)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -140,7 +158,7 @@ class _Queue:
 
 
 class WaitQueues:
-    """The queues of one limiter, by ring. Safe to share between threads."""
+    """The queues of one limiter, by ring and priority. Safe to share between threads."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -152,21 +170,21 @@ class WaitQueues:
         self._lock = threading.RLock()
         self._queues: dict[bytes, _Queue] = {}
 
-    def join(self, slot: QueueSlot, ring: bytes) -> None:
-        """Put `slot` at the end of the queue of `ring`."""
+    def join(self, slot: QueueSlot, name: bytes) -> None:
+        """Put `slot` at the end of the queue of this name."""
         with self._lock:
-            queue = self._queues.get(ring)
+            queue = self._queues.get(name)
             if queue is None:
-                queue = self._queues[ring] = _Queue()
+                queue = self._queues[name] = _Queue()
             slot._queue = queue  # before it is appended, so that it can leave if interrupted here
             queue.waiting.append(slot)
 
-    def leave(self, slot: QueueSlot, queue: _Queue, ring: bytes) -> None:
+    def leave(self, slot: QueueSlot, queue: _Queue, name: bytes) -> None:
         """Take `slot` out of `queue`, and wake the head."""
         with self._lock:
             if slot in queue.waiting:
                 queue.waiting.remove(slot)
             if queue.waiting:
                 queue.waiting[0].wake()
-            elif self._queues.get(ring) is queue:
-                del self._queues[ring]
+            elif self._queues.get(name) is queue:
+                del self._queues[name]

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..core.charge import Charge
+from ..core.charge import BorrowedCharge, Charge
 from ..core.key import AnyKey
 from ..core.limit import Limit, expires_in_ms
 from ..core.stats import Bucket
+from .arguments import ring_arguments as _ring_arguments
+from .arguments import time_argument as _time_argument
+from .borrowing import Borrow
 from .frames import GUARD_LENGTH, Command, FrameParts, ScriptReply
 from .keys import ring_name, senders_name
 from .replies import (
@@ -41,19 +44,6 @@ def charges_of(
 ) -> tuple[Charge, ...]:
     """Return what a call of `cost` counts for `key` under `limits`."""
     return tuple(Charge(ring_name(key_prefix, limit), limit, cost, key) for limit in limits)
-
-
-def _ring_arguments(charges: tuple[Charge, ...], calls: int = 1) -> list[bytes | int | str]:
-    """Return (permits, limit, bucket_ms, shape) of each ring."""
-    arguments: list[bytes | int | str] = []
-    for _, limit, cost, _, _ in charges:
-        shape = f"{limit.buckets}+1" if limit.bound == "strict" else limit.buckets
-        arguments += (cost * calls, limit.amount, limit.bucket_ms, shape)
-    return arguments
-
-
-def _time_argument(now_ms: int | None) -> int | str:
-    return "" if now_ms is None else now_ms
 
 
 @dataclass(slots=True, eq=False)
@@ -238,12 +228,18 @@ class Refund(Command[CountReply]):
             for c in self.charges
         ]
 
+    def borrowed_flags(self) -> list[bool]:
+        """Return for each ring whether the permits were borrowed from their bucket."""
+        return [isinstance(charge, BorrowedCharge) for charge in self.charges]
+
     def arguments(self) -> list[bytes | int | str]:
+        borrowed = self.borrowed_flags()
         return [
             *_ring_arguments(self.charges),
             1,
             _time_argument(self.now_ms),
             *self.bucket_starts_ms(),
+            *(map(int, borrowed) if any(borrowed) else ()),
         ]
 
     def reply(self, raw: ScriptReply) -> CountReply:
@@ -281,6 +277,7 @@ class Reset(Command[CountReply]):
 
 
 COMMANDS: dict[str, type[Command[Any]]] = {
-    command.script: command for command in (Acquire, Lease, Peek, Flush, Refund, Read, Reset)
+    command.script: command
+    for command in (Acquire, Borrow, Lease, Peek, Flush, Refund, Read, Reset)
 }
 """Every command by the name of its script."""

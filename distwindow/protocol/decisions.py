@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from ..core.charge import with_bucket_starts
+from typing import Any
+
+from ..core.charge import BorrowedCharge, with_bucket_starts
 from ..core.decision import Decision, Source
+from .borrowing import Borrow, BorrowReply
 from .commands import Acquire
 from .frames import Command
 from .replies import AcquireReply
 
 
-def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Source) -> Decision:
+def decision_of(command: Command[Any], reply: AcquireReply, source: Source) -> Decision:
     """Return the decision that `reply` to one call is."""
     admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
     if admitted:
@@ -27,8 +30,29 @@ def decision_of(command: Command[AcquireReply], reply: AcquireReply, source: Sou
     )  # fmt: skip
 
 
+def borrow_decision(command: Borrow, reply: BorrowReply, source: Source) -> Decision:
+    """Return the decision that `reply` is."""
+    decision = decision_of(command, reply.acquire_reply, source)
+    if not decision.allowed:
+        return decision
+    charges, starts = command.charges, reply.acquire_reply.bucket_starts_ms
+    if starts is not None:
+        borrowed = reply.borrowed or (False,) * len(charges)
+        charges = tuple(
+            [
+                (BorrowedCharge if is_borrowed else type(charge))(*charge[:4], start)
+                for charge, start, is_borrowed in zip(charges, starts, borrowed, strict=True)
+            ]
+        )
+    return decision._replace(
+        charged=charges,
+        wait=reply.wait_ms / 1000,
+        reason="borrowed" if reply.wait_ms else "ok",
+    )
+
+
 def admitted_decision(
-    command: Command[AcquireReply],
+    command: Command[Any],
     index: int,
     left: int,
     reset_ms: int,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.errors import ConfigurationError
 from ..core.interrupts import is_interruption
+from ..core.ring import MAX_TOTAL
 from ..core.stats import Bucket, RingState
 
 PAST_DEADLINE = -2
@@ -118,9 +120,11 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
     if not fields:
         return None
     try:
-        start, used, closed = (int(fields[n].split()[0]) for n in (b"head", b"used", b"closed"))
+        start = newest_start(fields[b"head"])
+        used, closed = int(fields[b"used"]), int(fields[b"closed"])
         newest = start // bucket_ms
         limit, finished = int(fields[b"limit"]), fields[b"finished"]
+        borrowed = _borrowed_by_start(fields, bucket_ms, newest - span)
         buckets = [
             _parse_bucket((newest - (newest - int(slot)) % span) * bucket_ms, value.split())
             for slot, value in fields.items()
@@ -128,10 +132,15 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
         ]
         counters = [fields[b"block"], *(finished.split() if finished != b"0" else [])]
         buckets.append(_parse_bucket(start, [b"%d" % (used - closed), *counters]))
-        buckets = [b for b in buckets if b.passed or b.blocked or b.success or b.error]
+        buckets = [
+            replace(b, borrowed=borrowed[b.start]) if b.start in borrowed else b
+            for b in buckets
+            if b.passed or b.blocked or b.success or b.error
+        ]
         buckets.sort(key=lambda bucket: bucket.start)
+        reserved = tuple(Bucket(at, borrowed=borrowed[at]) for at in sorted(borrowed) if at > start)
         limit_text = f"{abs(limit)} {'strict' if limit < 0 else 'leap'}"
-        return RingState(start, used, closed, limit_text, tuple(buckets))
+        return RingState(start, used, closed, limit_text, tuple(buckets), reserved)
     except (LookupError, ValueError) as exc:
         if is_interruption(exc):
             raise
@@ -139,6 +148,24 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
             f"the hash of this key is not a distwindow ring ({exc!r}); use a prefix that no other "
             "program uses"
         ) from exc
+
+
+def newest_start(head: bytes) -> int:
+    """Return the start of the newest bucket from the field `head`, ms since the epoch."""
+    words = head.split()
+    start = int(words[0])
+    return start if start <= MAX_TOTAL else int(words[1])
+
+
+def _borrowed_by_start(fields: dict[bytes, bytes], bucket_ms: int, expired: int) -> dict[int, int]:
+    """Return the borrowed permits by the start of their bucket, without those of buckets up to the
+    number `expired`.
+    """
+    of_buckets = [
+        value.split() for name, value in fields.items() if name[:1] == b"b" and name[1:].isdigit()
+    ]
+    numbers = {int(number): int(permits) for number, permits in of_buckets}
+    return {number * bucket_ms: permits for number, permits in numbers.items() if number > expired}
 
 
 def _parse_bucket(start: int, counts: Sequence[bytes]) -> Bucket:

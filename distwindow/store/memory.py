@@ -10,17 +10,20 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
-from ..core.charge import Charge
+from ..core.charge import BorrowedCharge, Charge
 from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
 from ..core.errors import closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
-from ..core.ring import RETIRED_START, Ring, SenderRecords
+from ..core.ring import RETIRED_START, Ring
+from ..core.sender_records import SenderRecords
+from ..protocol.borrowing import Borrow, BorrowReply
 from ..protocol.commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
+from .memory_borrow import borrow
 from .memory_replies import acquire_reply, bucket_starts
 
 Reply = TypeVar("Reply")
@@ -61,6 +64,7 @@ class MemoryStore:
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "peek": self._peek,
+            "borrow": self._borrow,
             "lease": self._lease,
             "flush": self._flush,
             "refund": self._refund,
@@ -89,7 +93,7 @@ class MemoryStore:
         admitted, refusal = False, None
         # No call while the lock is held: a signal handler that calls the limiter would wait for it.
         with self._lock:
-            age = now - ring.start
+            age = now - ring.shortcut_start
             left = amount - ring.used - cost
             if 0 <= age < bucket_ms and store is self:
                 if left >= 0:
@@ -112,7 +116,7 @@ class MemoryStore:
             if age < bucket_ms or store is not self:
                 return self._attempt_by_reply(command, deadline)
             with self._lock:
-                if now - ring.start >= bucket_ms:  # not dropped meanwhile
+                if now - ring.shortcut_start >= bucket_ms:  # not dropped meanwhile
                     ring.rotate(now, _limit_text(limit))
             return self.attempt(command, deadline)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
@@ -163,7 +167,7 @@ class MemoryStore:
         for charge in command.charges:
             ring = self._ring_at(charge, now)
             rings.append(ring)
-            admitted = min(admitted, max(0, (charge.limit.amount - ring.used) // charge.cost))
+            admitted = min(admitted, max(0, (charge.limit.amount - ring.peak) // charge.cost))
         for charge, ring in zip(command.charges, rings, strict=True):
             if command.write_limit:
                 ring.limit = _limit_text(charge.limit)
@@ -177,6 +181,9 @@ class MemoryStore:
         starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
+    def _borrow(self, command: Borrow, now: int) -> BorrowReply:
+        return borrow(command, [self._ring_at(charge, now) for charge in command.charges], now)
+
     def _peek(self, command: Peek, now: int) -> AcquireReply:
         rings = []
         for charge in command.charges:
@@ -185,7 +192,7 @@ class MemoryStore:
             ring.rotate(now, ring.limit)
             rings.append(ring)
         room = all(
-            ring.used + charge.cost <= charge.limit.amount
+            ring.peak + charge.cost <= charge.limit.amount
             for charge, ring in zip(command.charges, rings, strict=True)
         )
         return acquire_reply(command.charges, rings, 1, int(room), now)
@@ -194,7 +201,7 @@ class MemoryStore:
         charges = command.charges
         rings = [self._ring_at(charge, now) for charge in charges]
         min_left = min(
-            charge.limit.amount - ring.used - charge.cost
+            charge.limit.amount - ring.peak - charge.cost
             for charge, ring in zip(charges, rings, strict=True)
         )
         starts = bucket_starts(rings, now)
@@ -251,7 +258,9 @@ class MemoryStore:
             if ring is None or ring.is_stale(now):
                 refunded.append(0)
             else:
-                refunded.append(self._ring_at(charge, now).refund(charge.cost, start))
+                borrowed = isinstance(charge, BorrowedCharge)
+                ring = self._ring_at(charge, now)
+                refunded.append(ring.refund(charge.cost, start, borrowed=borrowed))
         return CountReply(min(refunded), now)
 
     def _read(self, command: Read, now: int) -> ReadReply:
@@ -279,7 +288,7 @@ class MemoryStore:
             return False
         # Both without a call, so that no signal handler raises in between: a linked command would
         # go on counting in a ring that nobody finds.
-        ring.start = RETIRED_START
+        ring.shortcut_start = RETIRED_START
         del self._rings[name]
         return True
 
@@ -302,7 +311,7 @@ class MemoryStore:
         expired = [
             name
             for name, ring in self._rings.items()
-            if now >= ring.start + (ring.span + 1) * ring.bucket_ms
+            if now >= (ring.last_number + ring.span + 1) * ring.bucket_ms
         ]
         for name in expired:
             self._remove(name)

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from ..core.charge import Charge
+from ..core.charge import BorrowedCharge, Charge
 from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.stats import Bucket
+from ..protocol.borrowing import Borrow
 from ..protocol.commands import (
     CURRENT_BUCKET,
     Acquire,
@@ -47,7 +48,8 @@ LIMITS = (
 LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
 COMMAND_NAMES = (
-    *["acquire"] * 5, *["lease"] * 2, *["flush"] * 3, "peek", "refund", "read", "reset",
+    *["acquire"] * 5, *["borrow"] * 3, *["lease"] * 2, *["flush"] * 3, *["refund"] * 2, "peek",
+    "read", "reset",
 )  # fmt: skip
 """The commands of a history. The more often one is named here, the more often it is drawn."""
 
@@ -68,9 +70,13 @@ class HistoryStep(NamedTuple):
     calls: int
     """Equal calls in one `acquire`, buckets in a `flush`."""
     size: int
-    """Response time of a `flush`; how far back a `refund` or `flush` reaches; extra of a lease."""
+    """Response time of a `flush`; how far back a `refund` or `flush` reaches; extra of a lease; how
+    long a `borrow` may wait.
+    """
     flag: bool
-    """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush."""
+    """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush; whether a `borrow`
+    may take the whole limit, and whether a `refund` is of borrowed permits.
+    """
     amount_change: int
     """By how much the limits are raised."""
 
@@ -141,11 +147,34 @@ def _command(
         return Lease(charges, now, extra=step.size * step.calls, prefetch=step.flag)
     if step.name == "flush":
         return _flush(step, charges, now, past)
+    if step.name == "borrow":
+        share = 1 if step.flag else 2
+        max_borrowed = tuple(charge.limit.amount // share for charge in charges)
+        max_wait_ms = step.size * step.calls * MINUTE_MS
+        return Borrow(charges, now, max_wait_ms=max_wait_ms, max_borrowed=max_borrowed)
+    if step.name == "refund" and step.flag:
+        return Refund(_borrowed_charges(step, charges, past), now, now)
     if step.name == "refund":
         return Refund(charges, now, past[-1 - step.size % len(past)])
     if step.name == "read":
         return Read(charges, now)
     return Reset(charges, now)
+
+
+def _borrowed_charges(
+    step: HistoryStep, charges: tuple[Charge, ...], past: Sequence[int]
+) -> tuple[Charge, ...]:
+    """Return charges of the buckets that began, or will begin, `calls` buckets after an earlier
+    moment.
+    """
+    moment = past[-1 - step.size % len(past)]
+    starts = [
+        moment - moment % charge.limit.bucket_ms + step.calls * charge.limit.bucket_ms
+        for charge in charges
+    ]
+    return tuple(
+        BorrowedCharge(*charge[:4], start) for charge, start in zip(charges, starts, strict=True)
+    )
 
 
 def _flush(step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Sequence[int]) -> Flush:

@@ -424,9 +424,90 @@ def syncs() -> str:
     return svg(880, int(bottom) + 62, "Two processes that sync, and what each has counted", parts)
 
 
+BORROW_START = 1_700_000_040_000
+BORROW_PLAIN = {0: 4, 200: 3, 400: 2, 600: 1, 1000: 2, 1200: 2, 1400: 3}
+"""Plain calls by their time, ms: how many are made then."""
+BORROW_PRIORITY = {850: 3, 910: 2, 950: 1}
+"""Priority calls by their time, ms: their cost."""
+
+
+def borrowed() -> tuple[dict[int, int], list[tuple[int, int, float | None]]]:
+    """Admissions without priority by bucket start, and each priority call: when, its cost, and its
+    wait in ms (None: refused).
+    """
+    clock = Clock(BORROW_START)
+    limiter = Limiter(
+        "memory://", Limit(10, per=1.0, buckets=5), max_wait=0.5, borrow_share=0.5, time=clock
+    )
+    plain: dict[int, int] = {}
+    priority: list[tuple[int, int, float | None]] = []
+    for at in sorted(BORROW_PLAIN | BORROW_PRIORITY):
+        clock.ms = BORROW_START + at
+        for _ in range(BORROW_PLAIN.get(at, 0)):
+            start = at - at % 200
+            plain[start] = plain.get(start, 0) + bool(limiter.try_acquire("search"))
+        if at in BORROW_PRIORITY:
+            cost = BORROW_PRIORITY[at]
+            decision = limiter.try_acquire("search", cost, priority=True)
+            wait = decision.wait * 1000 if decision.allowed else None
+            priority.append((at, cost, wait))
+    return plain, priority
+
+
+def borrowing() -> str:
+    plain, priority = borrowed()
+    left, scale, base, tall = 40, 0.42, 190, 18
+
+    def x(ms: float) -> float:
+        return left + ms * scale
+
+    parts = [
+        text(
+            left,
+            24,
+            "10 per second, 5 buckets of 200 ms; max_wait 0.5 s, borrow_share 0.5",
+            size=14,
+        )
+    ]
+    parts.append(line(x(0), base, x(1600), base, INK, 1.5))
+    for start in range(0, 1601, 200):
+        parts.append(line(x(start), base, x(start), base + 6, INK))
+        parts.append(text(x(start), base + 20, f"{start / 1000:.1f} s", anchor="middle", size=11))
+    lent: dict[int, int] = {}
+    for at, cost, wait in priority:
+        if wait is not None:
+            start = round(at + wait)
+            lent[start] = lent.get(start, 0) + cost
+
+    def blocks(start: int, first: int, count: int, fill: str) -> None:
+        parts.extend(
+            f"<rect x='{x(start) + 6:.1f}' y='{base - (i + 1) * tall + 2:.1f}' "
+            f"width='{200 * scale - 12:.1f}' height='{tall - 4}' rx='3' fill='{fill}'/>"
+            for i in range(first, first + count)
+        )
+
+    for start in range(0, 1600, 200):
+        blocks(start, 0, lent.get(start, 0), WARM)
+        blocks(start, lent.get(start, 0), plain.get(start, 0), FILL)
+    for row, (at, cost, wait) in enumerate(priority):
+        y = base + 52 + row * 24
+        parts.append(f"<circle cx='{x(at):.1f}' cy='{y:.1f}' r='4' fill='{WARM}'/>")
+        if wait is None:
+            words = f"at {at} ms, cost {cost}: refused, the share is lent"
+        else:
+            end = x(at + wait)
+            parts.append(line(x(at), y, end, y, WARM, 2))
+            parts.append(line(end, y, end, base + 26, WARM, 1))
+            words = f"at {at} ms, cost {cost}: waits for {wait:.0f} ms"
+        parts.append(text(x(at) - 10, y + 4, words, anchor="end", fill=WARM))
+    parts.append(text(left, base + 136, "Blue: passed without priority. Orange: borrowed."))
+    return svg(740, base + 150, "Priority calls that borrow from coming buckets", parts)
+
+
 def pictures() -> dict[str, str]:
     """Every picture by its file name."""
     return {
+        "borrowing.svg": borrowing(),
         "leap-and-strict.svg": leap_and_strict(),
         "leases.svg": leases(),
         "ring.svg": ring(),

@@ -5,7 +5,8 @@ for i = 1, rings and #rings or 0 do
   local ring = rings[i]
   ring.cost = calls and calls % 1 == 0 and ring.permits / calls or 0
   if not (ring.cost >= 1 and ring.cost % 1 == 0) then rings = nil break end
-  admitted = math.max(0, math.min(admitted, math.floor((ring.limit - ring.used) / ring.cost)))
+  local left = ring.limit - ring.used - ring.peak_excess
+  admitted = math.max(0, math.min(admitted, math.floor(left / ring.cost)))
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 

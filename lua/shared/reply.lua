@@ -3,6 +3,7 @@
 
 -- ms until the ring is empty if nobody calls again.
 local function reset_ms_of(ring, now)
+  if ring.last or ring.passed and ring.used > 0 then return reserved_empty_at(ring) - now end
   if ring.used == 0 then return 0 end
   return math.max(0, expires_at(ring, 1, -1) - now)
 end
@@ -11,7 +12,7 @@ end
 local function binding_ring(rings, now)
   local index, left
   for i = 1, #rings do
-    local left_here = rings[i].limit - rings[i].used
+    local left_here = rings[i].limit - rings[i].used - rings[i].peak_excess
     if not left or left_here < left then index, left = i, left_here end
   end
   return index, left, reset_ms_of(rings[index], now)
@@ -25,16 +26,20 @@ local function refusal(rings, now)
   local index, latest
   for i = 1, #rings do
     local ring = rings[i]
-    local need = ring.used + ring.cost - ring.limit
+    local need = ring.used + ring.peak_excess + ring.cost - ring.limit
     if need > 0 then
       local room_at
-      room_at, ring.passed_before, ring.passed_upto = expires_at(ring, need, 1)
+      if ring.last or ring.passed then
+        room_at = reserved_room_at(ring, ring.limit - ring.cost)
+      else
+        room_at, ring.passed_before, ring.passed_upto = expires_at(ring, need, 1)
+      end
       if room_at == ring.start + ring.span * ring.bucket_ms then ring.passed_upto = MAX_TOTAL end
       if not latest or room_at > latest then index, latest = i, room_at end
     end
   end
   local ring = rings[index]
-  return index, ring.limit - ring.used, reset_ms_of(ring, now), latest - now
+  return index, ring.limit - ring.used - ring.peak_excess, reset_ms_of(ring, now), latest - now
 end
 
 -- True if any ring counts in a bucket that begins after now, as it does once the clock was set back.

@@ -15,6 +15,7 @@
 --   expired_slots     slots that `rotate` will delete
 --   cost              permits of one call (acquire, peek, lease)
 --   passed_before passed_upto   for which costs a refusal holds (refusal, in shared/reply.lua)
+-- What a ring with borrowed permits has besides is in shared/reservations.lua.
 
 -- The closed buckets first..last, by number. A few are fetched by name; more of them by reading the
 -- whole hash once, because in a compact hash each lookup by name walks through its fields.
@@ -41,31 +42,44 @@ local function read_ring(ring, now)
   local bucket_ms, span = ring.bucket_ms, ring.span
   local values = redis.call('HMGET', ring.key, 'head', 'used', 'closed')
   local head = values[1]
-  local start = tonumber(head)
-  if head and not start then
+  local start, ahead = tonumber(head), nil
+  if head and not start then start, ring.peak_excess, ahead = string.match(head, RESERVED_PATTERN) end
+  if ahead then
+    start, ring.peak_excess, ahead = start - 0, ring.peak_excess - 0, ahead - 0
+  elseif head and not start then
+    ring.peak_excess = 0
     -- Where `head` is neither a start nor a stored refusal, this is not a ring of distwindow. Then
     -- `nil - 0` ends the script with an error, rather than admitting without a limit.
     ring.has_refusal, start = true, string.match(head, '^(%d+) %d+ [%d -]+$') - 0
   end
   ring.start = now - now % bucket_ms
   local steps = start and (ring.start - start) / bucket_ms
-  if not start or steps >= span or start - now > bucket_ms * span then
-    ring.is_empty, ring.head, ring.used, ring.closed = true, head, 0, 0
+  if not start or steps - (ahead or 0) >= span or start - now > bucket_ms * span then
+    ring.is_empty, ring.head, ring.used, ring.closed, ring.peak_excess = true, head, 0, 0, 0
     return
   end
   ring.used, ring.closed = values[2] - 0, values[3] - 0
+  local newest = start / bucket_ms
   if steps <= 0 then
-    ring.start = start
+    ring.start, ring.last = start, ahead and newest + ahead
     return
   end
-  local newest = start / bucket_ms
   ring.closing, ring.closing_passed, ring.expired_slots = newest, ring.used - ring.closed, {}
+  if ahead then return read_reserved_ring(ring) end
   local first = newest + 1 - span
   for number, bucket in pairs(closed_buckets(ring, first, first + steps - 1)) do
     ring.used = ring.used - passed_in(bucket)
     ring.expired_slots[#ring.expired_slots + 1] = number % span
   end
   ring.closed = ring.used
+end
+
+-- The time to live, ms, of a ring whose newest bucket begins: until the next bucket that renews it, and its
+-- window after it, are over, and the windows of reserved buckets, too.
+local function time_to_live(ring)
+  local newest, span = ring.start / ring.bucket_ms, ring.span
+  local buckets = math.floor(span / 4) + 1 + span + (ring.last or newest) - newest
+  return buckets * ring.bucket_ms + math.max(0, ring.start - now)
 end
 
 -- Write what `read_ring` has found: close the bucket that was the newest into its slot, delete what
@@ -80,18 +94,20 @@ local function rotate(ring)
     if ring.head then redis.call('DEL', key) end
   elseif ring.closing then
     if ring.expired_slots[1] then redis.call('HDEL', key, unpack(ring.expired_slots)) end
-    local values = redis.call('HMGET', key, 'block', 'finished')
-    redis.call('HSET', key, ring.closing % ring.span,
-      encode_bucket(ring.closing_passed, values[1], values[2]))
+    if ring.closing + ring.span > ring.start / ring.bucket_ms then
+      local values = redis.call('HMGET', key, 'block', 'finished')
+      redis.call('HSET', key, ring.closing % ring.span,
+        encode_bucket(ring.closing_passed, values[1], values[2]))
+    end
+    if ring.entered and ring.entered[1] then redis.call('HSET', key, unpack(ring.entered)) end
   else
     return
   end
-  local number, span = ring.start / ring.bucket_ms, ring.span
-  local renewal = math.floor(span / 4) + 1
-  redis.call('HSET', key, 'head', ring.start, 'used', ring.used, 'closed', ring.closed,
+  local number, renewal = ring.start / ring.bucket_ms, math.floor(ring.span / 4) + 1
+  redis.call('HSET', key, 'head', encode_head(ring), 'used', ring.used, 'closed', ring.closed,
     'block', '0', 'finished', '0', 'limit', ring.limit_field)
-  if ring.is_empty or number % renewal < number - ring.closing then
-    redis.call('PEXPIRE', key, (span + renewal) * ring.bucket_ms)
+  if ring.is_empty or ring.passed or number % renewal < number - ring.closing then
+    redis.call('PEXPIRE', key, time_to_live(ring))
   end
   ring.has_refusal = false
 end
@@ -149,7 +165,7 @@ local function parse_rings(now, max_extra, ring_count)
     local permits, limit, bucket_ms, span, limit_field = ring_arguments(i)
     if not permits or seen[key] then return nil end
     local ring = {key = key, permits = permits, limit = limit, bucket_ms = bucket_ms, span = span,
-      limit_field = limit_field}
+      limit_field = limit_field, peak_excess = 0}
     read_ring(ring, now)
     rings[i], seen[key] = ring, true
   end

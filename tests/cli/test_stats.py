@@ -44,6 +44,20 @@ def test_recorded_outcomes_have_columns(cli: Cli, redis_url: str, prefix: str) -
     assert row.split()[6:8] == ["1", "1"]
 
 
+def test_borrowed_permits_have_a_column(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "10/hour 1 buckets", prefix=prefix, max_wait=3600) as limiter:
+        limiter.try_acquire("k", 10)
+        limiter.try_acquire("plain")
+        for cost in (2, 1):
+            assert limiter.try_acquire("k", cost, priority=True).reason == "borrowed"
+    head, *rows = (line.split() for line in cli("stats", "--sort", "key").out.splitlines()[:3])
+    assert head == ["KEY", "LIMIT", "USED", "PASS/S", "BLOCK/S", "BORROWED"]
+    assert [(row[0], row[-1]) for row in rows] == [("k", "3"), ("plain", "-")]
+    (result,) = json.loads(cli("stats", "k", "--json").out)
+    assert (result["passed"], result["borrowed"], result["remaining"]) == (10, 3, 0)
+    assert result["windows"][0]["reserved"] == 3
+
+
 def test_json_has_the_fields_of_the_library(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, ["10/hour", "100/day"], prefix=prefix) as limiter:
         for _ in range(12):

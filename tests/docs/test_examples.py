@@ -41,6 +41,13 @@ def test_worker(url: str) -> None:
     assert done[:3] == [("acme", 0), ("acme", 1), ("acme", 2)]
 
 
+def test_priority(url: str) -> None:
+    outcomes = result_of("priority.py", url)
+    assert outcomes["reports admitted"] >= 10
+    assert outcomes["payments borrowed"] == 5
+    assert outcomes["payments over_limit"] == 1
+
+
 def test_sqlite_store(tmp_path: Path) -> None:
     assert result_of("sqlite_store.py", str(tmp_path / "limits.db")) == {
         "admitted": 100,

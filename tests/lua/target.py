@@ -9,6 +9,7 @@ import redis
 from distwindow import Limit
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
+from distwindow.protocol.borrowing import Borrow
 from distwindow.protocol.commands import charges_of
 from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
@@ -31,13 +32,25 @@ HOSTILE = (
 class Target:
     """The rings of one key in some state, and the calls of them."""
 
-    def __init__(self, server: redis.Redis, limits: tuple[Limit, ...], now: int, used: int) -> None:
+    def __init__(
+        self,
+        server: redis.Redis,
+        limits: tuple[Limit, ...],
+        now: int,
+        used: int,
+        *,
+        reserved: bool = False,
+    ) -> None:
         self.server = server
         self.now = now
         key = fresh_key()
         self.charges = charges_of(key, ring_name_prefix("hostile", key), limits, 1)
         for _ in range(used):
             self.send(wire.Acquire(self.charges, NOW))
+        if reserved:
+            whole = tuple(limit.amount for limit in limits)
+            reply = self.send(Borrow(self.charges, NOW, 10**7, whole))
+            assert reply[5] > 0, "nothing was reserved"
 
     def words(self, command: Command[Any]) -> list[bytes | int | str]:
         return [GUARD, *command.arguments()]
@@ -82,6 +95,9 @@ class Target:
             return wire.Lease(self.charges, self.now, extra=2, prefetch=not full)
         if name == "flush":
             return self.flush(pull=full)
+        if name == "borrow":
+            wait = 10 * W if full else 0
+            return Borrow(self.charges, self.now, wait, (5, 9)[: len(self.charges)])
         if name == "refund":
             return wire.Refund(self.charges, self.now, NOW)
         return wire.COMMANDS[name](self.charges, self.now)
@@ -137,7 +153,8 @@ def places(name: str, count: int, rings: int) -> list[str]:
     last = {
         "lease": ["extra", "prefetch"],
         "flush": ["sender", "seq", "pull", *(["counts"] * rings)],
-        "refund": ["bucket_start_ms"] * rings,
+        "borrow": ["max_wait_ms", *(["max_borrowed"] * rings)],
+        "refund": [*(["bucket_start_ms"] * rings), *(["borrowed"] * rings)],
     }.get(name, ["write_limit"])
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
     return ["guard", *ring, "calls", "now_ms", *last][:count]

@@ -42,3 +42,25 @@ def test_a_ring_outlives_its_newest_bucket_by_its_window(
         assert start + (span + 1) * bucket_ms - 1000 <= expires_at
         assert expires_at <= now + (span + renewal) * bucket_ms
     assert renewed <= 2 * opened / renewal + 1
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 4, 10, 60])
+def test_a_ring_outlives_the_windows_of_reserved_buckets(server: redis.Redis, buckets: int) -> None:
+    """Whoever opens buckets meanwhile, and however rarely its expiry is renewed after that."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        limit = Limit(10, per=60 * buckets, buckets=buckets)
+        span, bucket_ms, now = limit.span, limit.bucket_ms, NOW
+        target = Target(server, (limit,), now, 10, reserved=True)
+        ring = target.charges[0].ring
+        last = NOW // bucket_ms + span  # all ten were counted in one bucket
+        ttl: Any = server.pttl(ring)
+        expires_at = now + ttl
+        while now // bucket_ms < last + 2 * span:
+            assert (max(now // bucket_ms, last) + span + 1) * bucket_ms - 1000 <= expires_at
+            server.persist(ring)
+            now += rng.choice([0, bucket_ms // 2, bucket_ms, bucket_ms * span])
+            target.send(rng.choice([wire.Acquire, wire.Lease])(target.charges, now))
+            ttl = server.pttl(ring)
+            if ttl > 0:
+                expires_at = now + ttl

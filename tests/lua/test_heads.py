@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from distwindow import Key, Limit
-from distwindow.core.charge import Charge
+from distwindow.core.charge import BorrowedCharge, Charge
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol import scripts as script
+from distwindow.protocol.borrowing import Borrow
 from distwindow.protocol.commands import COMMANDS, charges_of
 from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
@@ -50,7 +51,10 @@ def grammar(text: str, rings: int) -> re.Pattern[str]:
                 pattern += "".join(_word(f"{n}_{ring}") for n in group[1:-4].split())
         elif group:
             inner = "".join(
-                _word(name + "_again" * (name in pattern)) for name in group[1:-1].split()
+                "".join(_word(f"{name[:-3]}_{ring}") for ring in range(1, rings + 1))
+                if name.endswith("...")
+                else _word(name + "_again" * (name in pattern))
+                for name in group[1:-1].split()
             )
             pattern += f"(?:{inner})?"
         elif part.endswith("..."):
@@ -108,6 +112,11 @@ SEEN = (
 COUNTS = ("1699999980000 2 3 4 5 60 7;10000000000000 0 0 1 0 8 8;", "")
 
 
+def borrowed(rings: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    """Return these charges, of which the last is counted in a bucket that had not begun."""
+    return (*rings[:-1], BorrowedCharge(*rings[-1][:4], NOW // 60_000 * 60_000 + 120_000))
+
+
 def variants() -> list[Command[Any]]:
     one, two = charges(LEAP), charges(LEAP, STRICT)
     sent: list[Command[Any]] = []
@@ -125,7 +134,9 @@ def variants() -> list[Command[Any]]:
             wire.Flush(
                 rings, now, counts=(SEEN, ())[: len(rings)], sender="0fa1", seq=12, pull=True
             ),
+            Borrow(rings, now, max_wait_ms=500, max_borrowed=(10, 17)[: len(rings)]),
             wire.Refund(rings, now, charged_ms=NOW - 70_000),
+            wire.Refund(borrowed(rings), now, charged_ms=NOW - 70_000),
             wire.Read(rings, now),
             wire.Reset(rings, now),
         ]
@@ -149,8 +160,12 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
             f"bucket_ms_{i}": str(limit.bucket_ms),
             f"shape_{i}": f"{limit.buckets}+1" if limit.bound == "strict" else str(limit.buckets),
             f"bucket_start_ms_{i}": str((NOW - 70_000) // limit.bucket_ms * limit.bucket_ms),
+            f"max_borrowed_{i}": str((10, 17)[i - 1]),
+            f"borrowed_{i}": str(int(isinstance(charge, BorrowedCharge))),
         }
-    for name in ("extra", "prefetch", "sender", "seq", "pull"):
+        if isinstance(charge, BorrowedCharge):
+            expected[f"bucket_start_ms_{i}"] = str(charge.bucket_start_ms)
+    for name in ("max_wait_ms", "extra", "prefetch", "sender", "seq", "pull"):
         value = getattr(command, name, "")
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
     counts = COUNTS if getattr(command, "counts", ()) else ("", "")
@@ -220,7 +235,7 @@ def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
 VALUES: dict[str, Any] = {
     "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
     "admitted": 0, "refunded": 4, "deleted": 1, "extra": 6, "ends_in_ms": 450, "start": 60_000,
-    "passed": 11,
+    "passed": 11, "wait_ms": 250,
 }  # fmt: skip
 AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
 STARTS = (1_699_999_980_000, 1_699_999_200_000)
@@ -239,6 +254,8 @@ def reply_of(form: str, rings: int) -> list[Any]:
     for at, word in enumerate(words):
         if word == "bucket_start_ms...":
             raw += STARTS[:rings]
+        elif word == "borrowed...":
+            raw += (0, 1)[:rings]
         elif word in words[:at]:
             raw.append(AGAIN[word])
         else:
@@ -282,6 +299,21 @@ def test_the_refusal_of_all_calls_has_no_admitted_ones() -> None:
     assert reply.admitted_binding is None
 
 
+@pytest.mark.parametrize("form", forms("borrow"))
+def test_a_borrow_reply_is_parsed_from_each_form(form: str) -> None:
+    reply = Borrow(charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    of_acquire, refused, waits = reply.acquire_reply, "retry_ms" in form, "wait_ms" in form
+    assert (of_acquire.now_ms, of_acquire.left, of_acquire.binding_index, of_acquire.reset_ms) == (
+        NOW,
+        8,
+        1,
+        1500,
+    )
+    assert (of_acquire.admitted, of_acquire.retry_ms) == ((0, 900) if refused else (1, 0))
+    assert of_acquire.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+    assert (reply.wait_ms, reply.borrowed) == ((250, (False, True)) if waits else (0, ()))
+
+
 @pytest.mark.parametrize("form", forms("lease"))
 def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
     lease = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
@@ -318,4 +350,6 @@ def test_the_other_forms_are_parsed(name: str) -> None:
 
 def test_the_forms_of_every_script_are_parsed_here() -> None:
     """A new script has to be added to the tests above."""
-    assert set(COMMANDS) == {"acquire", "peek", "lease", "flush", "refund", "read", "reset"}
+    assert set(COMMANDS) == {
+        "acquire", "borrow", "peek", "lease", "flush", "refund", "read", "reset",
+    }  # fmt: skip

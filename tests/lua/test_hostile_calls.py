@@ -38,7 +38,7 @@ NEGATIVE = "-1"
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("limits", [(LIMIT,), (LIMIT, OTHER)], ids=["one ring", "two rings"])
-@pytest.mark.parametrize("name", ["acquire", "peek", "lease"])
+@pytest.mark.parametrize("name", ["acquire", "borrow", "peek", "lease"])
 def test_a_hostile_argument_is_never_admitted(
     server: redis.Redis, name: str, limits: tuple[Limit, ...], state: str
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_negative_number_of_calls_is_not_admitted(server: redis.Redis, state: 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("permits", ["0", "6", "10000000000001", "9007199254740993"])
-@pytest.mark.parametrize("name", ["acquire", "lease"])
+@pytest.mark.parametrize("name", ["acquire", "borrow", "lease"])
 def test_impossible_permits_are_not_admitted(
     server: redis.Redis, name: str, state: str, permits: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_impossible_permits_are_not_admitted(
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", ["acquire", "lease"])
+@pytest.mark.parametrize("name", ["acquire", "borrow", "lease"])
 def test_a_limit_of_zero_admits_nothing(server: redis.Redis, name: str, state: str) -> None:
     now, used = STATES[state]
     target = Target(server, (LIMIT,), now, used)
@@ -124,7 +124,7 @@ def test_a_limit_of_zero_admits_nothing(server: redis.Redis, name: str, state: s
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund"])
+@pytest.mark.parametrize("name", ["acquire", "borrow", "peek", "lease", "flush", "refund"])
 def test_arguments_missing_or_too_many_change_nothing(
     server: redis.Redis, name: str, state: str
 ) -> None:
@@ -138,6 +138,8 @@ def test_arguments_missing_or_too_many_change_nothing(
             assert isinstance(target.run(name, words[:count]), redis.ResponseError), count
         if name == "peek":
             words.append("1")
+        if name == "refund":
+            words += ["1"] * len(limits)  # the flags of borrowed permits
         assert isinstance(target.run(name, [*words, "1"]), redis.ResponseError)
         assert isinstance(target.run(name, [*words, *["1"] * 4000]), redis.ResponseError)
         assert target.content() == before
@@ -184,7 +186,7 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> No
         assert target.content() == before
 
 
-@pytest.mark.parametrize("name", ["acquire", "peek", "lease", "flush", "refund"])
+@pytest.mark.parametrize("name", ["acquire", "borrow", "peek", "lease", "flush", "refund"])
 def test_a_ring_named_twice_is_refused(server: redis.Redis, name: str) -> None:
     target = Target(server, (LIMIT,), NOW + 5, 3)
     before = target.content()
