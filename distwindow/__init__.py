@@ -1,5 +1,15 @@
 """One rate limit for the whole fleet: Sentinel's LeapArray in Redis, exact and atomic."""
 
+from .breaker import (
+    AsyncCircuitBreaker,
+    BreakerChange,
+    BreakerOpen,
+    BreakerRule,
+    CircuitBreaker,
+    ErrorCount,
+    ErrorRatio,
+    SlowRatio,
+)
 from .core.decision import Decision
 from .core.errors import (
     ConfigurationError,
@@ -24,13 +34,20 @@ from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncCircuitBreaker",
     "AsyncLimiter",
+    "BreakerChange",
+    "BreakerOpen",
+    "BreakerRule",
     "Bucket",
     "BucketLeapArray",
+    "CircuitBreaker",
     "ConfigurationError",
     "Decision",
     "DistwindowError",
     "EagerBucketLeapArray",
+    "ErrorCount",
+    "ErrorRatio",
     "Event",
     "FixedWindow",
     "Key",
@@ -41,6 +58,7 @@ __all__ = [
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",
+    "SlowRatio",
     "Stats",
     "StoreError",
     "StoreTimeout",

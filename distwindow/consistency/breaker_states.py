@@ -1,0 +1,443 @@
+"""The circuit breakers of one `CircuitBreaker` in this process: what is known of each, and what has
+been counted.
+
+A call is decided in memory by the last known state. The store is asked in the call only
+
+    where the state is older than two sync intervals      (the first call; after a pause)
+    for a probe, once an open breaker's time has come
+
+The worker flushes what was counted and refreshes the states of the breakers that were called in the
+last `POLL_FOR_S` seconds, all in one exchange: a flush is answered with the breaker's state.
+
+The store does not answer: the last known state holds. Where there is none, or where an open
+breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow` it
+is let through, and an open breaker gets probes of this process alone, one in `open_for`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from ..core.breaker_record import CallCounts
+from ..core.breaker_rules import BreakerRule
+from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
+from ..core.clock import Clock
+from ..core.errors import StoreError
+from ..core.key import AnyKey, normalize_key
+from ..operations.flush_source import OutgoingCommand
+from ..protocol.breaker_commands import (
+    BreakerFlush,
+    BreakerProbe,
+    BreakerReply,
+    ProbeAction,
+    breaker_name,
+)
+from .breaker_key_state import BreakerKeyState, InFlightCalls
+from .flush_schedule import FlushSchedule
+from .key_state import NEVER
+
+POLL_FOR_S = 10.0
+"""Seconds after its last call for which a breaker is refreshed."""
+AWAY_S = 1.0
+"""Seconds after a failure for which no call asks the store; the worker does."""
+_NO_CHANGES = 10**13
+"""The known epoch of a process that knows none: it has missed no changes."""
+
+OnBreakerStoreError = Literal["allow", "deny"]
+
+
+class Admission(NamedTuple):
+    """A call that was let through."""
+
+    state: BreakerKeyState
+    epoch: int | None
+    """The epoch in which it was, if the store has told."""
+    probe_id: str | None
+    """If it is a probe; empty for one that is not the fleet's."""
+    began_at: float
+    """Monotonic seconds."""
+
+
+class ProbeRequest:
+    """One request for a probe, and its outcome: None as long as it is unknown."""
+
+    __slots__ = ("granted", "outgoing", "probe_id")
+
+    def __init__(self, probe_id: str) -> None:
+        self.probe_id = probe_id
+        self.granted: bool | None = None
+        self.outgoing: OutgoingCommand
+
+
+class BreakerStates:
+    """The breakers of one rule under one prefix, by key. A `FlushSource`. Safe to share between
+    threads.
+    """
+
+    dropped = 0
+
+    def __init__(
+        self,
+        prefix: str,
+        rule: BreakerRule,
+        clock: Clock,
+        *,
+        flush_interval: float,
+        sync_interval: float,
+        max_keys: int,
+        on_store_error: OnBreakerStoreError,
+        in_process: bool,
+        on_changes: Callable[[list[BreakerChange]], object],
+    ) -> None:
+        self.rule = rule
+        self.monotonic = clock.monotonic
+        self._clock = clock
+        self._prefix = prefix
+        self._sync_s = sync_interval
+        self._tick_s = min(flush_interval, sync_interval)
+        self._max_keys = max_keys
+        self._denies = on_store_error == "deny"
+        self.in_process = in_process
+        """True for a store in this process: it is asked by every call, and told of every end."""
+        self._on_changes = on_changes
+        self._schedule = FlushSchedule(self._tick_s)
+        self._hold: Callable[[], object] | None = None
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start empty, under a new sender id: the parent sends what it has counted."""
+        self._sender = secrets.token_hex(5)
+        self._numbers = itertools.count(1)
+        # Re-entrant, as a signal handler may call the breaker that it has interrupted.
+        self._lock = threading.RLock()
+        self._states: dict[AnyKey, BreakerKeyState] = {}
+        self._active: dict[AnyKey, BreakerKeyState] = {}
+        self._away_until = -NEVER
+        self._schedule.next_due_at = NEVER
+
+    # -- decisions --
+
+    def of_key(self, key: AnyKey) -> BreakerKeyState:
+        """Return the state of `key`. Raises `TypeError` and `ValueError` for what is no key."""
+        known = self._states.get(key) if key.__class__ is str else None
+        if known is not None:
+            return known
+        key = normalize_key(key)
+        name = breaker_name(self._prefix, key, self.rule)
+        with self._lock:
+            if len(self._states) >= self._max_keys:
+                self._states = dict(self._active)
+            offset_ms = self._clock.now_ms() - self.monotonic() * 1000
+            return self._states.setdefault(key, BreakerKeyState(key, name, offset_ms))
+
+    def decide(self, state: BreakerKeyState) -> Admission | None:
+        """Decide a call by what is known; None if the store has to be asked. Raises `BreakerOpen`
+        if the call is refused.
+        """
+        if self._hold is not None:
+            self._hold()
+        now = self.monotonic()
+        state.last_called_at = now
+        if not state.is_active and not self.in_process:
+            self._activate(state, now)
+        return None if self.has_to_ask(state, now) else self.decide_by_known(state, now)
+
+    def has_to_ask(self, state: BreakerKeyState, now: float) -> bool:
+        """True if the state is too old to decide by it, and the store may answer."""
+        if self.in_process:
+            return True
+        return now - state.known_at > 2 * self._sync_s and now >= self._away_until
+
+    def decide_by_known(self, state: BreakerKeyState, now: float) -> Admission | None:
+        """Decide by the last known state; None if the call may go as a probe."""
+        if state.state == "closed":
+            if state.epoch is None and self._denies:
+                raise BreakerOpen(state.key, "closed", self._sync_s)
+            return Admission(state, state.epoch, None, now)
+        if now < state.retry_at or state.probe_asked:
+            raise self._refusal(state, now)
+        return None
+
+    def request_probe(self, state: BreakerKeyState) -> ProbeRequest:
+        """Return a request for a probe, to be sent. Raises `BreakerOpen` while another caller of
+        this process asks for one.
+        """
+        with self._lock:
+            if state.probe_asked:
+                raise self._refusal(state, self.monotonic())
+            request = ProbeRequest(f"{self._sender}.{next(self._numbers):x}")
+            command = self._probe_command(state, "take", request.probe_id)
+            request.outgoing = OutgoingCommand(
+                command, lambda reply, sent_at: self._on_probe(state, request, reply, sent_at)
+            )
+            state.probe_asked = True
+        return request
+
+    def decide_probe(self, state: BreakerKeyState, request: ProbeRequest) -> Admission:
+        """Decide the call that has asked for a probe."""
+        now = self.monotonic()
+        if request.granted:
+            return Admission(state, state.epoch, request.probe_id, now)
+        if request.granted is None:
+            return self._decide_without_store(state, now)
+        if state.state == "closed":
+            return Admission(state, state.epoch, None, now)
+        raise self._refusal(state, now)
+
+    def is_away(self) -> bool:
+        """True if the store has just not answered, so that no call asks it."""
+        return self.monotonic() < self._away_until
+
+    def abandon(self, state: BreakerKeyState, request: ProbeRequest) -> None:
+        """Give the probe of a request back whose caller does not wait for it any more."""
+        with self._lock:
+            state.probe_asked = False
+            state.ends[request.probe_id] = "free"
+        self._activate(state, self.monotonic())
+
+    def own_probe(self, state: BreakerKeyState) -> Admission:
+        """Decide a call that may go as a probe while the store does not answer."""
+        return self._decide_without_store(state, self.monotonic())
+
+    def _decide_without_store(self, state: BreakerKeyState, now: float) -> Admission:
+        with self._lock:
+            if self._denies or now < state.own_probe_until:
+                raise BreakerOpen(state.key, state.state, self._sync_s)
+            state.own_probe_until = now + self.rule.open_ms / 1000
+        return Admission(state, state.epoch, "", now)
+
+    def _refusal(self, state: BreakerKeyState, now: float) -> BreakerOpen:
+        wait = max(0.0, state.retry_at - now)
+        if state.state == "half_open" or wait == 0:
+            # Probes are under way, and their ends decide: ask again when that is known here.
+            wait = min(wait, self._sync_s) or self._sync_s
+        return BreakerOpen(state.key, state.state, wait)
+
+    # -- ends of calls --
+
+    def record(self, admission: Admission, failed: bool | None) -> None:
+        """Take in how a call ended: it failed or not; None if that says nothing of the service."""
+        state, now = admission.state, self.monotonic()
+        bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
+        changes: list[BreakerChange] = []
+        with self._lock:
+            if admission.probe_id:
+                state.ends[admission.probe_id] = (
+                    "free" if failed is None else "fail" if bad else "succeed"
+                )
+            elif admission.probe_id == "":
+                changes = self._end_own_probe(state, None if failed is None else bad, now)
+            elif failed is not None:
+                epoch = state.epoch if admission.epoch is None else admission.epoch
+                if epoch is None or epoch == state.epoch:
+                    now_ms = int(now * 1000 + state.offset_ms)
+                    state.count(epoch or 0, now_ms - now_ms % self.rule.bucket_ms, bad)
+        if changes:
+            self._on_changes(changes)
+        if not self.in_process:
+            self._activate(state, now)
+
+    def _end_own_probe(
+        self, state: BreakerKeyState, bad: bool | None, now: float
+    ) -> list[BreakerChange]:
+        """Close or keep open, in this process alone, until the store answers again."""
+        if bad is None:
+            state.own_probe_until = now
+        elif bad:
+            state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
+        elif state.state != "closed" and self.is_away():
+            change = BreakerChange(state.key, state.state, "closed", 0)
+            state.state = "closed"
+            return [change]
+        return []
+
+    def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
+        """Return what has to be sent of `state`: the ends of probes, and the counts. The flush is
+        there in any case, as its reply has the breaker's state.
+        """
+        with self._lock:
+            outgoing = [self._end_command(state, *end) for end in state.ends.items()]
+            batch = state.in_flight
+            if batch is None and state.pending:
+                counts = tuple(CallCounts(*at, *n) for at, n in state.pending.items())
+                batch = InFlightCalls(next(self._numbers), counts)
+                state.in_flight, state.pending = batch, {}
+            command = BreakerFlush(
+                (),
+                rule=self.rule,
+                name=state.name,
+                known_epoch=_NO_CHANGES if state.epoch is None else state.epoch,
+                counts=batch.counts if batch is not None else (),
+                sender=self._sender if batch is not None else "",
+                seq=batch.seq if batch is not None else 0,
+            )
+        outgoing.append(
+            OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
+        )
+        return outgoing
+
+    # -- replies --
+
+    def _probe_command(
+        self, state: BreakerKeyState, action: ProbeAction, probe_id: str
+    ) -> BreakerProbe:
+        return BreakerProbe(
+            (),
+            rule=self.rule,
+            name=state.name,
+            known_epoch=_NO_CHANGES if state.epoch is None else state.epoch,
+            action=action,
+            probe_id=probe_id,
+        )
+
+    def _end_command(
+        self, state: BreakerKeyState, probe_id: str, action: ProbeAction
+    ) -> OutgoingCommand:
+        command = self._probe_command(state, action, probe_id)
+
+        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+            if not isinstance(reply, StoreError):
+                state.ends.pop(probe_id, None)
+            self._apply(state, reply, sent_at)
+
+        return OutgoingCommand(command, on_reply)
+
+    def _on_probe(
+        self,
+        state: BreakerKeyState,
+        request: ProbeRequest,
+        reply: BreakerReply | Exception,
+        sent_at: float,
+    ) -> None:
+        with self._lock:
+            if request.granted is not None or not state.probe_asked:
+                return
+            state.probe_asked = False
+            if isinstance(reply, BreakerReply):
+                request.granted = reply.done
+            else:
+                # The store may have handed it out. It goes to another call when this has arrived.
+                state.ends[request.probe_id] = "free"
+        self._apply(state, reply, sent_at)
+
+    def _on_flush(
+        self,
+        state: BreakerKeyState,
+        batch: InFlightCalls | None,
+        reply: BreakerReply | Exception,
+        sent_at: float,
+    ) -> None:
+        with self._lock:
+            if batch is not None and state.in_flight is batch and not isinstance(reply, StoreError):
+                state.in_flight = None
+                if not isinstance(reply, BreakerReply):
+                    self.dropped += sum(c.total for c in batch.counts)
+        self._apply(state, reply, sent_at)
+
+    def _apply(
+        self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
+    ) -> None:
+        """Take in the state of a reply, and tell of the changes since the one before."""
+        now = self.monotonic()
+        if not isinstance(reply, BreakerReply):
+            self._away_until = now + AWAY_S
+            return
+        with self._lock:
+            self._away_until = -NEVER
+            known = state.epoch
+            # An earlier epoch is a reply that was overtaken by another, or a store that has lost
+            # the breaker: only the latter comes from a request that was sent after the other reply.
+            if known is not None and reply.epoch < known and sent_at < state.known_at:
+                return
+            changes = self._changes(state, reply)
+            state.state, state.epoch = STATES[reply.state], reply.epoch
+            state.retry_at = now + reply.retry_in_ms / 1000
+            state.offset_ms = reply.now_ms - now * 1000
+            state.known_at = now
+        if changes:
+            self._on_changes(changes)
+
+    def _changes(self, state: BreakerKeyState, reply: BreakerReply) -> list[BreakerChange]:
+        """Return the changes from what was known to what the reply says, each once."""
+        previous: BreakerState = state.state
+        steps = [(reply.epoch, reply.state)]
+        if state.epoch is not None:
+            steps = [step for step in reply.changes if step[0] > state.epoch] + steps
+        found = []
+        for at_ms, number in steps:
+            if STATES[number] != previous:
+                found.append(BreakerChange(state.key, previous, STATES[number], at_ms))
+                previous = STATES[number]
+        return found
+
+    # -- what the worker needs --
+
+    @property
+    def next_due_at(self) -> float:
+        """When the worker has to flush, monotonic seconds; infinite if no breaker is in use."""
+        return self._schedule.next_due_at
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        """Wakes the worker. Set by the worker."""
+        return self._schedule.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        self._schedule.wake = wake
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        """Return nothing: counts need the store's time only as well as it is known."""
+        return []
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        """Add the flush of each breaker that has counts, or whose state is to be refreshed."""
+        for state in list(self._active.values()):
+            with self._lock:
+                horizon = int(now * 1000 + state.offset_ms) - self.rule.window_ms
+                self.dropped += state.drop_before(horizon - self.rule.bucket_ms)
+                has_counts = bool(state.pending or state.in_flight or state.ends)
+                idle = now - state.last_called_at > POLL_FOR_S
+                if idle and not has_counts:
+                    state.is_active = False
+                    self._active.pop(state.key, None)
+                    continue
+            # Also where its state would be older than the sync interval at the next tick.
+            due = now + self._tick_s > state.known_at + self._sync_s
+            if has_counts or (due and not idle and not everything):
+                outgoing += self.outgoing_of(state)
+
+    def reschedule(self, now: float) -> None:
+        """Set `next_due_at` after a flush."""
+        tick_s = self._tick_s
+        self._schedule.recompute(now, [lambda now: now + tick_s if self._active else NEVER])
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        """Have every call run `hold` before it is decided."""
+        self._hold = hold
+
+    def resume_calls(self) -> None:
+        """End `pause_calls`."""
+        self._hold = None
+
+    def unreturned_permits(self) -> int:
+        """Return 0: there are no permits."""
+        return 0
+
+    def unacknowledged_counts(self) -> int:
+        """Return how many ends of calls the store has not acknowledged."""
+        return sum(state.unacknowledged() for state in list(self._active.values()))
+
+    def _activate(self, state: BreakerKeyState, now: float) -> None:
+        """Have the worker follow `state`, from the next tick on."""
+        if not state.is_active and self._states.get(state.key) is state:
+            with self._lock:
+                state.is_active = True
+                self._active[state.key] = state
+        self._schedule.flush_by(now + self._tick_s)
