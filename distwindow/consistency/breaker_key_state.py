@@ -33,8 +33,9 @@ class BreakerKeyState:
     """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
 
     __slots__ = (
-        "ends", "epoch", "in_flight", "is_active", "key", "known_at", "last_called_at", "name",
-        "offset_ms", "own_probe_until", "pending", "probe_asked", "retry_at", "state",
+        "ends", "epoch", "generation", "in_flight", "is_active", "key", "known_at",
+        "last_called_at", "name", "offset_ms", "own_probe_until", "pending", "probe_asked",
+        "retry_at", "state",
     )  # fmt: skip
 
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
@@ -45,6 +46,8 @@ class BreakerKeyState:
         self.state: BreakerState = "closed"
         self.epoch: int | None = None
         """None until the store's first reply."""
+        self.generation = 0
+        """How many changes of state this process has learned of."""
         self.retry_at = 0.0
         """No call is let through before, unless the breaker is closed."""
         self.known_at = -math.inf

@@ -54,8 +54,8 @@ class Admission(NamedTuple):
     """A call that was let through."""
 
     state: BreakerKeyState
-    epoch: int | None
-    """The epoch in which it was, if the store has told."""
+    generation: int
+    """How many changes of state this process had learned of."""
     probe_id: str | None
     """If it is a probe; empty for one that is not the fleet's."""
     began_at: float
@@ -157,7 +157,7 @@ class BreakerStates:
         if state.state == "closed":
             if state.epoch is None and self._denies:
                 raise BreakerOpen(state.key, "closed", self._sync_s)
-            return Admission(state, state.epoch, None, now)
+            return Admission(state, state.generation, None, now)
         if now < state.retry_at or state.probe_asked:
             raise self._refusal(state, now)
         return None
@@ -181,11 +181,11 @@ class BreakerStates:
         """Decide the call that has asked for a probe."""
         now = self.monotonic()
         if request.granted:
-            return Admission(state, state.epoch, request.probe_id, now)
+            return Admission(state, state.generation, request.probe_id, now)
         if request.granted is None:
             return self._decide_without_store(state, now)
         if state.state == "closed":
-            return Admission(state, state.epoch, None, now)
+            return Admission(state, state.generation, None, now)
         raise self._refusal(state, now)
 
     def is_away(self) -> bool:
@@ -208,7 +208,7 @@ class BreakerStates:
             if self._denies or now < state.own_probe_until:
                 raise BreakerOpen(state.key, state.state, self._sync_s)
             state.own_probe_until = now + self.rule.open_ms / 1000
-        return Admission(state, state.epoch, "", now)
+        return Admission(state, state.generation, "", now)
 
     def _refusal(self, state: BreakerKeyState, now: float) -> BreakerOpen:
         wait = max(0.0, state.retry_at - now)
@@ -231,11 +231,10 @@ class BreakerStates:
                 )
             elif admission.probe_id == "":
                 changes = self._end_own_probe(state, None if failed is None else bad, now)
-            elif failed is not None:
-                epoch = state.epoch if admission.epoch is None else admission.epoch
-                if epoch is None or epoch == state.epoch:
-                    now_ms = int(now * 1000 + state.offset_ms)
-                    state.count(epoch or 0, now_ms - now_ms % self.rule.bucket_ms, bad)
+            elif failed is not None and admission.generation == state.generation:
+                # Not a call that began before the state changed: it is late.
+                now_ms = int(now * 1000 + state.offset_ms)
+                state.count(state.epoch or 0, now_ms - now_ms % self.rule.bucket_ms, bad)
         if changes:
             self._on_changes(changes)
         if not self.in_process:
@@ -252,6 +251,7 @@ class BreakerStates:
         elif state.state != "closed" and self.is_away():
             change = BreakerChange(state.key, state.state, "closed", 0)
             state.state = "closed"
+            state.generation += 1
             return [change]
         return []
 
@@ -354,6 +354,7 @@ class BreakerStates:
             if known is not None and reply.epoch < known and sent_at < state.known_at:
                 return
             changes = self._changes(state, reply)
+            state.generation += len(changes)
             state.state, state.epoch = STATES[reply.state], reply.epoch
             state.retry_at = now + reply.retry_in_ms / 1000
             state.offset_ms = reply.now_ms - now * 1000

@@ -25,7 +25,7 @@ class MemoryBreakers:
     """Breakers by their names. Not safe to share between threads: the store has a lock."""
 
     def __init__(self) -> None:
-        self._records: dict[bytes, BreakerRecord] = {}
+        self.records: dict[bytes, BreakerRecord] = {}
         self._senders: dict[bytes, dict[str, SenderRecord]] = {}
         self._sweep_size = _MIN_SWEEP_SIZE
         self.handlers: dict[str, Callable[[Any, int], Any]] = {
@@ -57,16 +57,16 @@ class MemoryBreakers:
     def _found(self, command: BreakerCommand, now: int) -> tuple[BreakerRule, BreakerRecord]:
         """Return the rule of `command` and its breaker, a new one if there is none."""
         assert command.rule is not None
-        record = self._records.get(command.name)
+        record = self.records.get(command.name)
         if record is None or now >= record.expires_ms:
             record = BreakerRecord()
         return command.rule, record
 
     def _keep(self, name: bytes, record: BreakerRecord, now: int) -> None:
-        self._records[name] = record
-        if len(self._records) >= self._sweep_size:
-            alive = {n: r for n, r in self._records.items() if now < r.expires_ms}
-            self._records = alive
+        self.records[name] = record
+        if len(self.records) >= self._sweep_size:
+            alive = {n: r for n, r in self.records.items() if now < r.expires_ms}
+            self.records = alive
             self._senders = {n: s for n, s in self._senders.items() if n in alive}
             self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(alive))
 
