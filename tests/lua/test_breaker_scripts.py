@@ -118,7 +118,7 @@ def test_a_threshold_arrives_exactly(server: redis.Redis, threshold: float) -> N
     sent = BreakerFlush((), rule=rule).rule_arguments()[1]
     assert float(str(sent)) == threshold
     lua = server.eval("return string.format('%.17g', tonumber(ARGV[1]))", 0, sent)
-    assert float(lua) == threshold  # type: ignore[arg-type]  # it is text
+    assert float(lua) == threshold
 
 
 def is_allowed(place: str, word: str) -> bool:

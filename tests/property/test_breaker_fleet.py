@@ -30,7 +30,7 @@ TICK_MS = 250
 class LossyStore(MemoryStore):
     """A store elsewhere: it loses requests, and replies after their execution, as it is told."""
 
-    source: Literal["store"] = "store"  # type: ignore[assignment]
+    source: Literal["store"] = "store"
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)

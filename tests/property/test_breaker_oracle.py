@@ -135,22 +135,21 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
         clock.move(elapsed_ms)
         if action == "begin":
             expected, call = model.begin(clock.now_ms()), breaker.call("k")
+            refused: BreakerOpen | None = None
             try:
                 call.__enter__()
             except BreakerOpen as exc:
-                refused: BreakerOpen | None = exc
-            else:
-                refused = None
+                refused = exc
             assert (refused is None) == (expected is not None)
             if refused is not None:
                 assert (refused.state, refused.retry_after > 0) == (model.state, True)
             if expected is not None:
                 open_calls.append((call, expected))
         elif action == "end" and open_calls:
-            call, expected = open_calls.pop(which % len(open_calls))
-            exc = {True: Failure(), False: None, None: KeyError()}[failed]
-            model.end(expected, clock.now_ms(), failed)
-            call.__exit__(None if exc is None else type(exc), exc, None)
+            call, of_model = open_calls.pop(which % len(open_calls))
+            raised = {True: Failure(), False: None, None: KeyError()}[failed]
+            model.end(of_model, clock.now_ms(), failed)
+            call.__exit__(None if raised is None else type(raised), raised, None)
         assert breaker.state("k") == model.state
         assert heard == model.changes
     return heard

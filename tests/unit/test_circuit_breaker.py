@@ -63,7 +63,8 @@ class World:
 
     def state(self, key: Any = "k") -> str:
         found = self.breaker.state(key)
-        return asyncio.run(found) if inspect.iscoroutine(found) else found
+        state: str = asyncio.run(found) if inspect.iscoroutine(found) else found
+        return state
 
 
 @pytest.fixture(params=[CircuitBreaker, AsyncCircuitBreaker])
