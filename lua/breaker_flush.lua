@@ -10,6 +10,7 @@
 local guard, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
 --@include shared/deadline.lua
+--@include shared/numbers.lua
 --@include shared/breaker.lua
 --@include shared/senders.lua
 

@@ -1,21 +1,16 @@
-"""What `CircuitBreaker` and `AsyncCircuitBreaker` share: checks of arguments, and what needs no
-store.
-"""
+"""What all breakers share: checks of arguments, and what needs no store."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn, get_args
 
-from .._fork import register_after_fork
 from ..connect import ClockChoice, LimiterOptions, store_name
-from ..consistency.breaker_states import Admission, BreakerStates, OnBreakerStoreError
-from ..core.breaker_rules import BreakerRule
+from ..consistency.breaker_source import SourceOptions
+from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
 from ..core.errors import ConfigurationError, short_repr
 from ..core.key import normalize_key
-from ..protocol.breaker_commands import breaker_name
-from ..protocol.keys import check_prefix
-from .listeners import Listener, Listeners
+from ..protocol.keys import check_prefix, ring_name_prefix
 from .outcomes import ErrorTypes, FailureTypes
 
 
@@ -36,14 +31,9 @@ class BreakerOptions(NamedTuple):
 
 
 class BaseBreaker:
-    """What both breakers share. They document the arguments."""
+    """What all breakers share. They document the arguments."""
 
-    def __init__(self, store: Any, rule: BreakerRule, options: BreakerOptions) -> None:
-        if not isinstance(rule, BreakerRule) or type(rule) is BreakerRule:
-            raise ConfigurationError(
-                f"{short_repr(rule)} is no rule of a circuit breaker; give an ErrorRatio, a "
-                "SlowRatio or an ErrorCount"
-            )
+    def __init__(self, store: Any, options: BreakerOptions) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
             raise ConfigurationError(
                 f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
@@ -62,17 +52,20 @@ class BaseBreaker:
             options.max_local_keys,
             options.timeout,
         )
-        self._rule = rule
         self._prefix = check_prefix(options.prefix)
         self._timeout = float(options.timeout)
         self._store_name = store_name(store)
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
-        self._listeners = register_after_fork(Listeners(self._name))
+        self._on_store_error = options.on_store_error
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._store_name!r}, {self._rule!r})"
+        return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
+
+    def _settings_text(self) -> str:
+        """Return the settings for `repr`."""
+        raise NotImplementedError  # each kind of breaker has settings of its own
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raise `TypeError` for `pickle` and `copy`."""
@@ -83,39 +76,9 @@ class BaseBreaker:
         )
 
     @property
-    def rule(self) -> BreakerRule:
-        """The rule."""
-        return self._rule
-
-    @property
     def prefix(self) -> str:
         """The beginning of the names of all breakers in the store."""
         return self._prefix
-
-    def on_change(self, listener: Listener) -> None:
-        """Call `listener(change)` at each change of state that this process learns of, once, with
-        a `BreakerChange`. It is called in the thread of a call or of the worker, so it should
-        return soon; what it raises is logged.
-
-        A process learns of changes of the breakers that it has called in the last ten seconds;
-        at its next call of another one it learns of up to eight changes that it has missed.
-        """
-        self._listeners.add(listener)
-
-    def _make_states(self, options: BreakerOptions, clock: Clock, source: str) -> BreakerStates:
-        return register_after_fork(
-            BreakerStates(
-                self._prefix,
-                self._rule,
-                clock,
-                flush_interval=options.flush_interval,
-                sync_interval=options.sync_interval,
-                max_keys=options.max_local_keys,
-                on_store_error=options.on_store_error,
-                in_process=source == "local",
-                on_changes=self._listeners.tell,
-            )
-        )
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -126,7 +89,7 @@ class BaseBreaker:
         if callable(key):
             return
         try:
-            breaker_name(self._prefix, normalize_key(key), self._rule)
+            ring_name_prefix(self._prefix, normalize_key(key))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
                 f"protect({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function "
@@ -134,8 +97,13 @@ class BaseBreaker:
             ) from exc
 
 
-def needs_store(states: BreakerStates, admission: Admission) -> bool:
-    """True if the end of this call is sent at once: that of a probe decides, and a store in this
-    process is told of every end.
-    """
-    return states.in_process or bool(admission.probe_id)
+def source_options(options: BreakerOptions, clock: Clock, source: str) -> SourceOptions:
+    """Return what the states in this process are made with. `source` is that of the store."""
+    return SourceOptions(
+        options.prefix,
+        clock,
+        options.flush_interval,
+        options.sync_interval,
+        options.max_local_keys,
+        source == "local",
+    )

@@ -20,6 +20,7 @@ from ..core.breaker_record import CallCounts
 from ..core.breaker_state import BreakerState
 from ..core.key import AnyKey
 from ..protocol.breaker_commands import ProbeAction
+from .breaker_source import FollowedBreaker
 
 
 class InFlightCalls(NamedTuple):
@@ -29,20 +30,16 @@ class InFlightCalls(NamedTuple):
     counts: tuple[CallCounts, ...]
 
 
-class BreakerKeyState:
+class BreakerKeyState(FollowedBreaker):
     """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
 
     __slots__ = (
-        "ends", "epoch", "generation", "in_flight", "is_active", "key", "known_at",
-        "last_called_at", "name", "offset_ms", "own_probe_until", "pending", "probe_asked",
+        "ends", "epoch", "generation", "in_flight", "own_probe_until", "pending", "probe_asked",
         "retry_at", "state",
     )  # fmt: skip
 
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
-        self.key = key
-        self.name = name
-        """The breaker's key in the store."""
-        self.offset_ms = offset_ms
+        super().__init__(key, name, offset_ms)
         self.state: BreakerState = "closed"
         self.epoch: int | None = None
         """None until the store's first reply."""
@@ -50,11 +47,6 @@ class BreakerKeyState:
         """How many changes of state this process has learned of."""
         self.retry_at = 0.0
         """No call is let through before, unless the breaker is closed."""
-        self.known_at = -math.inf
-        """When the last reply came."""
-        self.last_called_at = -math.inf
-        self.is_active = False
-        """True while the worker follows it."""
         self.probe_asked = False
         """True while a caller asks the store for a probe."""
         self.own_probe_until = -math.inf
@@ -63,6 +55,11 @@ class BreakerKeyState:
         """Total and bad calls, by epoch and start of the bucket (ms)."""
         self.in_flight: InFlightCalls | None = None
         self.ends: dict[str, ProbeAction] = {}
+
+    @property
+    def has_counts(self) -> bool:
+        """True if there is anything that the store has not acknowledged."""
+        return bool(self.pending or self.in_flight or self.ends)
 
     def count(self, epoch: int, start_ms: int, bad: bool) -> None:
         """Count one call that ended."""

@@ -16,18 +16,14 @@ is let through, and an open breaker gets probes of this process alone, one in `o
 
 from __future__ import annotations
 
-import itertools
-import secrets
-import threading
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from ..core.breaker_record import CallCounts
 from ..core.breaker_rules import BreakerRule
 from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
-from ..core.clock import Clock
 from ..core.errors import StoreError
-from ..core.key import AnyKey, normalize_key
+from ..core.key import AnyKey
 from ..operations.flush_source import OutgoingCommand
 from ..protocol.breaker_commands import (
     BreakerFlush,
@@ -37,13 +33,8 @@ from ..protocol.breaker_commands import (
     breaker_name,
 )
 from .breaker_key_state import BreakerKeyState, InFlightCalls
-from .flush_schedule import FlushSchedule
-from .key_state import NEVER
+from .breaker_source import BreakerSource, ProbeRequest, SourceOptions
 
-POLL_FOR_S = 10.0
-"""Seconds after its last call for which a breaker is refreshed."""
-AWAY_S = 1.0
-"""Seconds after a failure for which no call asks the store; the worker does."""
 _NO_CHANGES = 10**13
 """The known epoch of a process that knows none: it has missed no changes."""
 
@@ -62,95 +53,26 @@ class Admission(NamedTuple):
     """Monotonic seconds."""
 
 
-class ProbeRequest:
-    """One request for a probe, and its outcome: None as long as it is unknown."""
-
-    __slots__ = ("granted", "outgoing", "probe_id")
-
-    def __init__(self, probe_id: str) -> None:
-        self.probe_id = probe_id
-        self.granted: bool | None = None
-        self.outgoing: OutgoingCommand
-
-
-class BreakerStates:
-    """The breakers of one rule under one prefix, by key. A `FlushSource`. Safe to share between
-    threads.
-    """
-
-    dropped = 0
+class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
+    """The breakers of one rule under one prefix, by key. Safe to share between threads."""
 
     def __init__(
         self,
-        prefix: str,
+        options: SourceOptions,
         rule: BreakerRule,
-        clock: Clock,
-        *,
-        flush_interval: float,
-        sync_interval: float,
-        max_keys: int,
         on_store_error: OnBreakerStoreError,
-        in_process: bool,
         on_changes: Callable[[list[BreakerChange]], object],
     ) -> None:
+        super().__init__(options, rule.window_ms, rule.bucket_ms)
         self.rule = rule
-        self.monotonic = clock.monotonic
-        self._clock = clock
-        self._prefix = prefix
-        self._sync_s = sync_interval
-        self._tick_s = min(flush_interval, sync_interval)
-        self._max_keys = max_keys
         self._denies = on_store_error == "deny"
-        self.in_process = in_process
-        """True for a store in this process: it is asked by every call, and told of every end."""
         self._on_changes = on_changes
-        self._schedule = FlushSchedule(self._tick_s)
-        self._hold: Callable[[], object] | None = None
-        self.after_fork()
 
-    def after_fork(self) -> None:
-        """Start empty, under a new sender id: the parent sends what it has counted."""
-        self._sender = secrets.token_hex(5)
-        self._numbers = itertools.count(1)
-        # Re-entrant, as a signal handler may call the breaker that it has interrupted.
-        self._lock = threading.RLock()
-        self._states: dict[AnyKey, BreakerKeyState] = {}
-        self._active: dict[AnyKey, BreakerKeyState] = {}
-        self._away_until = -NEVER
-        self._schedule.next_due_at = NEVER
+    def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
+        """See `BreakerSource`."""
+        return BreakerKeyState(key, breaker_name(self._prefix, key, self.rule), offset_ms)
 
     # -- decisions --
-
-    def of_key(self, key: AnyKey) -> BreakerKeyState:
-        """Return the state of `key`. Raises `TypeError` and `ValueError` for what is no key."""
-        known = self._states.get(key) if key.__class__ is str else None
-        if known is not None:
-            return known
-        key = normalize_key(key)
-        name = breaker_name(self._prefix, key, self.rule)
-        with self._lock:
-            if len(self._states) >= self._max_keys:
-                self._states = dict(self._active)
-            offset_ms = self._clock.now_ms() - self.monotonic() * 1000
-            return self._states.setdefault(key, BreakerKeyState(key, name, offset_ms))
-
-    def decide(self, state: BreakerKeyState) -> Admission | None:
-        """Decide a call by what is known; None if the store has to be asked. Raises `BreakerOpen`
-        if the call is refused.
-        """
-        if self._hold is not None:
-            self._hold()
-        now = self.monotonic()
-        state.last_called_at = now
-        if not state.is_active and not self.in_process:
-            self._activate(state, now)
-        return None if self.has_to_ask(state, now) else self.decide_by_known(state, now)
-
-    def has_to_ask(self, state: BreakerKeyState, now: float) -> bool:
-        """True if the state is too old to decide by it, and the store may answer."""
-        if self.in_process:
-            return True
-        return now - state.known_at > 2 * self._sync_s and now >= self._away_until
 
     def decide_by_known(self, state: BreakerKeyState, now: float) -> Admission | None:
         """Decide by the last known state; None if the call may go as a probe."""
@@ -183,27 +105,21 @@ class BreakerStates:
         if request.granted:
             return Admission(state, state.generation, request.probe_id, now)
         if request.granted is None:
-            return self._decide_without_store(state, now)
+            return self.own_probe(state)
         if state.state == "closed":
             return Admission(state, state.generation, None, now)
         raise self._refusal(state, now)
-
-    def is_away(self) -> bool:
-        """True if the store has just not answered, so that no call asks it."""
-        return self.monotonic() < self._away_until
 
     def abandon(self, state: BreakerKeyState, request: ProbeRequest) -> None:
         """Give the probe of a request back whose caller does not wait for it any more."""
         with self._lock:
             state.probe_asked = False
             state.ends[request.probe_id] = "free"
-        self._activate(state, self.monotonic())
+        self.activate(state, self.monotonic())
 
     def own_probe(self, state: BreakerKeyState) -> Admission:
         """Decide a call that may go as a probe while the store does not answer."""
-        return self._decide_without_store(state, self.monotonic())
-
-    def _decide_without_store(self, state: BreakerKeyState, now: float) -> Admission:
+        now = self.monotonic()
         with self._lock:
             if self._denies or now < state.own_probe_until:
                 raise BreakerOpen(state.key, state.state, self._sync_s)
@@ -219,8 +135,8 @@ class BreakerStates:
 
     # -- ends of calls --
 
-    def record(self, admission: Admission, failed: bool | None) -> None:
-        """Take in how a call ended: it failed or not; None if that says nothing of the service."""
+    def record(self, admission: Admission, failed: bool | None) -> bool:
+        """See `BreakerSource`. The end of a probe is sent at once, as it decides."""
         state, now = admission.state, self.monotonic()
         bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
         changes: list[BreakerChange] = []
@@ -233,12 +149,17 @@ class BreakerStates:
                 changes = self._end_own_probe(state, None if failed is None else bad, now)
             elif failed is not None and admission.generation == state.generation:
                 # Not a call that began before the state changed: it is late.
-                now_ms = int(now * 1000 + state.offset_ms)
-                state.count(state.epoch or 0, now_ms - now_ms % self.rule.bucket_ms, bad)
+                state.count(state.epoch or 0, self.bucket_start_ms(state, now), bad)
         if changes:
             self._on_changes(changes)
-        if not self.in_process:
-            self._activate(state, now)
+        if self.in_process:
+            return True
+        self.activate(state, now)
+        return bool(admission.probe_id)
+
+    def state_of(self, admission: Admission) -> BreakerKeyState:
+        """See `BreakerSource`."""
+        return admission.state
 
     def _end_own_probe(
         self, state: BreakerKeyState, bad: bool | None, now: float
@@ -344,21 +265,19 @@ class BreakerStates:
         """Take in the state of a reply, and tell of the changes since the one before."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
-            self._away_until = now + AWAY_S
+            self.on_failure(now)
             return
         with self._lock:
-            self._away_until = -NEVER
-            known = state.epoch
+            known, known_at = state.epoch, state.known_at
+            self.on_answer(state, reply.now_ms, now)
             # An earlier epoch is a reply that was overtaken by another, or a store that has lost
             # the breaker: only the latter comes from a request that was sent after the other reply.
-            if known is not None and reply.epoch < known and sent_at < state.known_at:
+            if known is not None and reply.epoch < known and sent_at < known_at:
                 return
             changes = self._changes(state, reply)
             state.generation += len(changes)
             state.state, state.epoch = STATES[reply.state], reply.epoch
             state.retry_at = now + reply.retry_in_ms / 1000
-            state.offset_ms = reply.now_ms - now * 1000
-            state.known_at = now
         if changes:
             self._on_changes(changes)
 
@@ -374,71 +293,3 @@ class BreakerStates:
                 found.append(BreakerChange(state.key, previous, STATES[number], at_ms))
                 previous = STATES[number]
         return found
-
-    # -- what the worker needs --
-
-    @property
-    def next_due_at(self) -> float:
-        """When the worker has to flush, monotonic seconds; infinite if no breaker is in use."""
-        return self._schedule.next_due_at
-
-    @property
-    def wake(self) -> Callable[[], object]:
-        """Wakes the worker. Set by the worker."""
-        return self._schedule.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], object]) -> None:
-        self._schedule.wake = wake
-
-    def clock_probe(self) -> list[OutgoingCommand]:
-        """Return nothing: counts need the store's time only as well as it is known."""
-        return []
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None:
-        """Add the flush of each breaker that has counts, or whose state is to be refreshed."""
-        for state in list(self._active.values()):
-            with self._lock:
-                horizon = int(now * 1000 + state.offset_ms) - self.rule.window_ms
-                self.dropped += state.drop_before(horizon - self.rule.bucket_ms)
-                has_counts = bool(state.pending or state.in_flight or state.ends)
-                idle = now - state.last_called_at > POLL_FOR_S
-                if idle and not has_counts:
-                    state.is_active = False
-                    self._active.pop(state.key, None)
-                    continue
-            # Also where its state would be older than the sync interval at the next tick.
-            due = now + self._tick_s > state.known_at + self._sync_s
-            if has_counts or (due and not idle and not everything):
-                outgoing += self.outgoing_of(state)
-
-    def reschedule(self, now: float) -> None:
-        """Set `next_due_at` after a flush."""
-        tick_s = self._tick_s
-        self._schedule.recompute(now, [lambda now: now + tick_s if self._active else NEVER])
-
-    def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Have every call run `hold` before it is decided."""
-        self._hold = hold
-
-    def resume_calls(self) -> None:
-        """End `pause_calls`."""
-        self._hold = None
-
-    def unreturned_permits(self) -> int:
-        """Return 0: there are no permits."""
-        return 0
-
-    def unacknowledged_counts(self) -> int:
-        """Return how many ends of calls the store has not acknowledged."""
-        return sum(state.unacknowledged() for state in list(self._active.values()))
-
-    def _activate(self, state: BreakerKeyState, now: float) -> None:
-        """Have the worker follow `state`, from the next tick on."""
-        if not state.is_active and self._states.get(state.key) is state:
-            with self._lock:
-                state.is_active = True
-                self._active[state.key] = state
-        self._schedule.flush_by(now + self._tick_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from ..core.errors import DistwindowError
 from .flush import send_all
 from .flush_source import OutgoingCommand
 from .steps import Operation
@@ -65,7 +66,7 @@ def admit(breakers: Breakers[S, A, R], state: S) -> Operation[A]:
     return breakers.decide_probe(state, request)
 
 
-def send_state(breakers: Breakers[S, A, R], state: S) -> Operation[Exception | None]:
+def send_state(breakers: Breakers[S, A, R], state: S) -> Operation[DistwindowError | None]:
     """Send what has been counted of one breaker, and have its state refreshed. Return the error, if
     there is one.
     """

@@ -21,6 +21,7 @@ from ..protocol.commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
+from .memory_adaptive import MemoryAdaptive
 from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
 
@@ -69,7 +70,7 @@ class MemoryStore:
             "reset": self._reset,
         }
         if rings is None:  # a store that keeps rings elsewhere would lose breakers
-            self._handlers |= MemoryBreakers().handlers
+            self._handlers |= MemoryBreakers().handlers | MemoryAdaptive().handlers
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply that the script of `command` would give. Waits for nothing but the lock."""

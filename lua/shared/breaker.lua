@@ -12,21 +12,7 @@
 local CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 -- A breaker that is not closed, and that nobody calls, is kept for this long beyond its times.
 local KEPT_MS, MAX_CHANGES = 3600000, 8
--- Numbers are whole and at most this, so that sums stay exact.
-local MAX_TOTAL, MAX_BUCKETS = 1e13, 60
-local MALFORMED = 'ERR distwindow: malformed arguments'
-
--- `number` in plain digits.
-local function digits(number)
-  return string.format('%.0f', number)
-end
-
--- `word` as a whole number from `least` to MAX_TOTAL; nil for anything else.
-local function whole(word, least)
-  if not word or not string.find(word, '^%d+$') then return nil end
-  local number = tonumber(word)
-  return number and number >= least and number <= MAX_TOTAL and number or nil
-end
+local MAX_BUCKETS = 60
 
 -- In how many ms `time` comes; 0 if it has come. A time that is further ahead than was ever set is from
 -- before the clock was set back, or from an older rule, and has come.
