@@ -1,6 +1,8 @@
 """One rate limit for the whole fleet: Sentinel's LeapArray in Redis, exact and atomic."""
 
 from .breaker import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
     AsyncCircuitBreaker,
     BreakerChange,
     BreakerOpen,
@@ -33,6 +35,8 @@ from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveBreaker",
+    "AsyncAdaptiveBreaker",
     "AsyncCircuitBreaker",
     "AsyncLimiter",
     "BreakerChange",

@@ -55,16 +55,19 @@ class AdaptiveRecord:
             success, failure, drop = counted
             self.buckets[number % span] = (number, success, failure, drop)
 
-    def note_pass(self, passed_ms: int, force_ms: int, now: int) -> bool:
-        """Take in when a call last passed. With `force_ms` above 0, claim a pass: return True if
-        there was one, and the last is longer than that ago.
+    def note_pass(self, passed_ms: int, force_ms: int, now: int) -> tuple[bool, int]:
+        """Take in when a call last passed. With `force_ms` above 0, claim a pass: it is granted if
+        there was one, and the last is longer than that ago. Return whether, and the last pass.
         """
         # A time ahead of now is from before the clock was set back.
-        self.passed_ms = max(min(self.passed_ms, now), min(passed_ms, now))
-        forced = 0 < force_ms < now - self.passed_ms and self.passed_ms > 0
+        known = min(self.passed_ms, now)
+        last = max(known, min(passed_ms, now))
+        forced = 0 < force_ms < now - last and last > 0
         if forced:
-            self.passed_ms = now
-        return forced
+            last = now
+        if last > known:
+            self.passed_ms = last
+        return forced, last
 
     def window(self, bucket_ms: int, span: int, now: int) -> list[AdaptiveCounts]:
         """Return the buckets of the window, oldest first."""

@@ -35,11 +35,11 @@ class MemoryAdaptive:
                     for sender in [s for s, r in senders.items() if r[1] <= now // width - span]:
                         del senders[sender]
                 senders[command.sender] = (command.seq, now // width)
-        forced = record.note_pass(command.passed_ms, command.force_ms, now)
+        forced, passed_ms = record.note_pass(command.passed_ms, command.force_ms, now)
         if record.buckets or record.passed_ms:
             self._keep(command, record, now)
         window = tuple(record.window(width, span, now))
-        return AdaptiveReply(forced, record.passed_ms, window, now)
+        return AdaptiveReply(forced, passed_ms, window, now)
 
     def _is_taken(self, command: AdaptiveFlush, now: int) -> bool:
         known = self._senders.get(command.name, {}).get(command.sender)

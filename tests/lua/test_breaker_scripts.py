@@ -10,7 +10,9 @@ import pytest
 import redis
 
 from distwindow import ErrorCount, ErrorRatio
+from distwindow.core.adaptive_record import AdaptiveCounts
 from distwindow.core.breaker_record import CallCounts
+from distwindow.protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name
 from distwindow.protocol.breaker_commands import (
     BREAKER_COMMANDS,
     PROBE_ACTIONS,
@@ -209,3 +211,66 @@ def test_sender_records_of_many_processes_do_not_accumulate(server: redis.Redis)
         breaker.run(breaker.flush(now=now, sender=f"{number:x}", seq=1))
     # Fifty processes flush in one window.
     assert server.hlen(breaker.name + b":senders") < 3 * 50
+
+
+# -- adaptive breakers ----------------------------------------------------------------------------
+
+ADAPTIVE = (
+    "guard", "bucket_ms", "buckets", "now_ms", "passed_ms", "force_ms", "sender", "seq", "counts",
+)  # fmt: skip
+
+
+def adaptive(name: bytes, sender: str = "0a", seq: int = 1) -> AdaptiveFlush:
+    counts = (AdaptiveCounts(NOW, 3, 2, 1),)
+    return AdaptiveFlush(
+        (), NOW, name=name, counts=counts, sender=sender, seq=seq, passed_ms=NOW - 5, force_ms=1000
+    )
+
+
+def test_the_head_of_the_adaptive_breaker_describes_what_is_sent(server: redis.Redis) -> None:
+    command = adaptive(adaptive_name("hostile", fresh_key(), 250, 40))
+    (line,) = lines("breaker_adaptive", "ARGV")
+    found = parsed(line, [GUARD, *command.arguments()], 1)
+    assert found is not None
+    assert list(found) == list(ADAPTIVE)
+    assert lines("breaker_adaptive", "KEYS") == ["breaker senders"]
+    form, late = lines("breaker_adaptive", "RETURN")
+    assert form == "guard forced now_ms passed_ms (number success failure drop)..."
+    assert late == "guard -2 now_ms"
+    raw = [GUARD, 1, NOW, NOW - 5, 7, 3, 2, 1]
+    assert command.reply(raw) == AdaptiveReply(True, NOW - 5, (AdaptiveCounts(1750, 3, 2, 1),), NOW)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_hostile_arguments_do_not_change_an_adaptive_breaker(
+    server: redis.Redis, exists: bool
+) -> None:
+    name = adaptive_name("hostile", fresh_key(), 250, 40)
+    command, sha = adaptive(name, seq=9), load_script("breaker_adaptive").sha
+    if exists:
+        first = adaptive(name)
+        server.evalsha(sha, 2, *first.keys, GUARD, *first.arguments())
+    words: list[Any] = [GUARD, *command.arguments()]
+    before = [server.dump(key) for key in command.keys]
+    for at, place in enumerate(ADAPTIVE):
+        for word in HOSTILE:
+            if is_allowed(place, word) or (place == "seq" and word == "1e13"):
+                continue
+            try:
+                reply: Any = server.evalsha(
+                    sha, 2, *command.keys, *words[:at], word, *words[at + 1 :]
+                )
+            except redis.ResponseError as exc:
+                reply = exc
+            if place in ("guard", "now_ms"):
+                late = isinstance(reply, list) and reply[1] == PAST_DEADLINE
+                assert late or isinstance(reply, redis.ResponseError), (place, word)
+            else:
+                assert malformed(reply), (place, word)
+            assert [server.dump(key) for key in command.keys] == before, (place, word)
+    for count in range(2, len(words)):
+        with pytest.raises(redis.ResponseError):
+            server.evalsha(sha, 2, *command.keys, *words[:count])
+    late_reply = server.evalsha(sha, 2, *command.keys, f"{NOW - 1}.000001", *words[1:])
+    assert late_reply[1] == PAST_DEADLINE  # type: ignore[index]  # it is a list
+    assert [server.dump(key) for key in command.keys] == before
