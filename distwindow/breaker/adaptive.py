@@ -36,15 +36,15 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
 
     It has no states. When the calls of the last `window` seconds (in `buckets` buckets) are many
     more than `k` times the successful ones, calls are dropped, with a probability that grows with
-    the share of failures: (calls - 5 - k x successes) / (calls + 1), by which go-zero's refinements
-    (`distwindow.go_zero.GoogleBreaker`) are applied. A dropped call raises `BreakerOpen`, whose
-    `retry_after` is when a call of the fleet is let through at the latest. While calls are dropped,
-    that is once a second.
+    the share of failures: (calls - 5 - k x successes) / (calls + 1), refined as in go-zero
+    (`distwindow.go_zero.GoogleBreaker`). A dropped call raises `BreakerOpen`. While calls are
+    dropped, one of the fleet is let through if none was for more than a second; `retry_after` is
+    when that is due.
 
     Each process decides in memory, on what the fleet had counted at the last sync (every
     `sync_interval` seconds) and what it has counted itself since. If the store does not answer, it
-    goes on with that. `draw` returns a number in [0, 1), by default `random.random`. The other arguments are those of
-    `CircuitBreaker`. Raises `ConfigurationError` for arguments that can never work.
+    goes on with that. `draw` returns a number in [0, 1), by default `random.random`. The other
+    arguments are those of `CircuitBreaker`. Raises `ConfigurationError` for arguments that can never work.
     """
 
     def __init__(

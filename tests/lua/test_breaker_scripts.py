@@ -272,5 +272,5 @@ def test_hostile_arguments_do_not_change_an_adaptive_breaker(
         with pytest.raises(redis.ResponseError):
             server.evalsha(sha, 2, *command.keys, *words[:count])
     late_reply = server.evalsha(sha, 2, *command.keys, f"{NOW - 1}.000001", *words[1:])
-    assert late_reply[1] == PAST_DEADLINE  # type: ignore[index]  # it is a list
+    assert late_reply[1] == PAST_DEADLINE
     assert [server.dump(key) for key in command.keys] == before
