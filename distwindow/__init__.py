@@ -1,5 +1,16 @@
 """One rate limit for the whole fleet: Sentinel's LeapArray in Redis, exact and atomic."""
 
+from .breaker import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
+    AsyncCircuitBreaker,
+    BreakerChange,
+    BreakerOpen,
+    CircuitBreaker,
+    ErrorCount,
+    ErrorRatio,
+    SlowRatio,
+)
 from .core.decision import Decision
 from .core.errors import (
     ConfigurationError,
@@ -25,13 +36,21 @@ from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveBreaker",
+    "AsyncAdaptiveBreaker",
+    "AsyncCircuitBreaker",
     "AsyncLimiter",
+    "BreakerChange",
+    "BreakerOpen",
     "Bucket",
     "BucketLeapArray",
+    "CircuitBreaker",
     "ConfigurationError",
     "Decision",
     "DistwindowError",
     "EagerBucketLeapArray",
+    "ErrorCount",
+    "ErrorRatio",
     "Event",
     "FixedWindow",
     "FutureBucketLeapArray",
@@ -44,6 +63,7 @@ __all__ = [
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",
+    "SlowRatio",
     "Stats",
     "StoreError",
     "StoreTimeout",

@@ -17,8 +17,10 @@ import redis
 from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
+from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
 from ..protocol.replies import ring_state
+from .breakers import BreakerName
 from .selection import Selection, ring_key_prefix
 from .servers import Server
 
@@ -50,6 +52,8 @@ class ScanCounts:
     """Rings that expired between SCAN and reading."""
     foreign: int = 0
     """Names under the prefix that are not rings, by their form, type or content."""
+    breakers: list[BreakerName] = field(default_factory=list)
+    """The selected circuit breakers: names under the prefix that are no rings."""
     on_progress: Callable[[int], None] = field(default=lambda names: None)
     """Called with `names` after every page."""
 
@@ -74,7 +78,11 @@ def scan_names(
             if is_senders_name(prefix, name):
                 continue
             ring = parse_ring_name(prefix, name)
-            if ring is None:
+            breaker = None if ring is not None else parse_breaker_name(prefix, name)
+            if breaker is not None:
+                if not breaker.is_senders and selection.includes(b"", breaker.key):
+                    counts.breakers.append(BreakerName(server, name, breaker))
+            elif ring is None:
                 counts.foreign += 1
             elif selection.includes(ring_key_prefix(name), ring.key):
                 page.append((name, ring))

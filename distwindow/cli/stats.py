@@ -19,6 +19,7 @@ from distwindow import Bucket, Limit, Stats, WindowStats
 
 from ..protocol.keys import check_prefix
 from ..store.redis.urls import masked_url
+from .breakers import FoundBreaker, breaker_object, breaker_table, read_breakers
 from .errors import report_errors
 from .key_text import json_text, shell_word
 from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
@@ -59,6 +60,9 @@ def stats(
             show_default=False,
         ),
     ] = None,
+    breakers: Annotated[
+        bool, typer.Option("--breakers", help="Show circuit breakers only, also with --json.")
+    ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
     url: UrlOption = DEFAULT_URL,
     prefix: PrefixOption = DEFAULT_PREFIX,
@@ -69,6 +73,8 @@ def stats(
     per second; permits that priority calls have borrowed, where there are any; and successes,
     errors and response times (ms) where they are recorded.
 
+    Below are the circuit breakers: their states, and the calls in their windows.
+
     KEY is quoted for bash, so it can be copied into `reset`. In a terminal that is too narrow,
     columns are omitted; in a pipe nothing is omitted.
     """
@@ -77,7 +83,7 @@ def stats(
     console = make_console()
     if top is None:
         top = _TERMINAL_TOP if has_size(console) and not as_json else 0
-    query = _Query(prefix, selection, sort, top)
+    query = _Query(prefix, selection, sort, top, breakers_only=breakers)
     selected = repr(pattern) if pattern else "any key"
     no_keys = (
         f"no limits on {printable(selected)} under the prefix {prefix!r} at {masked_url(url)}: "
@@ -85,7 +91,7 @@ def stats(
     )
     if not watch:
         with open_servers(url) as servers:
-            _print_once(query.run(servers), console, no_keys, as_json=as_json)
+            _print_once(query.run(servers), console, no_keys, query, as_json=as_json)
         return
     with suppress(KeyboardInterrupt):  # the regular end of --watch
         _watch(url, query, console, no_keys, interval, as_json=as_json)
@@ -96,13 +102,23 @@ class _Found(NamedTuple):
 
     keys: list[Stats]
     note: str
+    breakers: list[FoundBreaker]
+
+    def objects(self, *, breakers_only: bool) -> list[dict[str, Any]]:
+        """Return what `--json` prints."""
+        if breakers_only:
+            return [breaker_object(one) for one in self.breakers]
+        return [as_object(one) for one in self.keys]
 
 
 class _Query:
     """A question about the keys of a store, which can be repeated."""
 
-    def __init__(self, prefix: str, selection: Selection, sort: Order, top: int) -> None:
+    def __init__(
+        self, prefix: str, selection: Selection, sort: Order, top: int, *, breakers_only: bool
+    ) -> None:
         self._prefix, self._selection = prefix, selection
+        self.breakers_only = breakers_only
         self._sort, self._top = sort, top
 
     def run(self, servers: Sequence[Server], at_most: int = 0, *, progress: bool = True) -> _Found:
@@ -125,44 +141,59 @@ class _Query:
             notes.append(f"{counts.expired:,} expired during the scan")
         if counts.foreign:
             notes.append(f"{counts.foreign:,} skipped: not distwindow's")
-        return _Found(keys, "; ".join(notes))
+        breakers = read_breakers(counts.breakers)
+        return _Found([] if self.breakers_only else keys, "; ".join(notes), breakers)
 
 
-def _print_once(found: _Found, console: Console, no_keys: str, *, as_json: bool) -> None:
+def _print_once(
+    found: _Found, console: Console, no_keys: str, query: _Query, *, as_json: bool
+) -> None:
+    objects = found.objects(breakers_only=query.breakers_only)
     if as_json:
-        _print_json(found.keys)
-        if not found.keys:
+        _print_json(objects)
+        if not objects:
             typer.echo(no_keys, err=True)
         return
+    width = console.width if has_size(console) else None
     if found.keys:
-        table = _table(found.keys, console.width if has_size(console) else None)
+        table = _table(found.keys, width)
         table.print_to(console)
         console.print(Text(f"\n{found.note}{_omitted_note(table)}", style="dim"))
-    else:
+    elif not found.breakers:
         console.print(Text(no_keys))
         if "skipped" in found.note:
             console.print(Text(found.note, style="dim"))
+    if found.breakers:
+        if found.keys:
+            console.print()
+        breaker_table(found.breakers, width).print_to(console)
 
 
 def _watch(
     url: str, query: _Query, console: Console, no_keys: str, interval: float, *, as_json: bool
 ) -> None:
     def print_json_line(servers: Sequence[Server]) -> None:
-        keys = query.run(servers).keys
-        print(json.dumps([as_object(one) for one in keys]), flush=True)
+        found = query.run(servers)
+        print(json.dumps(found.objects(breakers_only=query.breakers_only)), flush=True)
 
     def print_table(servers: Sequence[Server]) -> None:
         found = query.run(servers)
         print(time.strftime("%H:%M:%S"))
-        _print_once(found, console, no_keys, as_json=False)
+        _print_once(found, console, no_keys, query, as_json=False)
         print(flush=True)
 
     def terminal_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
-        keys, note = query.run(servers, max(1, console.height - 4), progress=False)
-        if not keys:
+        keys, note, breakers = query.run(servers, max(1, console.height - 4), progress=False)
+        if not keys and not breakers:
             return [Text(no_keys)], note
-        table = _table(keys, console.width)
-        return list(table.styled_lines()), f"{note}{_omitted_note(table)}"
+        lines, omitted = [], ""
+        if keys:
+            table = _table(keys, console.width)
+            lines, omitted = list(table.styled_lines()), _omitted_note(table)
+        of_breakers = breaker_table(breakers, console.width).styled_lines() if breakers else ()
+        # Breakers get what keys leave of the screen.
+        room = max(0, console.height - 4 - len(lines)) if keys else console.height
+        return [*lines, *list(of_breakers)[:room]], f"{note}{omitted}"
 
     if has_size(console) and not as_json:
         with TerminalView(console, terminal_lines) as view:
@@ -230,13 +261,13 @@ def _row(
     return row
 
 
-def _print_json(keys: Sequence[Stats]) -> None:
+def _print_json(objects: Sequence[dict[str, Any]]) -> None:
     """Print one array, with one object on a line."""
     write = sys.stdout.write
     write("[")
-    for i, one in enumerate(keys):
-        write((",\n " if i else "\n ") + json.dumps(as_object(one)))
-    write("\n]\n" if keys else "]\n")
+    for i, one in enumerate(objects):
+        write((",\n " if i else "\n ") + json.dumps(one))
+    write("\n]\n" if objects else "]\n")
 
 
 def as_object(stats: Stats) -> dict[str, Any]:

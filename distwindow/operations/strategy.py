@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from ..core.decision import Decision
 from ..core.key import AnyKey
 from ..protocol.commands import Acquire, Flush
-from ..protocol.frames import Command
+from .flush_source import FlushSource
+from .flush_source import OutgoingCommand as OutgoingCommand  # strategies import it from here
 from .steps import Operation, WaitFor
 
 
-class OutgoingCommand(NamedTuple):
-    """A command that is to be sent, and the function that takes its outcome."""
-
-    command: Command[Any]
-    on_reply: Callable[[Any, float], None]
-    """Called with the reply or the error, and when the command was sent (monotonic seconds). A
-    second call is harmless."""
-
-
-class Strategy(Protocol):
+class Strategy(FlushSource, Protocol):
     """How a limiter decides."""
 
-    @property
-    def next_due_at(self) -> float:
-        """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
-
-    @property
-    def dropped(self) -> int:
-        """How many counts the store never received, and never will."""
-
-    wake: Callable[[], object]
-    """Called when `next_due_at` is earlier than it was. Set by the worker."""
     uses_leases: bool
     """True if it leases permits, which have to be given back."""
     can_borrow: bool
@@ -83,20 +65,6 @@ class Strategy(Protocol):
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides one call over `keys`."""
 
-    def clock_probe(self) -> list[OutgoingCommand]:
-        """Return what has to be sent before any counts can be: its reply has the store's time."""
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None:
-        """Add what is to be sent now to `outgoing`; with `everything`, all that is pending, and
-        nothing that fetches. If this raises, the caller calls each `on_reply` of `outgoing` with
-        "not sent".
-        """
-
-    def reschedule(self, now: float) -> None:
-        """Set `next_due_at` after a flush."""
-
     # -- ends --
 
     def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
@@ -104,18 +72,6 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Count and decide nothing any more."""
-
-    def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Have every call run `hold` before it is decided."""
-
-    def resume_calls(self) -> None:
-        """End `pause_calls`."""
-
-    def unreturned_permits(self) -> int:
-        """Return how many leased permits are still to be given back."""
-
-    def unacknowledged_counts(self) -> int:
-        """Return how many counts the store has not acknowledged."""
 
     def after_fork(self) -> None:
         """Start empty in a forked child."""

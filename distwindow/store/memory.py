@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from ..core.charge import BorrowedCharge, Charge
 from ..core.clock import SYSTEM, Clock
 from ..core.decision import Decision, Source
-from ..core.errors import closed_failure
+from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.ring import RETIRED_START, Ring
@@ -23,7 +23,9 @@ from ..protocol.commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
+from .memory_adaptive import MemoryAdaptive
 from .memory_borrow import borrow
+from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
 
 Reply = TypeVar("Reply")
@@ -71,12 +73,16 @@ class MemoryStore:
             "read": self._read,
             "reset": self._reset,
         }
+        if rings is None:  # a store that keeps rings elsewhere would lose breakers
+            self._handlers |= MemoryBreakers().handlers | MemoryAdaptive().handlers
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply that the script of `command` would give. Waits for nothing but the lock."""
         now = command.now_ms
         with self._lock:
-            handler = self._handlers[command.script]
+            handler = self._handlers.get(command.script)
+            if handler is None:
+                raise ConfigurationError(f"this store cannot execute {command.script!r}")
             reply: Reply = handler(command, self.clock.now_ms() if now is None else now)
             return reply
 

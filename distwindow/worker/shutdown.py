@@ -48,7 +48,7 @@ from types import FrameType
 from typing import Protocol
 
 from ..core.interrupts import OneShotEvent
-from ..operations.strategy import Strategy
+from ..operations.flush_source import FlushSource
 from .exit_hooks import ExitHooks
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
 from .signal_watch import SignalWatch
@@ -106,7 +106,7 @@ class Shutdown:
         """Have `worker` flush before the process ends."""
         self._workers.append(worker)
 
-    def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
+    def on_limiter_created(self, strategy: FlushSource, *, handle_sigterm: bool) -> None:
         """Install the hooks that a limiter needs. Pause its calls if the shutdown has begun."""
         self.hook_exit()
         if handle_sigterm and self._install_sigterm_handler():

@@ -26,7 +26,7 @@ from typing import Any
 from ..consistency.key_state import NEVER
 from ..core.clock import Clock
 from ..core.interrupts import OneShotEvent
-from ..operations.strategy import Strategy
+from ..operations.flush_source import FlushSource
 from .flush_job import (
     EXIT_TIMEOUT_S,
     LOG,
@@ -61,7 +61,7 @@ class WorkerTasks:
 
     def add_limiter(
         self,
-        strategy: Strategy,
+        strategy: FlushSource,
         flush: Callable[[bool], Any],
         clock: Clock,
         *,

@@ -26,7 +26,7 @@ from typing import Any
 from ..consistency.key_state import NEVER
 from ..core.clock import Clock
 from ..core.interrupts import PATCH_STATE, OneShotEvent, WakeUp, start_thread
-from ..operations.strategy import Strategy
+from ..operations.flush_source import FlushSource
 from .flush_job import (
     EXIT_TIMEOUT_S,
     RETRY_EVERY_S,
@@ -66,7 +66,7 @@ class WorkerThread:
 
     def add_limiter(
         self,
-        strategy: Strategy,
+        strategy: FlushSource,
         flush: Callable[[bool], Any],
         clock: Clock,
         *,

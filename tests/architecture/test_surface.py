@@ -37,8 +37,10 @@ def members(thing: type) -> Iterator[str]:
         return
     if "__init__" in vars(thing) or dataclasses.is_dataclass(thing):
         yield f"__init__{signature(thing.__init__)}"
+    bases = reversed(thing.__mro__)
+    annotations = {n: a for base in bases for n, a in inspect.get_annotations(base).items()}
     for name in fields(thing):
-        annotation = inspect.get_annotations(thing)[name]
+        annotation = annotations[name]
         yield f"{name}: {getattr(annotation, '__forward_arg__', annotation)}"
     own = {name: value for base in reversed(private(thing)) for name, value in vars(base).items()}
     for name, value in own.items():

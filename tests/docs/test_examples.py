@@ -48,6 +48,10 @@ def test_priority(url: str) -> None:
     assert outcomes["payments over_limit"] == 1
 
 
+def test_breaker(url: str) -> None:
+    assert result_of("breaker.py", url) == {"failed": 5, "refused": 10, "paid": 5}
+
+
 def test_sqlite_store(tmp_path: Path) -> None:
     assert result_of("sqlite_store.py", str(tmp_path / "limits.db")) == {
         "admitted": 100,

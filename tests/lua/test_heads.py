@@ -13,7 +13,9 @@ from distwindow.core.charge import BorrowedCharge, Charge
 from distwindow.core.stats import Bucket
 from distwindow.protocol import commands as wire
 from distwindow.protocol import scripts as script
+from distwindow.protocol.adaptive_commands import AdaptiveFlush
 from distwindow.protocol.borrowing import Borrow
+from distwindow.protocol.breaker_commands import BREAKER_COMMANDS
 from distwindow.protocol.commands import COMMANDS, charges_of
 from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
@@ -80,7 +82,7 @@ def shown(word: Any) -> str:
 
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
-    assert script.script_names() == sorted(COMMANDS)
+    assert script.script_names() == sorted([*COMMANDS, *BREAKER_COMMANDS, AdaptiveFlush.script])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,0 +1,157 @@
+"""`AdaptiveBreaker` and `AsyncAdaptiveBreaker`: go-zero's adaptive breaker for the fleet."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from .._fork import register_after_fork
+from ..connect import ClockChoice
+from ..consistency.adaptive_states import (
+    AdaptiveAdmission,
+    AdaptiveKeyState,
+    AdaptiveOptions,
+    AdaptiveStates,
+)
+from ..consistency.breaker_source import SourceOptions
+from ..core.breaker_rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
+from ..core.clock import SYSTEM, Clock
+from ..core.errors import ConfigurationError
+from ..core.key import AnyKey
+from ..go_zero.google_breaker import MIN_K, checked_k
+from .awaited import AwaitedBreaker
+from .base import BreakerOptions
+from .blocking import BlockingBreaker
+from .outcomes import ErrorTypes
+
+
+class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+    """go-zero's adaptive breaker over the calls of the whole fleet. Safe to share between threads;
+    survives `fork`.
+
+        breaker = AdaptiveBreaker("redis://localhost:6379/0")
+        with breaker.call("search"):
+            search()
+
+    It has no states. When the calls of the last `window` seconds (in `buckets` buckets) are many
+    more than `k` times the successful ones, calls are dropped, with a probability that grows with
+    the share of failures: (calls - 5 - k x successes) / (calls + 1), refined as in go-zero
+    (`distwindow.go_zero.GoogleBreaker`). A dropped call raises `BreakerOpen`. While calls are
+    dropped, one of the fleet is let through if none was for more than a second; `retry_after` is
+    when that is due.
+
+    Each process decides in memory, on what the fleet had counted at the last sync (every
+    `sync_interval` seconds) and what it has counted itself since. If the store does not answer, it
+    goes on with that. `draw` returns a number in [0, 1), by default `random.random`. The other
+    arguments are those of `CircuitBreaker`. Raises `ConfigurationError` for arguments that can
+    never work.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        k: float = 1.5,
+        window: float = 10.0,
+        buckets: int = 40,
+        prefix: str = "distwindow",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = (),
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.25,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 10_000,
+        handle_sigterm: bool = True,
+        draw: Callable[[], float] | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = BreakerOptions(
+            prefix, errors, ignore, "allow", timeout, clock, sync_interval, flush_interval,
+            max_local_keys, handle_sigterm, time,
+        )  # fmt: skip
+        self._algorithm = adaptive_options(k, window, buckets, draw)
+        super().__init__(store, options, name)
+
+    def _open_states(self, options: SourceOptions) -> AdaptiveStates:
+        states = register_after_fork(AdaptiveStates(options, self._algorithm))
+        self._drop_probability = states.drop_probability
+        return states
+
+    def _settings_text(self) -> str:
+        return settings_text(self._algorithm)
+
+    def drop_probability(self, key: AnyKey) -> float:
+        """Return the probability with which a call of `key` is dropped now, by what the store has
+        counted. Raises `StoreError` if it does not answer.
+        """
+        return self._drop_probability(self._refreshed(key))
+
+
+class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+    """`AdaptiveBreaker` for tasks: the same names and signatures, awaited where there is I/O."""
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        k: float = 1.5,
+        window: float = 10.0,
+        buckets: int = 40,
+        prefix: str = "distwindow",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = (),
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.25,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 10_000,
+        handle_sigterm: bool = True,
+        draw: Callable[[], float] | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = BreakerOptions(
+            prefix, errors, ignore, "allow", timeout, clock, sync_interval, flush_interval,
+            max_local_keys, handle_sigterm, time,
+        )  # fmt: skip
+        self._algorithm = adaptive_options(k, window, buckets, draw)
+        super().__init__(store, options, name)
+
+    def _open_states(self, options: SourceOptions) -> AdaptiveStates:
+        states = register_after_fork(AdaptiveStates(options, self._algorithm))
+        self._drop_probability = states.drop_probability
+        return states
+
+    def _settings_text(self) -> str:
+        return settings_text(self._algorithm)
+
+    async def drop_probability(self, key: AnyKey) -> float:
+        """See `AdaptiveBreaker.drop_probability`."""
+        return self._drop_probability(await self._refreshed(key))
+
+
+def adaptive_options(
+    k: Any, window: Any, buckets: Any, draw: Callable[[], float] | None
+) -> AdaptiveOptions:
+    """Return the checked settings of the algorithm."""
+    checked_k(k, MIN_K)
+    check_whole("buckets", buckets, MAX_BREAKER_BUCKETS)
+    width, rest = divmod(milliseconds("window", window), buckets)
+    if rest:
+        raise ConfigurationError(
+            f"window={window!r} cannot be divided evenly into buckets={buckets!r} of whole ms"
+        )
+    if draw is None:
+        draw = random.random
+    if not callable(draw):
+        raise ConfigurationError(f"draw={draw!r} is not a function")
+    return AdaptiveOptions(k, width, buckets, draw)
+
+
+def settings_text(algorithm: AdaptiveOptions) -> str:
+    """Return the settings for `repr`."""
+    window = algorithm.bucket_ms * algorithm.buckets / 1000
+    return f"k={algorithm.k!r}, window={window!r}, buckets={algorithm.buckets!r}"

@@ -1,0 +1,109 @@
+"""What all breakers share: checks of arguments, and what needs no store."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn, get_args
+
+from ..connect import ClockChoice, LimiterOptions, store_name
+from ..consistency.breaker_source import SourceOptions
+from ..consistency.breaker_states import OnBreakerStoreError
+from ..core.clock import Clock, check_clock
+from ..core.errors import ConfigurationError, short_repr
+from ..core.key import normalize_key
+from ..protocol.keys import check_prefix, ring_name_prefix
+from .outcomes import ErrorTypes, FailureTypes
+
+
+class BreakerOptions(NamedTuple):
+    """The arguments of a breaker beyond store and rule. Intervals are seconds."""
+
+    prefix: str
+    errors: ErrorTypes
+    ignore: ErrorTypes
+    on_store_error: OnBreakerStoreError
+    timeout: float
+    clock: ClockChoice
+    sync_interval: float
+    flush_interval: float
+    max_local_keys: int
+    handle_sigterm: bool
+    time: Clock
+
+
+class BaseBreaker:
+    """What all breakers share. They document the arguments."""
+
+    def __init__(self, store: Any, options: BreakerOptions) -> None:
+        if options.on_store_error not in get_args(OnBreakerStoreError):
+            raise ConfigurationError(
+                f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
+            )
+        if not isinstance(options.handle_sigterm, bool):
+            raise ConfigurationError(
+                f"handle_sigterm={options.handle_sigterm!r} is neither True nor False"
+            )
+        check_clock(options.time)
+        LimiterOptions(
+            "direct",
+            options.clock,
+            options.sync_interval,
+            None,
+            options.flush_interval,
+            options.max_local_keys,
+            options.timeout,
+        )
+        self._prefix = check_prefix(options.prefix)
+        self._timeout = float(options.timeout)
+        self._store_name = store_name(store)
+        self._name = f"breaker {options.prefix!r} at {self._store_name}"
+        self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._on_store_error = options.on_store_error
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
+
+    def _settings_text(self) -> str:
+        """Return the settings for `repr`."""
+        raise NotImplementedError  # each kind of breaker has settings of its own
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process: all with the same store, prefix and rule share "
+            "their breakers"
+        )
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of all breakers in the store."""
+        return self._prefix
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError("this circuit breaker is closed; make a new one")
+
+    def _check_key(self, key: Any) -> None:
+        """Raise `ConfigurationError` for a key of `protect` that no call could ever have."""
+        if callable(key):
+            return
+        try:
+            ring_name_prefix(self._prefix, normalize_key(key))
+        except (TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                f"protect({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function "
+                "of the protected function's arguments that returns one"
+            ) from exc
+
+
+def source_options(options: BreakerOptions, clock: Clock, source: str) -> SourceOptions:
+    """Return what the states in this process are made with. `source` is that of the store."""
+    return SourceOptions(
+        options.prefix,
+        clock,
+        options.flush_interval,
+        options.sync_interval,
+        options.max_local_keys,
+        source == "local",
+    )

@@ -1,0 +1,116 @@
+"""The circuit breakers that a scan has met: read, as a table, and for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from ..core.breaker_state import STATES
+from ..protocol.breaker_commands import BreakerNameParts, StoredBreaker, parse_breaker_hash
+from .key_text import json_text, shell_word
+from .render import format_rate
+from .servers import Server
+from .table import Cell, Column, Table
+
+_PIPELINE_SIZE = 500
+_STATE_STYLES = {"closed": "", "open": "red", "half_open": "yellow"}
+
+
+class BreakerName(NamedTuple):
+    """The name of a breaker that SCAN has returned."""
+
+    server: Server
+    raw: bytes
+    parts: BreakerNameParts
+
+
+class FoundBreaker(NamedTuple):
+    """A breaker that was read."""
+
+    name: BreakerNameParts
+    stored: StoredBreaker
+    now_ms: int
+    """The server's time when it was read: ms since the epoch."""
+
+    @property
+    def state(self) -> str:
+        """The state as text."""
+        return STATES[self.stored.state]
+
+    @property
+    def since_s(self) -> float | None:
+        """How long it has been in this state, s; None if it never changed."""
+        return max(0, self.now_ms - self.stored.epoch) / 1000 if self.stored.epoch else None
+
+
+def read_breakers(names: Sequence[BreakerName]) -> list[FoundBreaker]:
+    """Return the breakers of these names that still exist: first those that are not closed."""
+    # SCAN may return a name twice.
+    found = list(_read({name.raw: name for name in names}.values()))
+    return sorted(found, key=lambda one: (one.stored.state == 0, one.name.key, one.name.kind))
+
+
+def _read(names: Any) -> Iterator[FoundBreaker]:
+    by_server: dict[int, list[BreakerName]] = {}
+    for name in names:
+        by_server.setdefault(id(name.server), []).append(name)
+    for of_server in by_server.values():
+        for at in range(0, len(of_server), _PIPELINE_SIZE):
+            part = of_server[at : at + _PIPELINE_SIZE]
+            pipeline = part[0].server.client.pipeline(transaction=False)
+            pipeline.time()
+            for name in part:
+                pipeline.hgetall(name.raw)
+            (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
+            now_ms = int(seconds) * 1000 + int(micros) // 1000
+            for name, fields in zip(part, replies, strict=True):
+                if isinstance(fields, redis.RedisError):
+                    continue  # not a hash, or its slot has just been moved
+                stored = parse_breaker_hash(fields, name.parts, now_ms)
+                if stored is not None:
+                    yield FoundBreaker(name.parts, stored, now_ms)
+
+
+def breaker_table(found: Sequence[FoundBreaker], width: int | None) -> Table:
+    """Return the table of these breakers."""
+    columns = [
+        Column("BREAKER"),
+        Column("RULE", omit_order=2),
+        Column("STATE"),
+        Column("SINCE S", align_right=True, omit_order=1),
+        Column("CALLS", align_right=True, omit_order=3),
+        Column("BAD", align_right=True),
+        Column("PROBES", align_right=True, omit_order=4),
+    ]
+    return Table(columns, [_row(one) for one in found], width)
+
+
+def _row(one: FoundBreaker) -> list[Cell]:
+    since_s, stored = one.since_s, one.stored
+    return [
+        (shell_word(one.name.key), ""),
+        (one.name.kind, "dim"),
+        (one.state, _STATE_STYLES[one.state]),
+        ("-" if since_s is None else format_rate(since_s), ""),
+        (f"{stored.total:,}", ""),
+        (f"{stored.bad:,}", "red" if stored.bad else ""),
+        (f"{stored.probes:,}" if one.state == "half_open" else "-", ""),
+    ]
+
+
+def breaker_object(one: FoundBreaker) -> dict[str, Any]:
+    """Return a breaker for JSON."""
+    return {
+        "key": json_text(one.name.key),
+        "rule": one.name.kind,
+        "state": one.state,
+        "since_ms": one.stored.epoch,
+        "retry_ms": one.stored.retry_ms if one.state == "open" else 0,
+        "calls": one.stored.total,
+        "bad": one.stored.bad,
+        "probes": one.stored.probes if one.state == "half_open" else 0,
+        "window_ms": one.name.bucket_ms * one.name.buckets,
+        "now_ms": one.now_ms,
+    }

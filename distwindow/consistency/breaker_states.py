@@ -1,0 +1,295 @@
+"""The circuit breakers of one `CircuitBreaker` in this process: what is known of each, and what has
+been counted.
+
+A call is decided in memory by the last known state. The store is asked in the call only
+
+    where the state is older than two sync intervals      (the first call; after a pause)
+    for a probe, once an open breaker's time has come
+
+The worker flushes what was counted and refreshes the states of the breakers that were called in the
+last `POLL_FOR_S` seconds, all in one exchange: a flush is answered with the breaker's state.
+
+The store does not answer: the last known state holds. Where there is none, or where an open
+breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow` it
+is let through, and an open breaker gets probes of this process alone, one in `open_for`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from ..core.breaker_record import CallCounts
+from ..core.breaker_rules import BreakerRule
+from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
+from ..core.errors import StoreError
+from ..core.key import AnyKey
+from ..operations.flush_source import OutgoingCommand
+from ..protocol.breaker_commands import (
+    BreakerFlush,
+    BreakerProbe,
+    BreakerReply,
+    ProbeAction,
+    breaker_name,
+)
+from .breaker_key_state import BreakerKeyState, InFlightCalls
+from .breaker_source import BreakerSource, ProbeRequest, SourceOptions
+
+_NO_CHANGES = 10**13
+"""The known epoch of a process that knows none: it has missed no changes."""
+
+OnBreakerStoreError = Literal["allow", "deny"]
+
+
+class Admission(NamedTuple):
+    """A call that was let through."""
+
+    state: BreakerKeyState
+    generation: int
+    """How many changes of state this process had learned of."""
+    probe_id: str | None
+    """If it is a probe; empty for one that is not the fleet's."""
+    began_at: float
+    """Monotonic seconds."""
+
+
+class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
+    """The breakers of one rule under one prefix, by key. Safe to share between threads."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        rule: BreakerRule,
+        on_store_error: OnBreakerStoreError,
+        on_changes: Callable[[list[BreakerChange]], object],
+    ) -> None:
+        super().__init__(options, rule.window_ms, rule.bucket_ms)
+        self.rule = rule
+        self._denies = on_store_error == "deny"
+        self._on_changes = on_changes
+
+    def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
+        """See `BreakerSource`."""
+        return BreakerKeyState(key, breaker_name(self._prefix, key, self.rule), offset_ms)
+
+    # -- decisions --
+
+    def decide_by_known(self, state: BreakerKeyState, now: float) -> Admission | None:
+        """Decide by the last known state; None if the call may go as a probe."""
+        if state.state == "closed":
+            if state.epoch is None and self._denies:
+                raise BreakerOpen(state.key, "closed", self._sync_s)
+            return Admission(state, state.generation, None, now)
+        if now < state.retry_at or state.probe_asked:
+            raise self._refusal(state, now)
+        return None
+
+    def request_probe(self, state: BreakerKeyState) -> ProbeRequest:
+        """Return a request for a probe, to be sent. Raises `BreakerOpen` while another caller of
+        this process asks for one.
+        """
+        with self._lock:
+            if state.probe_asked:
+                raise self._refusal(state, self.monotonic())
+            request = ProbeRequest(f"{self._sender}.{next(self._numbers):x}")
+            command = self._probe_command(state, "take", request.probe_id)
+            request.outgoing = OutgoingCommand(
+                command, lambda reply, sent_at: self._on_probe(state, request, reply, sent_at)
+            )
+            state.probe_asked = True
+        return request
+
+    def decide_probe(self, state: BreakerKeyState, request: ProbeRequest) -> Admission:
+        """Decide the call that has asked for a probe."""
+        now = self.monotonic()
+        if request.granted:
+            return Admission(state, state.generation, request.probe_id, now)
+        if request.granted is None:
+            return self.own_probe(state)
+        if state.state == "closed":
+            return Admission(state, state.generation, None, now)
+        raise self._refusal(state, now)
+
+    def abandon(self, state: BreakerKeyState, request: ProbeRequest) -> None:
+        """Give the probe of a request back whose caller does not wait for it any more."""
+        with self._lock:
+            state.probe_asked = False
+            state.ends[request.probe_id] = "free"
+        self.activate(state, self.monotonic())
+
+    def own_probe(self, state: BreakerKeyState) -> Admission:
+        """Decide a call that may go as a probe while the store does not answer."""
+        now = self.monotonic()
+        with self._lock:
+            if self._denies or now < state.own_probe_until:
+                raise BreakerOpen(state.key, state.state, self._sync_s)
+            state.own_probe_until = now + self.rule.open_ms / 1000
+        return Admission(state, state.generation, "", now)
+
+    def _refusal(self, state: BreakerKeyState, now: float) -> BreakerOpen:
+        wait = max(0.0, state.retry_at - now)
+        if state.state == "half_open" or wait == 0:
+            # Probes are under way, and their ends decide: ask again when that is known here.
+            wait = min(wait, self._sync_s) or self._sync_s
+        return BreakerOpen(state.key, state.state, wait)
+
+    # -- ends of calls --
+
+    def record(self, admission: Admission, failed: bool | None) -> bool:
+        """See `BreakerSource`. The end of a probe is sent at once, as it decides."""
+        state, now = admission.state, self.monotonic()
+        bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
+        changes: list[BreakerChange] = []
+        with self._lock:
+            if admission.probe_id:
+                state.ends[admission.probe_id] = (
+                    "free" if failed is None else "fail" if bad else "succeed"
+                )
+            elif admission.probe_id == "":
+                changes = self._end_own_probe(state, None if failed is None else bad, now)
+            elif failed is not None and admission.generation == state.generation:
+                # Not a call that began before the state changed: it is late.
+                state.count(state.epoch or 0, self.bucket_start_ms(state, now), bad)
+        if changes:
+            self._on_changes(changes)
+        if self.in_process:
+            return True
+        self.activate(state, now)
+        return bool(admission.probe_id)
+
+    def state_of(self, admission: Admission) -> BreakerKeyState:
+        """See `BreakerSource`."""
+        return admission.state
+
+    def _end_own_probe(
+        self, state: BreakerKeyState, bad: bool | None, now: float
+    ) -> list[BreakerChange]:
+        """Close or keep open, in this process alone, until the store answers again."""
+        if bad is None:
+            state.own_probe_until = now
+        elif bad:
+            state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
+        elif state.state != "closed" and self.is_away():
+            change = BreakerChange(state.key, state.state, "closed", 0)
+            state.state = "closed"
+            state.generation += 1
+            return [change]
+        return []
+
+    def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
+        """Return what has to be sent of `state`: the ends of probes, and the counts. The flush is
+        there in any case, as its reply has the breaker's state.
+        """
+        with self._lock:
+            outgoing = [self._end_command(state, *end) for end in state.ends.items()]
+            batch = state.in_flight
+            if batch is None and state.pending:
+                counts = tuple(CallCounts(*at, *n) for at, n in state.pending.items())
+                batch = InFlightCalls(next(self._numbers), counts)
+                state.in_flight, state.pending = batch, {}
+            command = BreakerFlush(
+                (),
+                rule=self.rule,
+                name=state.name,
+                known_epoch=_NO_CHANGES if state.epoch is None else state.epoch,
+                counts=batch.counts if batch is not None else (),
+                sender=self._sender if batch is not None else "",
+                seq=batch.seq if batch is not None else 0,
+            )
+        outgoing.append(
+            OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
+        )
+        return outgoing
+
+    # -- replies --
+
+    def _probe_command(
+        self, state: BreakerKeyState, action: ProbeAction, probe_id: str
+    ) -> BreakerProbe:
+        return BreakerProbe(
+            (),
+            rule=self.rule,
+            name=state.name,
+            known_epoch=_NO_CHANGES if state.epoch is None else state.epoch,
+            action=action,
+            probe_id=probe_id,
+        )
+
+    def _end_command(
+        self, state: BreakerKeyState, probe_id: str, action: ProbeAction
+    ) -> OutgoingCommand:
+        command = self._probe_command(state, action, probe_id)
+
+        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+            if not isinstance(reply, StoreError):
+                state.ends.pop(probe_id, None)
+            self._apply(state, reply, sent_at)
+
+        return OutgoingCommand(command, on_reply)
+
+    def _on_probe(
+        self,
+        state: BreakerKeyState,
+        request: ProbeRequest,
+        reply: BreakerReply | Exception,
+        sent_at: float,
+    ) -> None:
+        with self._lock:
+            if request.granted is not None or not state.probe_asked:
+                return
+            state.probe_asked = False
+            if isinstance(reply, BreakerReply):
+                request.granted = reply.done
+            else:
+                # The store may have handed it out. It goes to another call when this has arrived.
+                state.ends[request.probe_id] = "free"
+        self._apply(state, reply, sent_at)
+
+    def _on_flush(
+        self,
+        state: BreakerKeyState,
+        batch: InFlightCalls | None,
+        reply: BreakerReply | Exception,
+        sent_at: float,
+    ) -> None:
+        with self._lock:
+            if batch is not None and state.in_flight is batch and not isinstance(reply, StoreError):
+                state.in_flight = None
+                if not isinstance(reply, BreakerReply):
+                    self.dropped += sum(c.total for c in batch.counts)
+        self._apply(state, reply, sent_at)
+
+    def _apply(
+        self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
+    ) -> None:
+        """Take in the state of a reply, and tell of the changes since the one before."""
+        now = self.monotonic()
+        if not isinstance(reply, BreakerReply):
+            self.on_failure(now)
+            return
+        with self._lock:
+            known, known_at = state.epoch, state.known_at
+            self.on_answer(state, reply.now_ms, now)
+            # An earlier epoch is a reply that was overtaken by another, or a store that has lost
+            # the breaker: only the latter comes from a request that was sent after the other reply.
+            if known is not None and reply.epoch < known and sent_at < known_at:
+                return
+            changes = self._changes(state, reply)
+            state.generation += len(changes)
+            state.state, state.epoch = STATES[reply.state], reply.epoch
+            state.retry_at = now + reply.retry_in_ms / 1000
+        if changes:
+            self._on_changes(changes)
+
+    def _changes(self, state: BreakerKeyState, reply: BreakerReply) -> list[BreakerChange]:
+        """Return the changes from what was known to what the reply says, each once."""
+        previous: BreakerState = state.state
+        steps = [(reply.epoch, reply.state)]
+        if state.epoch is not None:
+            steps = [step for step in reply.changes if step[0] > state.epoch] + steps
+        found = []
+        for at_ms, number in steps:
+            if STATES[number] != previous:
+                found.append(BreakerChange(state.key, previous, STATES[number], at_ms))
+                previous = STATES[number]
+        return found

@@ -1,0 +1,186 @@
+"""The commands of circuit breakers: calls of the scripts `breaker_flush` and `breaker_probe`.
+
+A breaker is a hash, `prefix:{resource}:breaker:kind:<bucket_ms>x<buckets>` (lua/README.md). Like a
+ring's name it has the window in it and not the threshold, so that a changed threshold keeps the
+counts, and it does not end like a ring's, so that nothing takes one for the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar, Literal, NamedTuple
+
+from ..core.breaker_record import CallCounts
+from ..core.breaker_rules import BreakerRule
+from ..core.key import AnyKey
+from .frames import Command, ScriptReply
+from .keys import ring_name_prefix, senders_name, unescape
+
+ProbeAction = Literal["take", "succeed", "fail", "free"]
+PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free")
+
+_BREAKER = re.compile(rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):(\d+)x(\d+)(:senders)?", re.DOTALL)
+
+
+def breaker_name(prefix: str, key: AnyKey, rule: BreakerRule) -> bytes:
+    """Return the Redis key of the breaker of `key`."""
+    start = ring_name_prefix(prefix, key)
+    return b"%s:breaker:%s:%dx%d" % (start, rule.kind.encode(), rule.bucket_ms, rule.buckets)
+
+
+class BreakerNameParts(NamedTuple):
+    """The parts of a breaker's Redis key."""
+
+    key: str
+    """As `unescape` has it; of a tagged key `{tag}resource`."""
+    kind: str
+    bucket_ms: int
+    buckets: int
+    is_senders: bool
+    """True if it is the key of the breaker's sender records."""
+
+
+def parse_breaker_name(prefix: str, name: bytes) -> BreakerNameParts | None:
+    """Return the parts of a breaker's Redis key; None if it is not one of this prefix."""
+    start = prefix.encode() + b":"
+    found = _BREAKER.fullmatch(name, len(start)) if name.startswith(start) else None
+    if found is None:
+        return None
+    tag, rest, kind, bucket_ms, buckets, senders = found.groups()
+    key = f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
+    return BreakerNameParts(key, kind.decode(), int(bucket_ms), int(buckets), senders is not None)
+
+
+class BreakerReply(NamedTuple):
+    """The reply of both scripts."""
+
+    done: bool
+    """True if the counts were taken, a probe was handed out, or its end was taken in."""
+    state: int
+    """An index into `core.breaker_state.STATES`."""
+    epoch: int
+    retry_in_ms: int
+    """Time until a call may be let through; 0 for now."""
+    total: int
+    """Calls that ended in the window."""
+    bad: int
+    """Bad ones among them."""
+    changes: tuple[tuple[int, int], ...]
+    """The changes after the epoch that the caller knows, oldest first: epoch and new state."""
+    now_ms: int
+    """The store's time."""
+
+
+@dataclass(slots=True, eq=False)
+class BreakerCommand(Command[BreakerReply]):
+    """A command on one breaker. `charges` is empty, as nothing is charged."""
+
+    rule: BreakerRule | None = None
+    name: bytes = b""
+    known_epoch: int = 0
+    """The reply has the changes after this epoch."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [self.name, senders_name(self.name)]
+
+    def rule_arguments(self) -> list[bytes | int | str]:
+        """Return the arguments that both scripts begin with."""
+        rule = self.rule
+        assert rule is not None
+        return [
+            rule.measure,
+            # As plain digits: Lua reads `1e-05`, too, but other spellings are refused as malformed.
+            format(Decimal(repr(rule.threshold)), "f"),
+            rule.min_calls,
+            rule.open_ms,
+            rule.probe_ms,
+            rule.probes,
+            rule.bucket_ms,
+            rule.buckets,
+            "" if self.now_ms is None else self.now_ms,
+            self.known_epoch,
+        ]
+
+    def reply(self, raw: ScriptReply) -> BreakerReply:
+        _, done, now, state, epoch, retry_in_ms, total, bad, *changes = raw
+        pairs = tuple(zip(changes[::2], changes[1::2], strict=True))
+        return BreakerReply(bool(done), state, epoch, retry_in_ms, total, bad, pairs, now)
+
+
+@dataclass(slots=True, eq=False)
+class BreakerFlush(BreakerCommand):
+    """The calls that ended in a process, by epoch and bucket. Without any, the state is read.
+
+    A breaker takes each `seq` (rising) of a `sender` (hexadecimal) once, so that a flush whose
+    outcome is unknown can be sent again; without a sender it takes every flush.
+    """
+
+    script: ClassVar[str] = "breaker_flush"
+
+    counts: tuple[CallCounts, ...] = ()
+    sender: str = ""
+    seq: int = 0
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [*self.rule_arguments(), self.sender, self.seq, _counts_argument(self.counts)]
+
+
+def _counts_argument(counts: Sequence[CallCounts]) -> str:
+    return "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in counts)
+
+
+@dataclass(slots=True, eq=False)
+class BreakerProbe(BreakerCommand):
+    """Ask for a probe, or report how one ended. Both may be sent again."""
+
+    script: ClassVar[str] = "breaker_probe"
+
+    action: ProbeAction = "take"
+    probe_id: str = ""
+    """Hexadecimal digits and points; no other probe of this breaker has the same."""
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [*self.rule_arguments(), self.action, self.probe_id]
+
+
+BREAKER_COMMANDS: dict[str, type[BreakerCommand]] = {
+    command.script: command for command in (BreakerFlush, BreakerProbe)
+}
+"""Every command on breakers by the name of its script."""
+
+
+class StoredBreaker(NamedTuple):
+    """What a breaker's hash says at some time."""
+
+    state: int
+    epoch: int
+    retry_ms: int
+    probes: int
+    """Probes that are under way, or were given up."""
+    total: int
+    bad: int
+
+
+def parse_breaker_hash(
+    fields: dict[bytes, bytes], name: BreakerNameParts, now_ms: int
+) -> StoredBreaker | None:
+    """Return the breaker in a hash of these fields; None if it has expired or is none."""
+    try:
+        words = fields[b"state"].split()
+        state, epoch, retry_ms, _, expires_ms = map(int, words)
+        newest, total, bad = now_ms // name.bucket_ms, 0, 0
+        for field, value in fields.items():
+            if field.isdigit():
+                number, in_bucket, bad_in_bucket = map(int, value.split())
+                if newest - name.buckets < number <= newest:
+                    total, bad = total + in_bucket, bad + bad_in_bucket
+    except (LookupError, ValueError):
+        return None
+    probes = sum(field.startswith(b"p:") for field in fields)
+    if now_ms >= expires_ms or state not in (0, 1, 2):
+        return None
+    return StoredBreaker(state, epoch, retry_ms, probes, total, bad)

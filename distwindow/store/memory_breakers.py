@@ -1,0 +1,104 @@
+"""Circuit breakers in this process: the specification of `breaker_flush` and `breaker_probe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..core.breaker_record import BreakerRecord
+from ..core.breaker_rules import BreakerRule
+from ..protocol.breaker_commands import BreakerCommand, BreakerFlush, BreakerProbe, BreakerReply
+
+_MIN_SWEEP_SIZE = 1024
+"""Up to this number of breakers, none is dropped."""
+
+
+class SenderRecord(NamedTuple):
+    """The last flush that a breaker has taken of a sender."""
+
+    seq: int
+    number: int
+    """The newest bucket then."""
+
+
+class MemoryBreakers:
+    """Breakers by their names. Not safe to share between threads: the store has a lock."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, BreakerRecord] = {}
+        self._senders: dict[bytes, dict[str, SenderRecord]] = {}
+        self._sweep_size = _MIN_SWEEP_SIZE
+        self.handlers: dict[str, Callable[[Any, int], Any]] = {
+            "breaker_flush": self._flush,
+            "breaker_probe": self._probe,
+        }
+
+    def _flush(self, command: BreakerFlush, now: int) -> BreakerReply:
+        rule, record = self._found(command, now)
+        live = record.live_counts(rule, command.counts, now)
+        taken = bool(live) and not self._is_taken(command, rule, now)
+        if taken:
+            record.add(rule, live, now)
+            if command.sender:
+                self._remember(command, rule, now)
+            self._keep(command.name, record, now)
+        return _reply(command, rule, record, taken, now)
+
+    def _probe(self, command: BreakerProbe, now: int) -> BreakerReply:
+        rule, record = self._found(command, now)
+        if command.action == "take":
+            done = record.take_probe(rule, command.probe_id, now)
+        else:
+            done = record.end_probe(rule, command.probe_id, command.action, now)
+        if done:
+            self._keep(command.name, record, now)
+        return _reply(command, rule, record, done, now)
+
+    def _found(self, command: BreakerCommand, now: int) -> tuple[BreakerRule, BreakerRecord]:
+        """Return the rule of `command` and its breaker, a new one if there is none."""
+        assert command.rule is not None
+        record = self.records.get(command.name)
+        if record is None or now >= record.expires_ms:
+            record = BreakerRecord()
+        return command.rule, record
+
+    def _keep(self, name: bytes, record: BreakerRecord, now: int) -> None:
+        self.records[name] = record
+        if len(self.records) >= self._sweep_size:
+            alive = {n: r for n, r in self.records.items() if now < r.expires_ms}
+            self.records = alive
+            self._senders = {n: s for n, s in self._senders.items() if n in alive}
+            self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(alive))
+
+    def _is_taken(self, command: BreakerFlush, rule: BreakerRule, now: int) -> bool:
+        """True if the breaker has taken this flush, or a later one of its sender. A record is
+        valid until its bucket has expired, because whatever may be sent again has then expired.
+        """
+        known = self._senders.get(command.name, {}).get(command.sender)
+        if not command.sender or known is None:
+            return False
+        return command.seq <= known.seq and known.number > now // rule.bucket_ms - rule.buckets
+
+    def _remember(self, command: BreakerFlush, rule: BreakerRule, now: int) -> None:
+        newest = now // rule.bucket_ms
+        records = self._senders.setdefault(command.name, {})
+        if command.sender not in records:
+            for sender in [s for s, r in records.items() if r.number <= newest - rule.buckets]:
+                del records[sender]
+        records[command.sender] = SenderRecord(command.seq, newest)
+
+
+def _reply(
+    command: BreakerCommand, rule: BreakerRule, record: BreakerRecord, done: bool, now: int
+) -> BreakerReply:
+    total, bad = record.totals(rule, now)
+    return BreakerReply(
+        done,
+        record.state,
+        record.epoch,
+        record.retry_in_ms(rule, now),
+        total,
+        bad,
+        record.changes_after(command.known_epoch),
+        now,
+    )

@@ -1,0 +1,69 @@
+--- breaker_flush: add calls that ended in a process to a closed breaker, and open it if its rule says so.
+--- KEYS   breaker senders
+--- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms known_epoch sender seq counts
+--- RETURN guard taken now_ms state epoch retry_in_ms total bad (epoch state)...
+--- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- `counts`: 'epoch start total bad;' for each epoch and bucket in which calls were let through and
+--- ended. Those of an earlier epoch, and of buckets that have expired, are dropped. Without counts
+--- the state is read. A breaker takes each `seq` of a `sender` once; with an empty sender it takes every
+--- flush. `state`: 0 closed, 1 open, 2 half-open. After `bad` come the changes since known_epoch.
+local guard, client_now = ARGV[1], ARGV[10]
+--@include shared/clock.lua
+--@include shared/deadline.lua
+--@include shared/numbers.lua
+--@include shared/breaker.lua
+--@include shared/senders.lua
+
+local sender, seq, counts = ARGV[12] or '-', ARGV[13], ARGV[14] or '-'
+local breaker, buckets = parse_breaker(), {}
+-- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
+local rest = string.gsub(counts, '%f[%d](%d+) (%d+) (%d+) (%d+);', function(...)
+  local bucket = {...}
+  for i = 1, 4 do
+    bucket[i] = whole(bucket[i], 0)
+    if not bucket[i] then return '-' end
+  end
+  if bucket[4] > bucket[3] then return '-' end
+  buckets[#buckets + 1] = bucket
+  return ''
+end)
+if not breaker or #ARGV ~= 14 or rest ~= '' or not string.find(sender, '^%x*$') or not whole(seq, 0) then
+  return redis.error_reply(MALFORMED)
+end
+
+-- Decide, before anything is written, which counts are taken: those of this epoch in the window. What
+-- ended after now is counted in the newest bucket.
+local newest, live = breaker.start / breaker.bucket_ms, {}
+for _, bucket in ipairs(breaker.state == CLOSED and buckets or {}) do
+  local epoch, start, total, bad = unpack(bucket)
+  local number = math.min(newest, math.floor(start / breaker.bucket_ms))
+  if epoch >= breaker.epoch and number > newest - breaker.span then
+    live[#live + 1] = {number, total, bad}
+  end
+end
+local taken, known_number = live[1] == nil, nil
+if live[1] and sender ~= '' then taken, known_number = is_taken(breaker, sender, seq) end
+if taken then return breaker_reply(guard, breaker, 0) end
+
+-- What an expired breaker has left does not count.
+if breaker.is_stored and not breaker.is_live then redis.call('DEL', breaker.key) end
+for _, counted in ipairs(live) do
+  local number, total, bad = unpack(counted)
+  local slot = number % breaker.span
+  local known = breaker.buckets[slot]
+  if known and known[1] == number then
+    total, bad = math.min(known[2] + total, MAX_TOTAL), math.min(known[3] + bad, MAX_TOTAL)
+  end
+  breaker.buckets[slot] = {number, total, bad}
+  redis.call('HSET', breaker.key, digits(slot),
+    digits(number) .. ' ' .. digits(total) .. ' ' .. digits(bad))
+end
+if sender ~= '' then remember_flush(breaker, sender, seq, known_number) end
+local total, bad = totals(breaker)
+local reached = breaker.measure == 'ratio' and bad / total or bad
+if total >= breaker.min_calls and reached >= breaker.threshold then
+  open(breaker)
+else
+  keep(breaker)
+end
+return breaker_reply(guard, breaker, 1)

@@ -1,0 +1,152 @@
+-- A circuit breaker, in one hash (its fields: lua/README.md). In a script it is a table:
+--   key senders                         its hash, and the hash of its sender records
+--   measure threshold min_calls         the rule (parse_breaker)
+--   open_ms probe_ms probes bucket_ms span
+--   known_epoch                         the reply has the changes after this epoch
+--   state epoch retry_ms succeeded      as the hash has them; closed with epoch 0 where there is none
+--   expires_ms                          from then on it is as if it had never been
+--   deadlines                           of the probes that are under way, by their ids
+--   buckets                             by slot: {number, total, bad}
+--   changes                             the last changes of state, 'epoch:state epoch:state ...'
+--   start                               of the bucket of now, ms
+local CLOSED, OPEN, HALF_OPEN = 0, 1, 2
+-- A breaker that is not closed, and that nobody calls, is kept for this long beyond its times.
+local KEPT_MS, MAX_CHANGES = 3600000, 8
+local MAX_BUCKETS = 60
+
+-- In how many ms `time` comes; 0 if it has come. A time that is further ahead than was ever set is from
+-- before the clock was set back, or from an older rule, and has come.
+local function wait_ms(time, longest)
+  local wait = time - now
+  return wait > 0 and wait <= longest and wait or 0
+end
+
+-- Complete `breaker` with what its hash holds.
+local function read_breaker(breaker)
+  breaker.state, breaker.epoch, breaker.retry_ms, breaker.succeeded = CLOSED, 0, 0, 0
+  breaker.deadlines, breaker.buckets, breaker.changes = {}, {}, ''
+  local all = redis.call('HGETALL', breaker.key)
+  local fields = {}
+  for i = 1, #all, 2 do fields[all[i]] = all[i + 1] end
+  if not fields.state then
+    -- A hash without a state is not a breaker: nothing is written into it.
+    return all[1] == nil
+  end
+  local state, epoch, retry_ms, succeeded, expires_ms =
+    string.match(fields.state, '^([012]) (%d+) (%d+) (%d+) (%d+)$')
+  if not state then return false end
+  breaker.is_stored = true
+  if now - expires_ms >= 0 then return true end
+  breaker.state, breaker.epoch, breaker.retry_ms, breaker.succeeded =
+    tonumber(state), tonumber(epoch), tonumber(retry_ms), tonumber(succeeded)
+  breaker.is_live, breaker.expires_ms, breaker.changes = true, tonumber(expires_ms), fields.changes or ''
+  for name, value in pairs(fields) do
+    local probe_id = string.match(name, '^p:(.*)$')
+    if probe_id then
+      breaker.deadlines[probe_id] = tonumber(value)
+    elseif string.find(name, '^%d+$') then
+      local number, total, bad = string.match(value, '^(%d+) (%d+) (%d+)$')
+      breaker.buckets[tonumber(name)] = {tonumber(number), tonumber(total), tonumber(bad)}
+    end
+  end
+  return true
+end
+
+-- The breaker of this call, read at `now`; nil if the arguments are malformed.
+local function parse_breaker()
+  local measure, threshold = ARGV[2], ARGV[3] or ''
+  local breaker = {key = KEYS[1], senders = KEYS[2], measure = measure,
+    min_calls = whole(ARGV[4], 1), open_ms = whole(ARGV[5], 1), probe_ms = whole(ARGV[6], 1),
+    probes = whole(ARGV[7], 1), bucket_ms = whole(ARGV[8], 1), span = whole(ARGV[9], 1),
+    known_epoch = whole(ARGV[11], 0)}
+  if #KEYS ~= 2 or KEYS[2] ~= KEYS[1] .. ':senders' or measure ~= 'ratio' and measure ~= 'count'
+    or #threshold > 400 or not string.find(threshold, '^%d+%.?%d*$')
+    or not (now >= 0 and now <= MAX_TOTAL) or client_now and string.find(client_now, '%D')
+    or not (breaker.min_calls and breaker.open_ms and breaker.probe_ms and breaker.probes
+      and breaker.bucket_ms and breaker.span and breaker.known_epoch)
+    or breaker.span > MAX_BUCKETS then
+    return nil
+  end
+  breaker.threshold = tonumber(threshold)
+  if breaker.threshold <= 0 or breaker.threshold > (measure == 'ratio' and 1 or MAX_TOTAL) then
+    return nil
+  end
+  breaker.start = now - now % breaker.bucket_ms
+  return read_breaker(breaker) and breaker or nil
+end
+
+-- The calls in the window, and the bad ones among them.
+local function totals(breaker)
+  local newest, total, bad = breaker.start / breaker.bucket_ms, 0, 0
+  for _, bucket in pairs(breaker.buckets) do
+    if bucket[1] > newest - breaker.span and bucket[1] <= newest then
+      total, bad = total + bucket[2], bad + bucket[3]
+    end
+  end
+  return total, bad
+end
+
+-- Write the state, and let the hash expire when the breaker does.
+local function keep(breaker)
+  local expires_ms
+  if breaker.state == CLOSED then
+    expires_ms = breaker.start + (breaker.span + 1) * breaker.bucket_ms
+  else
+    local last = breaker.state == OPEN and breaker.retry_ms or now + breaker.probe_ms
+    expires_ms = math.max(last, now) + breaker.span * breaker.bucket_ms + KEPT_MS
+  end
+  redis.call('HSET', breaker.key, 'state', string.format('%d %.0f %.0f %.0f %.0f', breaker.state,
+    breaker.epoch, breaker.retry_ms, breaker.succeeded, expires_ms))
+  redis.call('PEXPIRE', breaker.key, digits(expires_ms - now))
+end
+
+-- Begin the epoch of another state, without probes. The caller writes the state by `keep`.
+local function change(breaker, state)
+  for probe_id in pairs(breaker.deadlines) do redis.call('HDEL', breaker.key, 'p:' .. probe_id) end
+  breaker.deadlines, breaker.succeeded, breaker.state = {}, 0, state
+  breaker.epoch = math.max(breaker.epoch + 1, now)
+  local kept = {}
+  for one in string.gmatch(breaker.changes, '%d+:%d') do kept[#kept + 1] = one end
+  kept[#kept + 1] = digits(breaker.epoch) .. ':' .. state
+  breaker.changes = table.concat(kept, ' ', math.max(1, #kept - MAX_CHANGES + 1))
+  redis.call('HSET', breaker.key, 'changes', breaker.changes)
+end
+
+-- Open it: from `retry_ms` on a probe may go.
+local function open(breaker)
+  breaker.retry_ms = now + breaker.open_ms
+  change(breaker, OPEN)
+  keep(breaker)
+end
+
+-- The ids of the probes that have time left, and how many they are.
+local function alive_probes(breaker)
+  local alive, count = {}, 0
+  for probe_id, deadline in pairs(breaker.deadlines) do
+    if wait_ms(deadline, breaker.probe_ms) > 0 then alive[probe_id], count = deadline, count + 1 end
+  end
+  return alive, count
+end
+
+-- In how many ms a call may be let through; 0 for now.
+local function retry_in_ms(breaker)
+  if breaker.state == OPEN then return wait_ms(breaker.retry_ms, breaker.open_ms) end
+  if breaker.state == CLOSED then return 0 end
+  local alive, count = alive_probes(breaker)
+  if count == 0 or count + breaker.succeeded < breaker.probes then return 0 end
+  local first
+  for _, deadline in pairs(alive) do first = math.min(first or deadline, deadline) end
+  return first - now
+end
+
+-- The reply; `done` is 1 if something was taken in or handed out.
+local function breaker_reply(guard, breaker, done)
+  local total, bad = totals(breaker)
+  local reply = {guard, done, now, breaker.state, breaker.epoch, retry_in_ms(breaker), total, bad}
+  for epoch, state in string.gmatch(breaker.changes, '(%d+):(%d)') do
+    if epoch - breaker.known_epoch > 0 then
+      reply[#reply + 1], reply[#reply + 2] = tonumber(epoch), tonumber(state)
+    end
+  end
+  return reply
+end

@@ -1,0 +1,67 @@
+"""`distwindow stats` shows circuit breakers, and `reset` leaves them alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distwindow import CircuitBreaker, ErrorCount, Key, Limiter, SlowRatio
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def breakers(redis_url: str, prefix: str) -> None:
+    """One breaker that is open, one that is closed, and one on a tagged key."""
+    with CircuitBreaker(redis_url, ErrorCount(2, open_for=600), prefix=prefix) as breaker:
+        for key, fails in (("payments", 3), ("search", 1)):
+            for _ in range(fails):
+                with pytest.raises(OSError), breaker.call(key):  # noqa: PT011 - it is passed on
+                    raise OSError
+        breaker.flush()
+    with CircuitBreaker(redis_url, SlowRatio(60), prefix=prefix) as slow:
+        with slow.call(Key("all", tag="acme")):
+            pass
+
+
+@pytest.mark.usefixtures("breakers")
+def test_the_states_are_below_the_keys(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
+        limiter.try_acquire("user:42")
+    lines = cli("stats").out.splitlines()
+    assert lines[1].startswith("user:42  5/minute")
+    assert "1 key" in lines
+    at = lines.index(next(line for line in lines if line.startswith("BREAKER")))
+    assert lines[at].split() == ["BREAKER", "RULE", "STATE", "SINCE", "S", "CALLS", "BAD", "PROBES"]
+    rows = [line.split() for line in lines[at + 1 :]]
+    assert [(row[0], row[1], row[2], *row[-3:]) for row in rows] == [
+        ("payments", "error_count", "open", "3", "3", "-"),
+        ("search", "error_count", "closed", "1", "1", "-"),
+        ("'{acme}all'", "slow_ratio", "closed", "1", "0", "-"),
+    ]
+
+
+@pytest.mark.usefixtures("breakers")
+def test_without_keys_the_breakers_alone_are_shown(cli: Cli) -> None:
+    out = cli("stats", "pay*").out
+    assert [line.split()[0] for line in out.splitlines()] == ["BREAKER", "payments"]
+    assert cli("stats", "--json").out == "[]\n"
+
+
+@pytest.mark.usefixtures("breakers")
+def test_as_json(cli: Cli) -> None:
+    found = json.loads(cli("stats", "--breakers", "--json").out)
+    assert [(one["key"], one["state"], one["calls"], one["bad"]) for one in found] == [
+        ("payments", "open", 3, 3),
+        ("search", "closed", 1, 1),
+        ("{acme}all", "closed", 1, 0),
+    ]
+    opened = found[0]
+    assert opened["retry_ms"] - opened["since_ms"] == 600_000
+    assert (opened["rule"], opened["window_ms"], opened["probes"]) == ("error_count", 10_000, 0)
+
+
+@pytest.mark.usefixtures("breakers")
+def test_reset_leaves_breakers_alone(cli: Cli) -> None:
+    cli("reset", "payments", "search")
+    assert len(json.loads(cli("stats", "--breakers", "--json").out)) == 3

@@ -1,0 +1,181 @@
+"""A circuit breaker over a real Redis: several processes, a cluster, lost replies, both worlds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from distwindow import (
+    AsyncCircuitBreaker,
+    BreakerOpen,
+    CircuitBreaker,
+    ErrorCount,
+    Key,
+    StoreError,
+)
+from distwindow.protocol.breaker_commands import breaker_name
+from tests.integration.breaker_process import FLUSH_S, RULE, SYNC_S
+from tests.servers.faults import DropReply
+from tests.servers.proxy import Proxy
+from tests.servers.wait import until
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 4
+SLACK_S = 0.4
+"""What a busy machine may add to a bound."""
+
+
+class Fleet:
+    """The processes, and what they have logged."""
+
+    def __init__(self, url: str, prefix: str, folder: Path) -> None:
+        self.broken, self._stop = folder / "broken", folder / "stop"
+        self._logs = [folder / f"{number}.log" for number in range(PROCESSES)]
+        self._processes = [
+            subprocess.Popen(
+                [
+                    sys.executable, "-m", "tests.integration.breaker_process", url, prefix,
+                    *map(str, (self.broken, self._stop, log)),
+                ],
+                cwd=ROOT,
+            )
+            for log in self._logs
+        ]  # fmt: skip
+
+    def lines(self) -> list[list[dict[str, Any]]]:
+        """Return what each process has logged so far."""
+        texts = [log.read_text(encoding="utf-8") if log.exists() else "" for log in self._logs]
+        return [[json.loads(line) for line in text.split("\n")[:-1]] for text in texts]
+
+    def all_have(self, kind: str, after: float = 0.0, **values: object) -> bool:
+        return all(
+            any(
+                line["kind"] == kind
+                and line["at"] > after
+                and all(line[name] == value for name, value in values.items())
+                for line in lines
+            )
+            for lines in self.lines()
+        )
+
+    def stop(self) -> None:
+        self._stop.touch()
+        for process in self._processes:
+            assert process.wait(timeout=20) == 0
+
+
+@pytest.fixture
+def fleet(redis_url: str, prefix: str, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(redis_url, prefix, tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.mark.slow
+def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: Fleet) -> None:
+    until(lambda: fleet.all_have("call"), timeout=20)
+    fleet.broken.touch()
+    began = time.monotonic()
+    until(lambda: fleet.all_have("refused", began), timeout=10)
+    # Broken for two open periods: the fleet lets one probe through after each.
+    until(lambda: sum("half_open" in json.dumps(x) for x in fleet.lines()[0]) >= 2, timeout=10)
+    fleet.broken.unlink()
+    mended = time.monotonic()
+    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=10)
+    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=10)
+    logs = fleet.lines()
+    changes = [[x for x in lines if x["kind"] == "change"] for lines in logs]
+    heard = [[(x["state"], x["epoch"]) for x in one] for one in changes]
+    assert all(one == heard[0] for one in heard), "each process hears each change once"
+    assert [state for state, _ in heard[0]][:2] == ["open", "half_open"]
+    assert heard[0][-1][0] == "closed"
+
+    # From the call that reached the threshold: no process lets anything through after the bound.
+    opened_ms = heard[0][0][1]
+    bad = sorted(x["at"] for lines in logs for x in lines if x["kind"] == "call" and x["broken"])
+    first_open = min(one[0]["at"] for one in changes)
+    bound = first_open + SYNC_S + SLACK_S
+    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + SLACK_S
+    probes = [at for at in bad if at > bound]
+    # While it is open or half-open, only probes go: one for each time it turned half-open.
+    assert len(probes) <= [state for state, _ in heard[0]].count("half_open")
+    assert opened_ms > 0
+
+
+@pytest.mark.event_loops
+def test_counts_of_both_worlds_open_one_breaker(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(6, open_for=60)
+    with CircuitBreaker(redis_url, rule, prefix=prefix) as breaker:
+        for _ in range(3):
+            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+                raise OSError
+        breaker.flush()
+        assert breaker.state("k") == "closed"
+
+        async def others() -> str:
+            async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix) as awaited:
+                for _ in range(3):
+                    with pytest.raises(OSError):  # noqa: PT011 - it is passed on
+                        async with awaited.call("k"):
+                            raise OSError
+                await awaited.flush()
+                with pytest.raises(BreakerOpen):
+                    async with awaited.call("k"):
+                        pass
+                return await awaited.state("k")
+
+        assert asyncio.run(others()) == "open"
+        assert breaker.state("k") == "open"
+
+
+@pytest.mark.parametrize("key", ["plain", Key("resource", tag="tag"), b"\xff\x00{}"])
+def test_a_cluster_has_breakers_too(cluster_url: str, prefix: str, key: Any) -> None:
+    with CircuitBreaker(cluster_url, ErrorCount(1), prefix=prefix) as breaker:
+        with pytest.raises(OSError), breaker.call(key):  # noqa: PT011 - it is passed on
+            raise OSError
+        breaker.flush()
+        assert breaker.state(key) == "open"
+
+
+def test_the_worker_flushes_and_refreshes(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(1, open_for=60)
+    with (
+        CircuitBreaker(redis_url, rule, prefix=prefix, sync_interval=0.05) as one,
+        CircuitBreaker(redis_url, rule, prefix=prefix, sync_interval=0.05) as other,
+    ):
+        heard: list[str] = []
+        other.on_change(lambda change: heard.append(change.state))
+        with other.call("k"):
+            pass
+        with pytest.raises(OSError), one.call("k"):  # noqa: PT011 - it is passed on
+            raise OSError
+        until(lambda: heard == ["open"])
+
+
+def test_counts_arrive_once_though_replies_are_lost(
+    redis_url: str, proxy: Proxy, prefix: str
+) -> None:
+    rule = ErrorCount(1000, window=600)
+    options: dict[str, Any] = {"prefix": prefix, "timeout": 0.3, "flush_interval": 60}
+    with CircuitBreaker(proxy.url, rule, **options) as breaker:
+        for _ in range(5):
+            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+                raise OSError
+        with proxy.inject(DropReply(only=b"EVALSHA")):
+            for _ in range(3):
+                with pytest.raises(StoreError):
+                    breaker.flush()
+        breaker.flush()
+    with redis.Redis.from_url(redis_url) as client:
+        name = breaker_name(prefix, "k", rule)
+        buckets = [value for field, value in client.hgetall(name).items() if field.isdigit()]
+        assert sum(int(value.split()[1]) for value in buckets) == 5

@@ -1,0 +1,353 @@
+"""`CircuitBreaker` and `AsyncCircuitBreaker`: what a caller sees, in both worlds, and misuse."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distwindow import (
+    AsyncCircuitBreaker,
+    BreakerChange,
+    BreakerOpen,
+    CircuitBreaker,
+    ConfigurationError,
+    ErrorCount,
+    ErrorRatio,
+    Key,
+    SlowRatio,
+)
+from distwindow.breaker.outcomes import FailureTypes
+from tests.unit.clock_and_stores import ManualClock
+
+NAN, INF = float("nan"), float("inf")
+RULE = ErrorCount(2, open_for=5)
+
+pytestmark = pytest.mark.event_loops
+
+
+class World:
+    """A breaker of one of the two worlds, called in the same way."""
+
+    def __init__(self, kind: Callable[..., Any], rule: Any = RULE, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.is_async = kind is AsyncCircuitBreaker
+        self.breaker = kind("memory://", rule, time=self.clock, **options)
+        self.heard: list[BreakerChange] = []
+        self.breaker.on_change(self.heard.append)
+
+    def call(self, exc: BaseException | None = None, seconds: float = 0, key: Any = "k") -> None:
+        """Make one call that takes so long and raises `exc`."""
+
+        async def run_async() -> None:
+            async with self.breaker.call(key):
+                self.clock.advance(seconds)
+                if exc is not None:
+                    raise exc
+
+        def run() -> None:
+            with self.breaker.call(key):
+                self.clock.advance(seconds)
+                if exc is not None:
+                    raise exc
+
+        try:
+            asyncio.run(run_async()) if self.is_async else run()
+        except BaseException as raised:
+            if raised is not exc:
+                raise
+
+    def state(self, key: Any = "k") -> str:
+        found = self.breaker.state(key)
+        state: str = asyncio.run(found) if inspect.iscoroutine(found) else found
+        return state
+
+
+@pytest.fixture(params=[CircuitBreaker, AsyncCircuitBreaker])
+def kind(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    made: Callable[..., Any] = request.param
+    return made
+
+
+def test_it_opens_probes_and_closes(kind: Callable[..., Any]) -> None:
+    world = World(kind)
+    world.call(OSError())
+    assert world.state() == "closed"
+    world.call(OSError())
+    assert world.state() == "open"
+    with pytest.raises(BreakerOpen, match=r"breaker of 'k' is open; retry in 5\.000 s") as refused:
+        world.call()
+    assert (refused.value.key, refused.value.state, refused.value.retry_after) == ("k", "open", 5)
+    assert world.state("other") == "closed"
+    world.clock.advance(5)
+    world.call()
+    assert world.state() == "closed"
+    changes = [(change.previous, change.state) for change in world.heard]
+    assert changes == [("closed", "open"), ("open", "half_open"), ("half_open", "closed")]
+    assert [change.key for change in world.heard] == ["k"] * 3
+    assert world.heard[0].at_ms == ManualClock().now_ms()
+
+
+def test_closing_clears_the_counts(kind: Callable[..., Any]) -> None:
+    world = World(kind)
+    for exc in (OSError(), OSError()):
+        world.call(exc)
+    world.clock.advance(5)
+    world.call()
+    world.call(OSError())
+    assert world.state() == "closed"
+
+
+def test_slow_calls_open_it_whether_or_not_they_fail(kind: Callable[..., Any]) -> None:
+    world = World(kind, SlowRatio(0.2, 0.5, min_calls=4))
+    for exc, seconds in ((OSError(), 0.1), (None, 0.2), (None, 0.3)):
+        world.call(exc, seconds)
+    assert world.state() == "closed"
+    world.call(OSError(), 0.21)
+    assert world.state() == "open"
+
+
+@pytest.mark.parametrize(
+    ("exc", "failed"),
+    [
+        (None, False),
+        (TimeoutError(), True),
+        (ConnectionRefusedError(), None),  # it is in `ignore`
+        (ValueError(), False),  # an answer of the service
+        (KeyboardInterrupt(), None),
+        (asyncio.CancelledError(), None),
+    ],
+)
+def test_which_exceptions_count_is_a_setting(
+    exc: BaseException | None, failed: bool | None
+) -> None:
+    assert FailureTypes(OSError, (ConnectionRefusedError,)).failed(exc) is failed
+
+
+def test_what_says_nothing_is_not_counted(kind: Callable[..., Any]) -> None:
+    world = World(kind, ErrorRatio(1.0, min_calls=2), errors=OSError, ignore=EOFError)
+    for exc in (OSError(), EOFError(), GeneratorExit()):
+        world.call(exc)
+    assert world.state() == "closed"
+    world.call(OSError())
+    assert world.state() == "open"
+
+
+def test_a_block_may_say_that_its_call_failed() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
+    with breaker.call("k") as call:
+        call.fail()
+    assert breaker.state("k") == "open"
+
+
+# -- the decorator --------------------------------------------------------------------------------
+
+
+def test_a_protected_function_goes_through_the_breaker() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1, open_for=5), time=ManualClock())
+
+    @breaker.protect(lambda order, **_: f"pay:{order}", fallback=lambda order, **_: -order)
+    def pay(order: int, *, fails: bool = False) -> int:
+        """Pay."""
+        if fails:
+            raise OSError
+        return order
+
+    assert pay.__name__ == "pay"
+    assert pay(7) == 7
+    with pytest.raises(OSError):  # noqa: PT011 - the function's own error is passed on
+        pay(7, fails=True)
+    assert pay(7) == -7
+    assert pay(8) == 8
+    assert breaker.state("pay:7") == "open"
+
+
+def test_without_a_fallback_the_refusal_is_raised() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
+    assert breaker.protect("k")(lambda: 1)() == 1
+    with pytest.raises(ZeroDivisionError):
+        breaker.protect("k")(lambda: 1 / 0)()
+    with pytest.raises(BreakerOpen):
+        breaker.protect("k")(lambda: 1)()
+
+
+def test_a_refusal_that_the_function_raises_itself_is_not_its_own() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
+
+    @breaker.protect("k", fallback=lambda: "fallback")
+    def outer() -> str:
+        raise BreakerOpen("another", "open", 1.0)
+
+    with pytest.raises(BreakerOpen, match="another"):
+        outer()
+    assert outer() == "fallback"
+
+
+@pytest.mark.parametrize("is_async_fallback", [False, True])
+def test_a_protected_coroutine_function(is_async_fallback: bool) -> None:
+    breaker = AsyncCircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
+
+    async def later(order: int) -> int:
+        return -order
+
+    fallback = later if is_async_fallback else (lambda order: -order)
+
+    @breaker.protect("k", fallback=fallback)
+    async def pay(order: int) -> int:
+        if order > 1:
+            raise OSError
+        return order
+
+    async def main() -> list[int]:
+        found = [await pay(1)]
+        with pytest.raises(OSError):  # noqa: PT011 - the function's own error is passed on
+            await pay(2)
+        return [*found, await pay(3)]
+
+    assert asyncio.run(main()) == [1, -3]
+
+
+async def coroutine_function() -> None: ...
+
+
+def generator() -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("use", "word"),
+    [
+        (lambda sync, aio: sync.protect("k")(coroutine_function), "AsyncCircuitBreaker.protect"),
+        (lambda sync, aio: aio.protect("k")(len), "use CircuitBreaker.protect"),
+        (lambda sync, aio: sync.protect("k")(generator), "generator"),
+        (lambda sync, aio: sync.protect("k")(int), "is not a function"),
+        (lambda sync, aio: sync.protect("k")(3), "takes one function"),
+        (lambda sync, aio: sync.protect("k")(len, fallback=len), "takes one function"),
+        (lambda sync, aio: sync.protect("k", fallback=3)(len), "fallback=3"),
+        (lambda sync, aio: sync.protect("k", fallback=coroutine_function)(len), "nothing awaits"),
+        (lambda sync, aio: sync.protect("")(len), "must not be empty"),
+        (lambda sync, aio: sync.protect(3), "a key is str"),
+        (lambda sync, aio: sync.on_change(3), "a function of one BreakerChange"),
+        (lambda sync, aio: sync.on_change(coroutine_function), "asynchronous"),
+    ],
+)
+def test_what_can_never_work_is_refused_at_once(
+    use: Callable[[Any, Any], object], word: str
+) -> None:
+    breakers = [kind("memory://", RULE) for kind in (CircuitBreaker, AsyncCircuitBreaker)]
+    with pytest.raises(ConfigurationError, match=word):
+        use(*breakers)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: ErrorRatio(NAN), "ratio=nan"),
+        (lambda: ErrorRatio(-0.1), "ratio=-0.1"),
+        (lambda: ErrorRatio(0), "ratio=0"),
+        (lambda: ErrorRatio(1.01), "ratio=1.01"),
+        (lambda: ErrorRatio(True), "ratio=True"),
+        (lambda: ErrorRatio("0.5"), "ratio='0.5'"),  # type: ignore[arg-type]
+        (lambda: SlowRatio(NAN), "max_rt=nan"),
+        (lambda: SlowRatio(-1), "max_rt=-1"),
+        (lambda: SlowRatio(1, 0), "ratio=0"),
+        (lambda: ErrorCount(0), "count=0"),
+        (lambda: ErrorCount(1.5), "count=1.5"),  # type: ignore[arg-type]
+        (lambda: ErrorCount(10**13), "count="),
+        (lambda: ErrorRatio(0.5, window=1, buckets=3), "divided evenly into buckets=3"),
+        (lambda: ErrorRatio(0.5, window=0), "window=0"),
+        (lambda: ErrorRatio(0.5, window=INF), "window=inf"),
+        (lambda: ErrorRatio(0.5, window=0.0005), "whole number of milliseconds"),
+        (lambda: ErrorRatio(0.5, buckets=61, window=61), "buckets=61"),
+        (lambda: ErrorRatio(0.5, open_for=-1), "open_for=-1"),
+        (lambda: ErrorRatio(0.5, probe_timeout=NAN), "probe_timeout=nan"),
+        (lambda: ErrorRatio(0.5, probes=0), "probes=0"),
+        (lambda: ErrorRatio(0.5, min_calls=0), "min_calls=0"),
+        (lambda: CircuitBreaker("memory://", 0.5), "0.5 is no rule"),  # type: ignore[arg-type]
+        (lambda: CircuitBreaker("memory://", RULE, errors=3), "errors=3"),  # type: ignore[arg-type]
+        (lambda: CircuitBreaker("memory://", RULE, ignore=(3,)), "3 is not a type"),  # type: ignore[arg-type]
+        (lambda: CircuitBreaker("memory://", RULE, on_store_error="local"), "on_store_error"),  # type: ignore[arg-type]
+        (lambda: CircuitBreaker("memory://", RULE, sync_interval=0), "sync_interval=0"),
+        (lambda: CircuitBreaker("memory://", RULE, flush_interval=NAN), "flush_interval=nan"),
+        (lambda: CircuitBreaker("memory://", RULE, max_local_keys=0), "max_local_keys=0"),
+        (lambda: CircuitBreaker("memory://", RULE, prefix="a b"), "prefix 'a b'"),
+        (lambda: CircuitBreaker("ftp://x", RULE), "ftp://x"),
+        (lambda: AsyncCircuitBreaker("memory://", RULE, timeout=-1), "timeout=-1"),
+    ],
+)
+def test_bad_settings_are_named(make: Callable[[], object], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        make()
+
+
+def test_a_call_is_entered_once_and_ended_once() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(3), time=ManualClock())
+    call = breaker.call("k")
+    with pytest.raises(RuntimeError, match="has not been entered"):
+        call.__exit__(OSError, OSError(), None)
+    with call, pytest.raises(RuntimeError, match="was entered before"):
+        call.__enter__()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="or has ended"):
+            call.__exit__(OSError, OSError(), None)
+    assert breaker.state("k") == "closed"
+
+
+@pytest.mark.parametrize("key", ["", 3, None, Key("r", tag="t"), b"\xff", "x" * 100_000])
+def test_keys_are_those_of_limiters(kind: Callable[..., Any], key: Any) -> None:
+    world = World(kind)
+    if key in ("", 3, None):
+        with pytest.raises((TypeError, ValueError), match="a key"):
+            world.call(key=key)
+        return
+    world.call(OSError(), key=key)
+    world.call(OSError(), key=key)
+    assert world.state(key) == "open"
+
+
+def test_what_a_listener_raises_is_logged_and_the_others_are_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
+    heard: list[str] = []
+
+    def broken(change: BreakerChange) -> None:
+        raise ZeroDivisionError
+
+    breaker.on_change(broken)
+    breaker.on_change(lambda change: heard.append(change.state))
+    with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+        raise OSError
+    assert heard == ["open"]
+    assert "a listener of breaker 'distwindow' at memory:// has failed" in caplog.text
+
+
+def test_a_listener_may_call_the_breaker() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
+    seen: list[str] = []
+    breaker.on_change(lambda change: seen.append(breaker.state(change.key)))
+    with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+        raise OSError
+    assert seen == ["open"]
+
+
+def test_after_close_calls_raise_and_closing_twice_is_allowed() -> None:
+    breaker = CircuitBreaker("memory://", RULE)
+    with breaker, breaker.call("k"):
+        pass
+    breaker.close()
+    with pytest.raises(ConfigurationError, match="circuit breaker is closed; make a new one"):
+        breaker.call("k").__enter__()
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        copy.copy(breaker)
+    assert repr(breaker).startswith("CircuitBreaker('memory://', ErrorCount(")
+
+
+def test_a_call_that_ends_after_close_raises_nothing() -> None:
+    breaker = CircuitBreaker("memory://", RULE)
+    with breaker.call("k"):
+        breaker.close()
