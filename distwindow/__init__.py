@@ -1,7 +1,11 @@
 """One rate limit for the whole fleet: Sentinel's LeapArray in Redis, exact and atomic."""
 
+from .concurrency.blocking import Concurrency
+from .concurrency.slot import AsyncSlot, Slot
+from .concurrency.tasks import AsyncConcurrency
 from .core.decision import Decision
 from .core.errors import (
+    ConcurrencyExceeded,
     ConfigurationError,
     DistwindowError,
     RateLimitExceeded,
@@ -11,6 +15,7 @@ from .core.errors import (
 )
 from .core.key import Key
 from .core.limit import Limit
+from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
 from .windows.bucket_leap_array import BucketLeapArray
@@ -24,15 +29,21 @@ from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncConcurrency",
     "AsyncLimiter",
+    "AsyncSlot",
     "Bucket",
     "BucketLeapArray",
+    "Concurrency",
+    "ConcurrencyExceeded",
+    "ConcurrencyStats",
     "ConfigurationError",
     "Decision",
     "DistwindowError",
     "EagerBucketLeapArray",
     "Event",
     "FixedWindow",
+    "Holder",
     "Key",
     "LeapArray",
     "Limit",
@@ -41,6 +52,7 @@ __all__ = [
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",
+    "Slot",
     "Stats",
     "StoreError",
     "StoreTimeout",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from .steps import Operation, Pipeline
-from .strategy import OutgoingCommand, Strategy
+from .strategy import FlushSource, OutgoingCommand
 
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)
 _OUTCOME_UNKNOWN = StoreTimeout(
@@ -17,7 +17,7 @@ _OUTCOME_UNKNOWN = StoreTimeout(
 
 
 def flush_due(
-    strategy: Strategy, monotonic: Callable[[], float], *, everything: bool = False
+    strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
 ) -> Operation[DistwindowError | None]:
     """Send what is due; with `everything`, all that is pending. Return the first error, None if
     there is none.

@@ -21,8 +21,8 @@ class OutgoingCommand(NamedTuple):
     second call is harmless."""
 
 
-class Strategy(Protocol):
-    """How a limiter decides."""
+class FlushSource(Protocol):
+    """What has to be sent in the background: all that the worker needs of its owner."""
 
     @property
     def next_due_at(self) -> float:
@@ -34,6 +34,37 @@ class Strategy(Protocol):
 
     wake: Callable[[], object]
     """Called when `next_due_at` is earlier than it was. Set by the worker."""
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        """Return what has to be sent before any counts can be: its reply has the store's time."""
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        """Add what is to be sent now to `outgoing`; with `everything`, all that is pending, and
+        nothing that fetches. If this raises, the caller calls each `on_reply` of `outgoing` with
+        "not sent".
+        """
+
+    def reschedule(self, now: float) -> None:
+        """Set `next_due_at` after a flush."""
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        """Have every call run `hold` before it is decided."""
+
+    def resume_calls(self) -> None:
+        """End `pause_calls`."""
+
+    def unreturned_permits(self) -> int:
+        """Return how many leased permits are still to be given back."""
+
+    def unacknowledged_counts(self) -> int:
+        """Return how many counts the store has not acknowledged."""
+
+
+class Strategy(FlushSource, Protocol):
+    """How a limiter decides."""
+
     uses_leases: bool
     """True if it leases permits, which have to be given back."""
 
@@ -78,20 +109,6 @@ class Strategy(Protocol):
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides one call over `keys`."""
 
-    def clock_probe(self) -> list[OutgoingCommand]:
-        """Return what has to be sent before any counts can be: its reply has the store's time."""
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None:
-        """Add what is to be sent now to `outgoing`; with `everything`, all that is pending, and
-        nothing that fetches. If this raises, the caller calls each `on_reply` of `outgoing` with
-        "not sent".
-        """
-
-    def reschedule(self, now: float) -> None:
-        """Set `next_due_at` after a flush."""
-
     # -- ends --
 
     def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
@@ -99,18 +116,6 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Count and decide nothing any more."""
-
-    def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Have every call run `hold` before it is decided."""
-
-    def resume_calls(self) -> None:
-        """End `pause_calls`."""
-
-    def unreturned_permits(self) -> int:
-        """Return how many leased permits are still to be given back."""
-
-    def unacknowledged_counts(self) -> int:
-        """Return how many counts the store has not acknowledged."""
 
     def after_fork(self) -> None:
         """Start empty in a forked child."""

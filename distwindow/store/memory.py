@@ -22,6 +22,7 @@ from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from .memory_replies import acquire_reply, bucket_starts
+from .memory_slots import slot_handlers
 
 Reply = TypeVar("Reply")
 
@@ -47,9 +48,11 @@ class MemoryStore:
         clock: Clock = SYSTEM,
         rings: dict[bytes, Ring] | None = None,
         senders: dict[bytes, SenderRecords] | None = None,
+        slots: dict[bytes, dict[bytes, int]] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings: where to keep them. A store that keeps
-        rings elsewhere passes those of one command, and stores what is in the dicts after it.
+        """`rings` and `senders`, by the names of the rings, and `slots`, by their own names: where
+        to keep them. A store that keeps rings elsewhere passes those of one command, and stores
+        what is in the dicts after it. With `rings` alone, concurrency limits are refused.
         """
         self.clock = clock
         self._now_ms = clock.now_ms
@@ -67,6 +70,7 @@ class MemoryStore:
             "read": self._read,
             "reset": self._reset,
         }
+        self._handlers |= slot_handlers(slots, kept_elsewhere=rings is not None)
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply that the script of `command` would give. Waits for nothing but the lock."""

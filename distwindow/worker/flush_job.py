@@ -15,7 +15,7 @@ from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import DistwindowError
 from ..core.interrupts import OneShotEvent
-from ..operations.strategy import Strategy
+from ..operations.strategy import FlushSource
 
 LOG = logging.getLogger("distwindow")
 
@@ -55,7 +55,7 @@ class FlushJob:
         "strategy",
     )  # fmt: skip
 
-    def __init__(self, strategy: Strategy, flush: Callable[[bool], Any], name: str) -> None:
+    def __init__(self, strategy: FlushSource, flush: Callable[[bool], Any], name: str) -> None:
         self.strategy = strategy
         self.flush = flush
         self.name = name
@@ -214,7 +214,7 @@ class FlushJobs:
                 job.close_done.wait(deadline - monotonic())
 
 
-def needs_worker(strategy: Strategy, clock: Clock) -> bool:
+def needs_worker(strategy: FlushSource, clock: Clock) -> bool:
     """True if the limiter of this strategy and clock is flushed in the background.
 
     Limiters of a store in this process have nothing to flush. Limiters whose clock is not the

@@ -48,7 +48,7 @@ from types import FrameType
 from typing import Protocol
 
 from ..core.interrupts import OneShotEvent
-from ..operations.strategy import Strategy
+from ..operations.strategy import FlushSource
 from .exit_hooks import ExitHooks
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
 from .signal_watch import SignalWatch
@@ -106,7 +106,7 @@ class Shutdown:
         """Have `worker` flush before the process ends."""
         self._workers.append(worker)
 
-    def on_limiter_created(self, strategy: Strategy, *, handle_sigterm: bool) -> None:
+    def on_limiter_created(self, strategy: FlushSource, *, handle_sigterm: bool) -> None:
         """Install the hooks that a limiter needs. Pause its calls if the shutdown has begun."""
         self.hook_exit()
         if handle_sigterm and self._install_sigterm_handler():
@@ -134,6 +134,10 @@ class Shutdown:
             time.sleep(CALL_DELAY_S)
             while self.phase >= PAUSED or self._paused_for_exit:
                 time.sleep(POLL_S)
+
+    def are_calls_paused(self) -> bool:
+        """True once calls are paused for the last flush, after which the process ends."""
+        return self.phase >= PAUSED or self._paused_for_exit
 
     def flush(self) -> None:
         """Send everything that is pending, while the process goes on."""

@@ -26,7 +26,7 @@ from typing import Any
 from ..consistency.key_state import NEVER
 from ..core.clock import Clock
 from ..core.interrupts import PATCH_STATE, OneShotEvent, WakeUp, start_thread
-from ..operations.strategy import Strategy
+from ..operations.strategy import FlushSource
 from .flush_job import (
     EXIT_TIMEOUT_S,
     RETRY_EVERY_S,
@@ -66,17 +66,18 @@ class WorkerThread:
 
     def add_limiter(
         self,
-        strategy: Strategy,
+        strategy: FlushSource,
         flush: Callable[[bool], Any],
         clock: Clock,
         *,
         name: str,
         handle_sigterm: bool,
+        job_type: type[FlushJob] = FlushJob,
     ) -> FlushJob:
         """Return a job whose `flush` is called whenever `strategy` has something due, unless the
         limiter needs no worker.
         """
-        job = FlushJob(strategy, flush, name)
+        job = job_type(strategy, flush, name)
         if needs_worker(strategy, clock):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
