@@ -13,8 +13,9 @@ import pytest
 import redis
 
 from distwindow import Limit
+from distwindow.protocol.commands import COMMANDS
 from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script, script_names
+from distwindow.protocol.scripts import load_script
 from tests.lua.target import (
     GUARD,
     HOSTILE,
@@ -162,7 +163,7 @@ def test_a_lease_leaves_permits_for_others(server: redis.Redis, state: str) -> N
             assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_call_without_keys_is_an_error(server: redis.Redis, name: str) -> None:
     sha = load_script(name).sha
     for words in ([], [GUARD], [GUARD, "1"], [GUARD, "1", "5", str(W), "5"]):
@@ -172,7 +173,7 @@ def test_a_call_without_keys_is_an_error(server: redis.Redis, name: str) -> None
             server.evalsha(sha, 0, *words)
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> None:
     for state, (now, used) in STATES.items():
         target = Target(server, (LIMIT, OTHER), now, used)
