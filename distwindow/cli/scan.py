@@ -19,6 +19,7 @@ from distwindow import ConfigurationError, Limit, WindowStats
 from ..core.stats import window_at
 from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
 from ..protocol.replies import ring_state
+from ..protocol.slot_commands import parse_slots_name
 from .selection import Selection, ring_key_prefix
 from .servers import Server
 
@@ -50,6 +51,8 @@ class ScanCounts:
     """Rings that expired between SCAN and reading."""
     foreign: int = 0
     """Names under the prefix that are not rings, by their form, type or content."""
+    slots: dict[bytes, tuple[Server, str]] = field(default_factory=dict)
+    """The selected slots of concurrency limits, by name: their server, and the text of the key."""
     on_progress: Callable[[int], None] = field(default=lambda names: None)
     """Called with `names` after every page."""
 
@@ -72,6 +75,11 @@ def scan_names(
         page = []
         for name in found:
             if is_senders_name(prefix, name):
+                continue
+            slots_key = parse_slots_name(prefix, name)
+            if slots_key is not None:
+                if selection.includes(ring_key_prefix(name), slots_key):
+                    counts.slots[name] = server, slots_key
                 continue
             ring = parse_ring_name(prefix, name)
             if ring is None:

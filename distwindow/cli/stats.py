@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from .render import bar, format_rate, has_size, make_console, printable, usage_c
 from .scan import ScanCounts, scan_rings
 from .selection import Selection, all_keys, matching_keys
 from .servers import Server, open_servers
+from .slots import HeldSlots, read_slots, slots_object, slots_table
 from .table import Cell, Column, Table
 from .watch import StreamView, TerminalView, watch_store
 
@@ -91,10 +92,16 @@ def stats(
 
 
 class _Found(NamedTuple):
-    """The keys of one scan, and a note about how many there are besides."""
+    """The keys of one scan, a note about how many there are besides, and who holds slots."""
 
     keys: list[Stats]
     note: str
+    slots: list[HeldSlots]
+
+    def tables(self, width: int | None) -> list[Table]:
+        """Return the table of windows and that of slots, without those that are empty."""
+        tables = [_table(self.keys, width)] if self.keys else []
+        return [*tables, slots_table(self.slots, width)] if self.slots else tables
 
 
 class _Query:
@@ -124,19 +131,23 @@ class _Query:
             notes.append(f"{counts.expired:,} expired during the scan")
         if counts.foreign:
             notes.append(f"{counts.foreign:,} skipped: not distwindow's")
-        return _Found(keys, "; ".join(notes))
+        slots = read_slots(counts.slots)
+        return _Found(keys, "; ".join(notes), slots[:top] if top else slots)
 
 
 def _print_once(found: _Found, console: Console, no_keys: str, *, as_json: bool) -> None:
     if as_json:
-        _print_json(found.keys)
-        if not found.keys:
+        _print_json(found)
+        if not found.keys and not found.slots:
             typer.echo(no_keys, err=True)
         return
-    if found.keys:
-        table = _table(found.keys, console.width if has_size(console) else None)
+    tables = found.tables(console.width if has_size(console) else None)
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
         table.print_to(console)
-        console.print(Text(f"\n{found.note}{_omitted_note(table)}", style="dim"))
+    if tables:
+        console.print(Text(f"\n{found.note}{_omitted_note(tables)}", style="dim"))
     else:
         console.print(Text(no_keys))
         if "skipped" in found.note:
@@ -147,8 +158,7 @@ def _watch(
     url: str, query: _Query, console: Console, no_keys: str, interval: float, *, as_json: bool
 ) -> None:
     def print_json_line(servers: Sequence[Server]) -> None:
-        keys = query.run(servers).keys
-        print(json.dumps([as_object(one) for one in keys]), flush=True)
+        print(json.dumps(list(_objects(query.run(servers)))), flush=True)
 
     def print_table(servers: Sequence[Server]) -> None:
         found = query.run(servers)
@@ -157,11 +167,14 @@ def _watch(
         print(flush=True)
 
     def terminal_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
-        keys, note = query.run(servers, max(1, console.height - 4), progress=False)
-        if not keys:
-            return [Text(no_keys)], note
-        table = _table(keys, console.width)
-        return list(table.styled_lines()), f"{note}{_omitted_note(table)}"
+        found = query.run(servers, max(1, console.height - 4), progress=False)
+        tables = found.tables(console.width)
+        if not tables:
+            return [Text(no_keys)], found.note
+        lines = list(tables[0].styled_lines())
+        for table in tables[1:]:
+            lines += [Text(), *table.styled_lines()]
+        return lines, f"{found.note}{_omitted_note(tables)}"
 
     if has_size(console) and not as_json:
         with TerminalView(console, terminal_lines) as view:
@@ -193,8 +206,9 @@ def _table(keys: Sequence[Stats], width: int | None) -> Table:
     return Table(columns, rows, width)
 
 
-def _omitted_note(table: Table) -> str:
-    return f"; too narrow for {', '.join(table.omitted)}" if table.omitted else ""
+def _omitted_note(tables: Sequence[Table]) -> str:
+    omitted = list(dict.fromkeys(name for table in tables for name in table.omitted))
+    return f"; too narrow for {', '.join(omitted)}" if omitted else ""
 
 
 def _row(stats: Stats, window: WindowStats, bar_width: int, with_outcomes: bool) -> list[Cell]:
@@ -220,13 +234,21 @@ def _row(stats: Stats, window: WindowStats, bar_width: int, with_outcomes: bool)
     return row
 
 
-def _print_json(keys: Sequence[Stats]) -> None:
+def _print_json(found: _Found) -> None:
     """Print one array, with one object on a line."""
     write = sys.stdout.write
     write("[")
-    for i, one in enumerate(keys):
-        write((",\n " if i else "\n ") + json.dumps(as_object(one)))
-    write("\n]\n" if keys else "]\n")
+    empty = True
+    for one in _objects(found):
+        write(("\n " if empty else ",\n ") + json.dumps(one))
+        empty = False
+    write("]\n" if empty else "\n]\n")
+
+
+def _objects(found: _Found) -> Iterator[dict[str, Any]]:
+    """Yield the objects for JSON: those of keys with windows, then those of keys with slots."""
+    yield from map(as_object, found.keys)
+    yield from map(slots_object, found.slots)
 
 
 def as_object(stats: Stats) -> dict[str, Any]:

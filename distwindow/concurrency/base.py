@@ -122,9 +122,7 @@ class BaseKeeper:
         return self._held.check_lost(claim, self._monotonic())
 
     def abandon(self, claim: SlotClaim) -> None:
-        """Have the worker free what `claim` may hold. Waits for nothing, so a destructor may call
-        it.
-        """
+        """Have the worker free what `claim` may hold. Waits for nothing."""
         self._held.end(claim, self._monotonic())
 
     def end(self, claim: SlotClaim) -> None:

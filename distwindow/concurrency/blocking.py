@@ -146,6 +146,11 @@ class Concurrency(BaseConcurrency):
             self._held.lose_all("its limit was closed", self._store.clock.monotonic())
             THREAD_WORKER.detach(self._flush_job)
             failure = self._flush_now(True)
+            settled_at = self._held.settled_at()
+            if failure is None and settled_at > self._store.clock.monotonic():
+                # A hold whose reply was lost may be executed until then, and is freed after it.
+                self._store.clock.sleep(settled_at - self._store.clock.monotonic())
+                failure = self._flush_now(True)
             if self._owns_store:
                 self._store.close()
             self._flush_job.record_close(failure)
@@ -170,9 +175,7 @@ class Concurrency(BaseConcurrency):
 
 
 class _Keeper(BaseKeeper):
-    """Drives the operations of slots in the calling thread. Not the `Concurrency` itself, so that
-    slots, and their destructors, do not keep that alive.
-    """
+    """Drives the operations of slots in the calling thread."""
 
     def __init__(self, store: Store, base: BaseConcurrency) -> None:
         super().__init__(base, store.clock)
@@ -196,7 +199,7 @@ class _Keeper(BaseKeeper):
             others_wait = self._wait_queues.count(claim.name) > 0
             refused = None
             if not others_wait:
-                refused = self.run(self._operations.try_hold(claim), claim)
+                refused = self.run(self._operations.try_hold(claim, timeout), claim)
             if refused is None or not refused.granted:
                 waiter.wait()
                 waiting = self._operations.wait_for_slot(claim, waiter, refused)

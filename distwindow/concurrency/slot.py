@@ -5,9 +5,11 @@
                       a slot, and returns that
     try_hold(key)     a slot, or one that is false     `release`, or the end of `with slot:`
 
-The block is an object of its own, because a signal handler may raise before the first line of
-`__exit__`: then nobody refers to the block any more, while a variable may still refer to the slot.
-A block, or a slot of `try_hold`, that is garbage-collected frees what it holds.
+A block, or a slot of `try_hold`, that is garbage-collected is not renewed any more, and the worker
+frees what it holds when that would be due. The block is an object of its own, because a signal
+handler may raise before the first line of `__exit__`: then nobody refers to the block any more,
+while a variable may still refer to the slot. There are no destructors: Python drops what a signal
+handler raises in one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from weakref import ref
 
 from ..core.errors import ConcurrencyExceeded, short_repr
 from ..core.key import AnyKey
@@ -65,8 +68,8 @@ class _BaseSlot:
         self._base_keeper = keeper
         self._claim = claim
         self._refusal = refusal
-        self._owns_claim = owns_claim
-        """True for a slot of `try_hold`; that of `hold` belongs to its block."""
+        if owns_claim:  # a slot of `try_hold`; that of `hold` belongs to its block
+            claim.owner = ref(self)
 
     @property
     def key(self) -> AnyKey:
@@ -99,10 +102,6 @@ class _BaseSlot:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raise `TypeError` for `pickle` and `copy`."""
         raise TypeError("a slot cannot be pickled or copied: this process holds it, and renews it")
-
-    def __del__(self) -> None:
-        if self._owns_claim:
-            _abandon(self._base_keeper, self._claim)
 
 
 class Slot(_BaseSlot):
@@ -177,9 +176,7 @@ class _BaseBlock:
         self._claim = claim
         self._timeout = timeout
         self._entered = False
-
-    def __del__(self) -> None:
-        _abandon(self._base_keeper, self._claim)
+        claim.owner = ref(self)
 
     def _on_enter(self) -> None:
         if self._entered:
@@ -189,12 +186,11 @@ class _BaseBlock:
             )
         self._entered = True
 
-    def _check_entered(self) -> None:
-        if not self._entered:
-            raise RuntimeError(
-                f"this block of {short_repr(self._claim.key)} is left, but was not entered; use "
-                "`hold` with `with`"
-            )
+    def _not_entered(self) -> RuntimeError:
+        return RuntimeError(
+            f"this block of {short_repr(self._claim.key)} is left, but was not entered; use `hold` "
+            "with `with`"
+        )
 
 
 class SlotBlock(_BaseBlock):
@@ -220,9 +216,14 @@ class SlotBlock(_BaseBlock):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._check_entered()
-        if not self._claim.ended:
-            self._keeper.free(self._claim)
+        try:
+            if not self._entered:
+                raise self._not_entered()
+            if not self._claim.ended:
+                self._keeper.free(self._claim)
+        except BaseException:
+            self._keeper.abandon(self._claim)
+            raise
 
 
 class AsyncSlotBlock(_BaseBlock):
@@ -248,12 +249,11 @@ class AsyncSlotBlock(_BaseBlock):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._check_entered()
-        if not self._claim.ended:
-            await self._keeper.free(self._claim)
-
-
-def _abandon(keeper: ClaimKeeper, claim: SlotClaim) -> None:
-    """Free what a collected object may hold. Destructors may run in any thread, at any line."""
-    if not claim.ended:
-        keeper.abandon(claim)
+        try:
+            if not self._entered:
+                raise self._not_entered()
+            if not self._claim.ended:
+                await self._keeper.free(self._claim)
+        except BaseException:
+            self._keeper.abandon(self._claim)
+            raise

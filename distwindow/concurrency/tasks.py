@@ -113,6 +113,11 @@ class AsyncConcurrency(BaseConcurrency):
             self._held.lose_all("its limit was closed", self._store.clock.monotonic())
             await TASK_WORKER.detach(self._flush_job)
             failure = await self._flush_now(True)
+            settled_at = self._held.settled_at()
+            if failure is None and settled_at > self._store.clock.monotonic():
+                # A hold whose reply was lost may be executed until then, and is freed after it.
+                await self._store.sleep(settled_at - self._store.clock.monotonic())
+                failure = await self._flush_now(True)
             if self._owns_store:
                 await self._store.aclose()
             self._flush_job.record_close(failure)
@@ -159,7 +164,7 @@ class _Keeper(BaseKeeper):
             others_wait = self._wait_queues.count(claim.name) > 0
             refused = None
             if not others_wait:
-                refused = await self.run(self._operations.try_hold(claim), claim)
+                refused = await self.run(self._operations.try_hold(claim, timeout), claim)
             if refused is None or not refused.granted:
                 await waiter.wait_async()
                 waiting = self._operations.wait_for_slot(claim, waiter, refused)

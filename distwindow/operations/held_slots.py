@@ -39,7 +39,7 @@ _LAST_RETRY_S = 2.0
 
 class HeldSlots:
     """The claims of one `Concurrency`, by the names of the holders. Safe to share between threads,
-    and with destructors: each change of the dictionary is one call of a C function.
+    and with signal handlers: each change of the dictionary is one call of a C function.
     """
 
     dropped = 0
@@ -62,7 +62,7 @@ class HeldSlots:
             claim.disown()
         self._claims = {}
         self._lock = threading.RLock()
-        """Re-entrant, because a destructor may run while it is held."""
+        """Re-entrant, as a signal handler may use the limit that it has interrupted."""
         self._owner = self._find_owner()
         self._ids = map(f"{secrets.token_hex(6)}.%d".__mod__, itertools.count())
         self.next_due_at = math.inf
@@ -123,6 +123,13 @@ class HeldSlots:
                 claim.lose(why)
                 self.end(claim, now)
 
+    def settled_at(self) -> float:
+        """Return when everything can be freed for good: after the last deadline of a hold whose
+        reply was lost.
+        """
+        ended = [claim.deadline for claim in self._claims.copy().values() if claim.ended]
+        return max(ended, default=-math.inf)
+
     def hold_call(self) -> None:
         """Hold up a call while the process ends."""
         if self._hold_call is not None:
@@ -142,6 +149,8 @@ class HeldSlots:
         freed: dict[bytes, list[SlotClaim]] = {}
         soon = now + self._ttl_ms / 6000
         for claim in self._claims.copy().values():
+            if not claim.ended and claim.is_dropped:
+                self.end(claim, now)
             if claim.ended:
                 if claim.is_gone or claim.expire(now):
                     self.forget(claim)

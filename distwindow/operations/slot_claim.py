@@ -25,6 +25,7 @@ more is freed; no slot is given up on, and none is assumed.
     held    a renewal finds it absent                       lost
     held    `expires_at` comes                              lost
     held    the block ends                                  ended
+    held    its object is garbage-collected                 ended
     lost    the block ends                                  ended
     ended   a free is acknowledged                          gone
     ended   a free is acknowledged, a hold may still come   ended
@@ -43,6 +44,7 @@ The block's thread sets `ended`, and the worker sets `lost`: neither undoes what
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..core.errors import DistwindowError, StoreError
 from ..core.key import AnyKey
@@ -65,6 +67,7 @@ class SlotClaim:
         "key",
         "lost",
         "next_due_at",
+        "owner",
         "ttl_s",
     )
 
@@ -81,6 +84,8 @@ class SlotClaim:
         """How often it was freed without a final reply."""
         self.next_due_at = math.inf
         """When the worker has to renew or to free it."""
+        self.owner: Callable[[], object] | None = None
+        """A weak reference to the object by which the caller holds it."""
         self._may_be_stored = False
         self._unsettled = 0
         """Holds whose outcome is unknown."""
@@ -101,6 +106,11 @@ class SlotClaim:
     def deadline(self) -> float:
         """The deadline of the hold that was sent last."""
         return self._deadline
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if the object by which the caller held it was garbage-collected."""
+        return self.owner is not None and self.owner() is None
 
     @property
     def is_gone(self) -> bool:

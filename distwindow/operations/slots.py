@@ -46,13 +46,13 @@ class SlotOperations:
         self.request_timeout = timeout / 2
         """Seconds until a request counts as lost."""
 
-    def try_hold(self, claim: SlotClaim) -> Operation[HoldReply]:
-        """Ask once for a slot. A caller that does not wait must not overtake those that do: while
-        some wait in this process, it is refused.
+    def try_hold(self, claim: SlotClaim, patience: float | None = None) -> Operation[HoldReply]:
+        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
+        are some, this is refused. `patience`: see `_ask`.
         """
         if self._queues.count(claim.name):
             return HoldReply(False, claim.command.limit, 0, 0)
-        return (yield from self._ask(claim, self._timeout))
+        return (yield from self._ask(claim, patience))
 
     def wait_for_slot(
         self, claim: SlotClaim, waiter: Waiter, refused: HoldReply | None

@@ -6,14 +6,16 @@ deadline until which it is held (lua/README.md).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..core.key import AnyKey
 from .frames import Command, Reply, ScriptReply
-from .keys import ring_name_prefix
+from .keys import ring_name_prefix, unescape
 
 _SLOTS = b":slots"
+_NAME = re.compile(rb"\{([^{}]*)\}([^{}]*):slots", re.DOTALL)
 
 MAX_HOLDERS = 1000
 """Holders that one `renew` or `free` may name."""
@@ -27,13 +29,16 @@ def slots_name(prefix: str, key: AnyKey) -> bytes:
     return ring_name_prefix(prefix, key) + _SLOTS
 
 
-def slots_key_prefix(prefix: str, name: bytes) -> bytes | None:
-    """Return the part of a Redis key that is the same for all keys of one resource, if it is that
-    of slots; else None.
+def parse_slots_name(prefix: str, name: bytes) -> str | None:
+    """Return the text of the key whose slots have this Redis key, of a tagged key `{tag}resource`;
+    None if it is not one of slots of this prefix.
     """
-    key_prefix = name.removesuffix(_SLOTS)
-    is_slots = key_prefix != name and key_prefix.startswith(prefix.encode() + b":{")
-    return key_prefix if is_slots else None
+    start = prefix.encode() + b":"
+    found = _NAME.fullmatch(name, len(start)) if name.startswith(start) else None
+    if found is None:
+        return None
+    tag, rest = found.groups()
+    return f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
 
 
 class HolderName(NamedTuple):

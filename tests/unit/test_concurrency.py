@@ -31,7 +31,7 @@ def slots(clock: ManualClock) -> Concurrency:
     return Concurrency(MemoryStore(clock), 2, ttl=TTL)
 
 
-def held(slots: Concurrency, key: Any = "k") -> int:
+def number_held(slots: Concurrency, key: Any = "k") -> int:
     return slots.stats(key).held
 
 
@@ -46,21 +46,21 @@ def test_no_more_are_held_than_the_limit(slots: Concurrency) -> None:
         assert "2 of 2" in str(caught.value)
         with slots.hold("another key") as third:
             assert third
-    assert held(slots) == held(slots, "another key") == 0
+    assert number_held(slots) == number_held(slots, "another key") == 0
     assert not first
     assert not first.lost
 
 
 def test_a_slot_is_freed_however_its_block_ends(slots: Concurrency) -> None:
     with pytest.raises(ZeroDivisionError), slots.hold("k"):
-        _ = 1 / (held(slots) - 1)
-    assert held(slots) == 0
+        _ = 1 / (number_held(slots) - 1)
+    assert number_held(slots) == 0
     with slots.hold("k") as slot:
         slot.release()
-        assert held(slots) == 0
+        assert number_held(slots) == 0
         assert not slot
         slot.release()  # a second time changes nothing
-    assert held(slots) == 0
+    assert number_held(slots) == 0
 
 
 def test_try_hold_returns_what_is_false_when_all_are_held(slots: Concurrency) -> None:
@@ -74,10 +74,10 @@ def test_try_hold_returns_what_is_false_when_all_are_held(slots: Concurrency) ->
         assert not none
     for slot in mine:
         slot.release()
-    assert held(slots) == 0
+    assert number_held(slots) == 0
     with slots.try_hold("k") as slot:
         assert slot
-    assert held(slots) == 0
+    assert number_held(slots) == 0
 
 
 def test_a_slot_is_lost_at_its_deadline(
@@ -87,17 +87,17 @@ def test_a_slot_is_lost_at_its_deadline(
     with slots.hold("k") as slot, slots.hold("k"):
         clock.advance(TTL - 0.001)
         assert slot.held
-        assert held(slots) == 2
+        assert number_held(slots) == 2
         clock.advance(0.001)
         assert slot.lost
         assert not slot.held
-        assert held(slots) == 0
+        assert number_held(slots) == 0
         others = [slots.try_hold("k"), slots.try_hold("k")]
         assert all(others)
         slots.flush()
         assert slot.lost, "a slot that was lost stays lost"
         assert caplog.text.count("a slot of 'k' was lost") == 2
-    assert held(slots) == 2, "the end of the block took the slot of another holder"
+    assert number_held(slots) == 2, "the end of the block took the slot of another holder"
     del others
 
 
@@ -128,11 +128,11 @@ def test_a_slot_that_is_dropped_is_freed(slots: Concurrency) -> None:
     dropped = slots.try_hold("k")
     block = slots.hold("k")
     block.__enter__()
-    assert held(slots) == 2
+    assert number_held(slots) == 2
     del dropped, block
     gc.collect()
     slots.flush()
-    assert held(slots) == 0
+    assert number_held(slots) == 0
 
 
 def test_the_slot_in_a_variable_does_not_keep_the_block(slots: Concurrency) -> None:
@@ -143,7 +143,7 @@ def test_the_slot_in_a_variable_does_not_keep_the_block(slots: Concurrency) -> N
     gc.collect()
     slots.flush()
     assert not slot
-    assert held(slots) == 0
+    assert number_held(slots) == 0
 
 
 def test_a_lower_limit_holds_from_now_on(clock: ManualClock) -> None:
@@ -183,14 +183,14 @@ def test_after_close_calls_are_refused_and_hold_nothing() -> None:
 
 def test_keys_are_those_of_limiters(slots: Concurrency) -> None:
     with slots.hold("k") as _, slots.hold(b"k") as _:
-        assert held(slots) == held(slots, b"k") == 2
-        assert held(slots, Key("k", tag="t")) == 0
+        assert number_held(slots) == number_held(slots, b"k") == 2
+        assert number_held(slots, Key("k", tag="t")) == 0
         with slots.hold(Key("k", tag="t")):
-            assert held(slots, Key("k", tag="t")) == 1
+            assert number_held(slots, Key("k", tag="t")) == 1
     for bad, kind in (("", ValueError), (b"", ValueError), (None, TypeError), (1, TypeError)):
         for call in (slots.hold, slots.try_hold, slots.stats):
             with pytest.raises(kind):
-                call(bad)  # type: ignore[operator]  # mypy sees the union of three methods
+                call(bad)  # type: ignore[arg-type]  # that is tested
 
 
 # -- misuse ---------------------------------------------------------------------------------------
@@ -232,10 +232,10 @@ def test_a_block_is_entered_once(slots: Concurrency) -> None:
     with block:
         with pytest.raises(RuntimeError, match="entered before"):
             block.__enter__()
-        assert held(slots) == 1
+        assert number_held(slots) == 1
     with pytest.raises(RuntimeError, match="entered before"):
         block.__enter__()
-    assert held(slots) == 0
+    assert number_held(slots) == 0
 
 
 def test_a_block_that_was_not_entered_cannot_be_left(slots: Concurrency) -> None:
@@ -248,7 +248,7 @@ def test_a_slot_may_be_freed_in_another_thread(slots: Concurrency) -> None:
     thread = threading.Thread(target=slot.release)
     thread.start()
     thread.join()
-    assert held(slots) == 0
+    assert number_held(slots) == 0
 
 
 def test_nothing_can_be_pickled_or_copied(slots: Concurrency) -> None:
@@ -256,7 +256,7 @@ def test_nothing_can_be_pickled_or_copied(slots: Concurrency) -> None:
     for thing in (slots, slot):
         for make in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="pickled or copied"):
-                make(thing)  # type: ignore[operator]  # mypy sees the union of three functions
+                make(thing)
     assert "held" in repr(slot)
     assert "Concurrency" in repr(slots)
 
@@ -290,7 +290,7 @@ def test_waiters_are_served_in_order() -> None:
         for thread in threads:
             thread.join(10)
         assert order == list(range(8))
-        assert slots.stats("k").waiting == held(slots) == 0
+        assert slots.stats("k").waiting == number_held(slots) == 0
 
 
 def test_a_waiter_is_woken_by_a_release_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,15 +323,16 @@ def test_a_waiter_gives_up_at_its_timeout_and_leaves_nothing() -> None:
 def test_many_threads_never_hold_more_than_the_limit() -> None:
     inside: list[int] = []
     most: list[int] = []
+    shared = Concurrency("memory://", 3)
 
     def work() -> None:
         for _ in range(40):
-            with slots.hold("k", timeout=30):
+            with shared.hold("k", timeout=30):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
 
-    with Concurrency("memory://", 3) as slots:
+    with shared:
         threads = [threading.Thread(target=work) for _ in range(12)]
         for thread in threads:
             thread.start()
@@ -339,7 +340,7 @@ def test_many_threads_never_hold_more_than_the_limit() -> None:
             thread.join(60)
         assert len(most) == 12 * 40
         assert max(most) <= 3
-        assert held(slots) == 0
+        assert number_held(shared) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
@@ -351,9 +352,9 @@ def test_a_forked_child_does_not_own_the_slots_of_its_parent(slots: Concurrency)
             # In the child: the slot is not its own, and freeing it would take it from the parent.
             told = slot.lost and not slot.held
             slot.release()
-            kept = held(slots) == 1
+            kept = number_held(slots) == 1
             own = slots.try_hold("k")
             os._exit(0 if told and kept and own and not slots.try_hold("k") else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert slot.held
-    assert held(slots) == 0
+    assert number_held(slots) == 0

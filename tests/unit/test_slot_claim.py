@@ -8,6 +8,7 @@ from distwindow import StoreTimeout, StoreUnavailable
 from distwindow.operations import slot_claim
 from distwindow.operations.held_slots import HeldSlots
 from distwindow.operations.slot_claim import SlotClaim
+from distwindow.operations.strategy import OutgoingCommand
 from distwindow.protocol.slot_commands import HoldReply
 from tests.state_tables import Row, RowChecks
 
@@ -119,6 +120,17 @@ def _() -> str:
 @ROW_CHECKS.row("held", "the block ends")
 def _() -> str:
     return ended(granted())
+
+
+@ROW_CHECKS.row("held", "its object is garbage-collected")
+def _() -> str:
+    held = HeldSlots("unit", 2, int(TTL_S * 1000), lambda: "owner")
+    claim, outgoing = granted(), list[OutgoingCommand]()
+    held.add(claim)
+    claim.owner = lambda: None
+    held.collect_commands(1.0, outgoing)
+    assert [each.command.script for each in outgoing] == ["free"]
+    return claim.state
 
 
 @ROW_CHECKS.row("lost", "the block ends")
