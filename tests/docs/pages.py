@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, Limiter
+from distwindow import AsyncConcurrency, AsyncLimiter, Concurrency, Limiter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -85,8 +85,8 @@ def between(page: Path, marker: str) -> str:
 
 
 def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
-    """Change the defaults of both limiters: code runs as printed, and apart from other tests."""
-    for limiter_class in (Limiter, AsyncLimiter):
+    """Change the defaults of all limits: code runs as printed, and apart from other tests."""
+    for limiter_class in (Limiter, AsyncLimiter, Concurrency, AsyncConcurrency):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():
