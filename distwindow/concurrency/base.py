@@ -17,7 +17,7 @@ from ..operations.wait_queue import WaitQueues
 from ..protocol.keys import check_prefix
 
 _MAX_LIMIT = 1_000_000
-_MAX_TTL_S = 86_400.0
+_MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
 
 
 class BaseConcurrency:
@@ -42,7 +42,7 @@ class BaseConcurrency:
         if not isinstance(handle_sigterm, bool):
             raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
         _check_seconds("timeout", timeout, 0.0, 3600.0)
-        _check_seconds("ttl", ttl, 0.0, _MAX_TTL_S)
+        _check_seconds("ttl", ttl, _MIN_TTL_S, _MAX_TTL_S)
         if ttl < 2 * timeout:
             raise ConfigurationError(
                 f"ttl={ttl!r} is less than twice timeout={timeout!r}: a slot that is renewed each "

@@ -64,30 +64,27 @@ class HeldSlots:
         self._lock = threading.RLock()
         """Re-entrant, as a signal handler may use the limit that it has interrupted."""
         self._owner = self._find_owner()
-        self._ids = map(f"{secrets.token_hex(6)}.%d".__mod__, itertools.count())
+        self._process = secrets.token_hex(6)
+        self._ids = map(f"{self._process}.%d".__mod__, itertools.count())
         self.next_due_at = math.inf
 
     # -- the life of a claim --
 
     def new_claim(self, key: AnyKey) -> SlotClaim:
         """Return a claim with a name that no other has. It is not known here before `add`."""
-        name = HolderName(self._limit, self._ttl_ms, next(self._ids), self._owner)
-        command = Hold(
-            (),
-            slots_name=slots_name(self._prefix, key),
-            limit=self._limit,
-            ttl_ms=self._ttl_ms,
-            holder=name.encode(),
-        )
-        return SlotClaim(key, command)
+        return SlotClaim(key, self._new_command(slots_name(self._prefix, key)), self._process)
 
     def add(self, claim: SlotClaim) -> None:
-        """Know `claim`, before anything is sent for it."""
+        """Know `claim`, before anything is sent for it. A claim that was made before the process
+        forked gets a new name, because the parent may use the other one.
+        """
+        if claim.process is not self._process:
+            claim.process, claim.command = self._process, self._new_command(claim.name)
         self._claims[claim.holder] = claim
 
     def on_granted(self, claim: SlotClaim) -> None:
         """Have the slot renewed from now on."""
-        self._set_due(claim, claim.expires_at - claim.ttl_s * 2 / 3)
+        self._set_due(claim, claim.extended_at + claim.ttl_s / 3)
 
     def end(self, claim: SlotClaim, free_at: float) -> None:
         """Note that the block of `claim` has ended, or that its caller has given up. The worker
@@ -223,6 +220,17 @@ class HeldSlots:
                 "what it guards should stop",
                 short_repr(claim.key), why,
             )  # fmt: skip
+
+    def _new_command(self, name: bytes) -> Hold:
+        """Return the command for a new holder of a slot of this name."""
+        holder = HolderName(self._limit, self._ttl_ms, next(self._ids), self._owner)
+        return Hold(
+            (),
+            slots_name=name,
+            limit=self._limit,
+            ttl_ms=self._ttl_ms,
+            holder=holder.encode(),
+        )
 
     def _set_due(self, claim: SlotClaim, at: float) -> None:
         claim.next_due_at = at

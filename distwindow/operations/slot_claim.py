@@ -36,7 +36,7 @@ A caller gives up when its timeout is over, when the store fails, and when it is
 interrupted, at whatever line. A hold whose reply was lost may still be on its way: the server
 executes it up to the deadline in its guard. So a free is final only if all holds were answered, or
 if it was sent after the last of these deadlines. `expires_at` counts from before the request was
-sent, so it is never later than the deadline in the store.
+sent, and allows for a drift between the clocks, so it comes before the deadline in the store.
 
 The block's thread sets `ended`, and the worker sets `lost`: neither undoes what the other did.
 """
@@ -50,6 +50,10 @@ from ..core.errors import DistwindowError, StoreError
 from ..core.key import AnyKey
 from ..protocol.slot_commands import Hold, HoldReply
 
+MAX_CLOCK_DRIFT = 0.1
+"""The part of a time by which the clock here may be slower than the store's, as for leases."""
+CLOCK_MARGIN_S = 0.001
+"""The store's clock is read in whole ms."""
 _NO_TIME = -math.inf
 
 
@@ -62,21 +66,24 @@ class SlotClaim:
         "_unsettled",
         "command",
         "ended",
-        "expires_at",
+        "extended_at",
         "frees",
         "key",
         "lost",
         "next_due_at",
         "owner",
+        "process",
         "ttl_s",
     )
 
-    def __init__(self, key: AnyKey, command: Hold) -> None:
+    def __init__(self, key: AnyKey, command: Hold, process: str = "") -> None:
         self.key = key
         self.command = command
+        self.process = process
+        """The part of the holder's name that this process alone has: a child has another."""
         self.ttl_s = command.ttl_ms / 1000
-        self.expires_at = _NO_TIME
-        """Until when it surely has its slot; before that is granted, a time long ago."""
+        self.extended_at = _NO_TIME
+        """When the last request was sent that gave or extended the slot; at first long ago."""
         self.lost = ""
         """Why the slot was lost; empty if it was not."""
         self.ended = False
@@ -108,6 +115,11 @@ class SlotClaim:
         return self._deadline
 
     @property
+    def expires_at(self) -> float:
+        """Until when it surely has its slot."""
+        return self.extended_at + self.ttl_s / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
+
+    @property
     def is_dropped(self) -> bool:
         """True if the object by which the caller held it was garbage-collected."""
         return self.owner is not None and self.owner() is None
@@ -122,7 +134,7 @@ class SlotClaim:
     @property
     def is_renewed(self) -> bool:
         """True if the worker renews it."""
-        return self.expires_at != _NO_TIME and not self.ended and not self.lost
+        return self.extended_at != _NO_TIME and not self.ended and not self.lost
 
     @property
     def state(self) -> str:
@@ -131,7 +143,7 @@ class SlotClaim:
             return "gone"
         if self.ended:
             return "ended"
-        if self.expires_at != _NO_TIME:
+        if self.extended_at != _NO_TIME:
             return "lost" if self.lost else "held"
         return "asking" if self._deadline != _NO_TIME else "new"
 
@@ -145,7 +157,7 @@ class SlotClaim:
         """Take the reply to a hold."""
         self._unsettled -= 1
         if reply.granted:
-            self.expires_at = sent_at + self.ttl_s
+            self.extended_at = sent_at
         else:
             self._settle(sent_at)
 
@@ -157,7 +169,7 @@ class SlotClaim:
 
     def on_renewed(self, sent_at: float) -> None:
         """Take an acknowledged renewal."""
-        self.expires_at = max(self.expires_at, sent_at + self.ttl_s)
+        self.extended_at = max(self.extended_at, sent_at)
 
     def on_freed(self, sent_at: float) -> None:
         """Take an acknowledged free."""
@@ -183,7 +195,7 @@ class SlotClaim:
 
     def expire(self, now: float) -> bool:
         """Note that the deadlines in the store are over, if they are. True if so."""
-        if now < max(self.expires_at, self._deadline + self.ttl_s):
+        if now < max(self.extended_at, self._deadline) + self.ttl_s * (1 + MAX_CLOCK_DRIFT):
             return False
         self._may_be_stored = False
         return True

@@ -23,6 +23,9 @@ MINIMAL_ACL = (
 with `clock="client"`; without `+info` the server version is not read.
 """
 
+ACL_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+"""For concurrency limits."""
+
 ACL_OF_NAME = "+client|setname"
 """For `name=`."""
 
@@ -49,6 +52,7 @@ def guarded() -> Any:
         users=(
             f"limiter on >least {MINIMAL_ACL}",
             f"blind on >least {MINIMAL_ACL} -time -info",
+            f"holder on >least {MINIMAL_ACL} {ACL_OF_SLOTS}",
             "nobody on >least -@all",
             f"outsider on >least {MINIMAL_ACL.replace('~distwindow:*', '~other:*')}",
             f"scriptless on >least {MINIMAL_ACL.replace('+evalsha +eval', '')}",

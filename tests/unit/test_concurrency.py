@@ -83,15 +83,19 @@ def test_try_hold_returns_what_is_false_when_all_are_held(slots: Concurrency) ->
 def test_a_slot_is_lost_at_its_deadline(
     slots: Concurrency, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a clock of the test there is no worker, so nothing renews it."""
-    with slots.hold("k") as slot, slots.hold("k"):
-        clock.advance(TTL - 0.001)
+    """With a clock of the test there is no worker, so nothing renews it. The holder is told before
+    its deadline in the store.
+    """
+    with slots.hold("k") as slot, slots.hold("k") as other:
+        clock.advance(TTL / 1.1 - 0.01)
         assert slot.held
-        assert number_held(slots) == 2
-        clock.advance(0.001)
+        clock.advance(0.01)
         assert slot.lost
         assert not slot.held
+        assert number_held(slots) == 2
+        clock.advance(TTL - TTL / 1.1)
         assert number_held(slots) == 0
+        assert other.lost
         others = [slots.try_hold("k"), slots.try_hold("k")]
         assert all(others)
         slots.flush()
@@ -341,6 +345,16 @@ def test_many_threads_never_hold_more_than_the_limit() -> None:
         assert len(most) == 12 * 40
         assert max(most) <= 3
         assert number_held(shared) == 0
+
+
+def test_a_block_that_was_made_before_a_fork_has_its_own_holder(slots: Concurrency) -> None:
+    """Otherwise parent and child would hold one slot together."""
+    block = slots.hold("k")
+    parents = block._claim.holder
+    slots._held.after_fork()
+    with block:
+        (holder,) = slots._held._claims
+        assert holder != parents
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
