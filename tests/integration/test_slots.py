@@ -155,6 +155,7 @@ def warm(slots: Concurrency) -> None:
         slots.flush()
 
 
+@pytest.mark.slow
 def test_while_every_reply_is_lost_nobody_holds_and_nothing_leaks(
     proxy: Proxy, slots: Concurrency, prefix: str
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_store_that_is_away_is_an_error_and_nothing_is_left(proxy: Proxy, pref
 # -- renewal --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slot_is_kept_for_longer_than_its_time_to_live(redis_url: str, prefix: str) -> None:
     with Concurrency(redis_url, 1, prefix=prefix, ttl=0.6, timeout=0.3) as slots:
         with slots.hold("k") as slot:
@@ -255,6 +257,7 @@ def test_a_holder_that_cannot_renew_is_told_before_another_gets_its_slot(
         all_freed(others)
 
 
+@pytest.mark.slow
 def test_waiting_processes_ask_at_a_bounded_rate(prefix: str) -> None:
     with Standalone() as server:
         with Concurrency(server.url, 1, prefix=prefix) as slots, slots.hold("k"):
@@ -279,6 +282,7 @@ def wait(slots: Concurrency) -> None:
 # -- cancellations and interruptions --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.event_loops
 def test_tasks_that_are_cancelled_at_any_time_leave_no_slot(redis_url: str, prefix: str) -> None:
     chance = random.Random(7)
@@ -336,6 +340,7 @@ def test_a_task_that_is_cancelled_while_its_reply_is_lost(
     assert number_held(slots) == 0
 
 
+@pytest.mark.slow
 def test_a_signal_handler_that_raises_at_any_time_leaves_no_slot(slots: Concurrency) -> None:
     warm(slots)
     chance = random.Random(3)

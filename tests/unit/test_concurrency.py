@@ -300,20 +300,20 @@ def test_waiters_are_served_in_order() -> None:
 def test_a_waiter_is_woken_by_a_release_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_operations, "FIRST_POLL_S", 3600.0)
     monkeypatch.setattr(slot_operations, "LAST_POLL_S", 3600.0)
-    with Concurrency("memory://", 1) as slots:
-        rounds, seen = 200, []
+    with Concurrency("memory://", 1, ttl=3600) as shared:
 
-        def work() -> None:
-            for _ in range(rounds):
-                with slots.hold("k", timeout=20):
-                    seen.append(1)
+        def hold() -> None:
+            shared.hold("k").__enter__()
 
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
+        for _ in range(20):
+            first = shared.try_hold("k")
+            thread = threading.Thread(target=hold, daemon=True)
             thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert len(seen) == 2 * rounds
+            until(lambda: shared.stats("k").waiting == 1)
+            first.release()
+            thread.join(10)
+            assert not thread.is_alive()
+            shared.flush()  # frees the block, which nobody refers to any more
 
 
 def test_a_waiter_gives_up_at_its_timeout_and_leaves_nothing() -> None:
