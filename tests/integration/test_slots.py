@@ -223,12 +223,15 @@ def test_all_slots_of_a_process_are_renewed_in_one_exchange(
 ) -> None:
     with Concurrency(proxy.url, 100, prefix=prefix, ttl=TTL, timeout=4) as many:
         mine = [many.try_hold(key) for key in "abc" for _ in range(40)]
-        many.flush()  # opens a connection for the thread that flushes
-        before = proxy.requests
-        for claim in many._held._claims.values():
-            claim.next_due_at = 0.0  # as after a third of the time to live
-        assert many._flush_now(False) is None
-        assert proxy.requests - before == 1
+        requests = []
+        for _ in range(2):
+            for claim in many._held._claims.values():
+                claim.next_due_at = 0.0  # as after a third of the time to live
+            before = proxy.requests
+            assert many._flush_now(False) is None
+            requests.append(proxy.requests - before)
+        # With the first, the server may have to be sent the script.
+        assert requests[1] == 1
         assert {slots.stats(key).held for key in "abc"} == {40}
         assert all(holder.expires_in > TTL - 5 for holder in slots.stats("a").holders)
         del mine
