@@ -23,6 +23,7 @@ SECTIONS = {
     "inprocess": "inprocess",
     "consistency": "consistency",
     "simulation": "fleet_simulation",
+    "slots": "slots",
 }
 
 

@@ -11,8 +11,12 @@ from .breaker import (
     ErrorRatio,
     SlowRatio,
 )
+from .concurrency.blocking import Concurrency
+from .concurrency.slot import AsyncSlot, Slot
+from .concurrency.tasks import AsyncConcurrency
 from .core.decision import Decision
 from .core.errors import (
+    ConcurrencyExceeded,
     ConfigurationError,
     DistwindowError,
     RateLimitExceeded,
@@ -22,6 +26,7 @@ from .core.errors import (
 )
 from .core.key import Key
 from .core.limit import Limit
+from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
 from .windows.bucket_leap_array import BucketLeapArray
@@ -39,12 +44,17 @@ __all__ = [
     "AdaptiveBreaker",
     "AsyncAdaptiveBreaker",
     "AsyncCircuitBreaker",
+    "AsyncConcurrency",
     "AsyncLimiter",
+    "AsyncSlot",
     "BreakerChange",
     "BreakerOpen",
     "Bucket",
     "BucketLeapArray",
     "CircuitBreaker",
+    "Concurrency",
+    "ConcurrencyExceeded",
+    "ConcurrencyStats",
     "ConfigurationError",
     "Decision",
     "DistwindowError",
@@ -54,6 +64,7 @@ __all__ = [
     "Event",
     "FixedWindow",
     "FutureBucketLeapArray",
+    "Holder",
     "Key",
     "LeapArray",
     "Limit",
@@ -63,6 +74,7 @@ __all__ = [
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",
+    "Slot",
     "SlowRatio",
     "Stats",
     "StoreError",

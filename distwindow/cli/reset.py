@@ -25,6 +25,7 @@ from .selection import (
     ring_key_prefix,
 )
 from .servers import Server, open_servers
+from .slots import find_slots, is_slots_name
 
 _PIPELINE_SIZE = 500
 
@@ -48,7 +49,7 @@ def reset(
     url: UrlOption = DEFAULT_URL,
     prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
-    """Delete the windows of keys: everything is free again, under all limits.
+    """Delete the windows and slots of keys: everything is free again, under all limits.
 
     An unknown key is not an error, because all its permits are free already.
     """
@@ -66,6 +67,9 @@ def reset(
             # A name like a ring's that is not a hash belongs to another program, and is kept.
             for page in scan_names(server, prefix, selection, counts, redis_type="hash"):
                 found.add(page if dry_run else _delete(server, page))
+            # Their holders are told that they have lost their slots when these are renewed.
+            slots = find_slots(server, prefix, selection)
+            found.add(slots if dry_run else _delete(server, slots))
     done = "would be deleted" if dry_run else "deleted"
     if not pattern:
         for argument in keys:
@@ -142,7 +146,12 @@ def _print_result(
 
 
 def _windows(keys: Iterable[_FoundKey]) -> str:
-    return _counted(sum(len(key.rings) for key in keys), "window")
+    names = [name for key in keys for name in key.rings]
+    slots = sum(map(is_slots_name, names))
+    parts = [_counted(len(names) - slots, "window")] if len(names) > slots else []
+    if slots:
+        parts.append(_counted(slots, "set") + " of slots")
+    return " and ".join(parts)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from ..core.stats import window_at
 from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
 from ..protocol.replies import ring_state
+from ..protocol.slot_commands import parse_slots_name
 from .breakers import BreakerName
 from .selection import Selection, ring_key_prefix
 from .servers import Server
@@ -54,6 +55,8 @@ class ScanCounts:
     """Names under the prefix that are not rings, by their form, type or content."""
     breakers: list[BreakerName] = field(default_factory=list)
     """The selected circuit breakers: names under the prefix that are no rings."""
+    slots: dict[bytes, tuple[Server, str]] = field(default_factory=dict)
+    """The selected slots of concurrency limits, by name: their server, and the text of the key."""
     on_progress: Callable[[int], None] = field(default=lambda names: None)
     """Called with `names` after every page."""
 
@@ -76,6 +79,11 @@ def scan_names(
         page = []
         for name in found:
             if is_senders_name(prefix, name):
+                continue
+            slots_key = parse_slots_name(prefix, name)
+            if slots_key is not None:
+                if selection.includes(ring_key_prefix(name), slots_key):
+                    counts.slots[name] = server, slots_key
                 continue
             ring = parse_ring_name(prefix, name)
             breaker = None if ring is not None else parse_breaker_name(prefix, name)

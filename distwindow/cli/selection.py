@@ -94,9 +94,9 @@ def argument_key_prefix(prefix: str, argument: str) -> bytes:
 
 def ring_key_prefix(name: bytes) -> bytes:
     """Return the part of a ring's name that is the same for all rings of one key: the name without
-    bucket length and span.
+    bucket length and span. The name of a key's slots begins with it, too.
     """
-    return name.rsplit(b":", 2)[0]
+    return name.rsplit(b":", 1 if name.endswith(b":slots") else 2)[0]
 
 
 def _glob_escaped(name: bytes) -> bytes:

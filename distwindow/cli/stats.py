@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from distwindow import Bucket, Limit, Stats, WindowStats
+from distwindow import Bucket, ConfigurationError, Limit, Stats, WindowStats
 
 from ..protocol.keys import check_prefix
 from ..store.redis.urls import masked_url
@@ -29,11 +29,13 @@ from .render import bar, format_rate, has_size, make_console, printable, usage_c
 from .scan import ScanCounts, scan_rings
 from .selection import Selection, all_keys, matching_keys
 from .servers import Server, open_servers
+from .slots import HeldSlots, read_slots, slots_object, slots_table
 from .table import Cell, Column, Table
 from .watch import StreamView, TerminalView, watch_store
 
 _TERMINAL_TOP = 50
 _BAR_WIDTH = 10
+_Shown = Literal["all", "slots", "breakers"]
 _FIELD_NAMES = {
     kind: [field.name for field in dataclasses.fields(kind)]
     for kind in (Stats, WindowStats, Bucket)
@@ -60,6 +62,9 @@ def stats(
             show_default=False,
         ),
     ] = None,
+    slots: Annotated[
+        bool, typer.Option("--slots", help="Show concurrency limits only, also with --json.")
+    ] = False,
     breakers: Annotated[
         bool, typer.Option("--breakers", help="Show circuit breakers only, also with --json.")
     ] = False,
@@ -73,7 +78,8 @@ def stats(
     per second; permits that priority calls have borrowed, where there are any; and successes,
     errors and response times (ms) where they are recorded.
 
-    Below are the circuit breakers: their states, and the calls in their windows.
+    Below are the concurrency limits, with those who hold their slots, and the circuit breakers:
+    their states, and the calls in their windows.
 
     KEY is quoted for bash, so it can be copied into `reset`. In a terminal that is too narrow,
     columns are omitted; in a pipe nothing is omitted.
@@ -83,7 +89,10 @@ def stats(
     console = make_console()
     if top is None:
         top = _TERMINAL_TOP if has_size(console) and not as_json else 0
-    query = _Query(prefix, selection, sort, top, breakers_only=breakers)
+    if slots and breakers:
+        raise ConfigurationError("--slots and --breakers each show nothing else: give one of them")
+    shown: _Shown = "slots" if slots else "breakers" if breakers else "all"
+    query = _Query(prefix, selection, sort, top, shown)
     selected = repr(pattern) if pattern else "any key"
     no_keys = (
         f"no limits on {printable(selected)} under the prefix {prefix!r} at {masked_url(url)}: "
@@ -98,27 +107,39 @@ def stats(
 
 
 class _Found(NamedTuple):
-    """The keys of one scan, and a note about how many there are besides."""
+    """The keys of one scan, a note about how many there are besides, and who holds slots."""
 
     keys: list[Stats]
     note: str
+    slots: list[HeldSlots]
     breakers: list[FoundBreaker]
 
-    def objects(self, *, breakers_only: bool) -> list[dict[str, Any]]:
-        """Return what `--json` prints."""
-        if breakers_only:
+    def objects(self, shown: _Shown) -> list[dict[str, Any]]:
+        """Return what `--json` prints: objects of one kind, so that all have the same fields."""
+        if shown == "slots":
+            return [slots_object(one) for one in self.slots]
+        if shown == "breakers":
             return [breaker_object(one) for one in self.breakers]
         return [as_object(one) for one in self.keys]
+
+    def tables(self, width: int | None) -> list[Table]:
+        """Return the tables of limits, slots and breakers, without those that are empty."""
+        tables = [_table(self.keys, width)] if self.keys else []
+        if self.slots:
+            tables.append(slots_table(self.slots, width))
+        if self.breakers:
+            tables.append(breaker_table(self.breakers, width))
+        return tables
 
 
 class _Query:
     """A question about the keys of a store, which can be repeated."""
 
     def __init__(
-        self, prefix: str, selection: Selection, sort: Order, top: int, *, breakers_only: bool
+        self, prefix: str, selection: Selection, sort: Order, top: int, shown: _Shown
     ) -> None:
         self._prefix, self._selection = prefix, selection
-        self.breakers_only = breakers_only
+        self.shown = shown
         self._sort, self._top = sort, top
 
     def run(self, servers: Sequence[Server], at_most: int = 0, *, progress: bool = True) -> _Found:
@@ -141,40 +162,43 @@ class _Query:
             notes.append(f"{counts.expired:,} expired during the scan")
         if counts.foreign:
             notes.append(f"{counts.foreign:,} skipped: not distwindow's")
-        breakers = read_breakers(counts.breakers)
-        return _Found([] if self.breakers_only else keys, "; ".join(notes), breakers)
+        slots = read_slots(counts.slots) if self.shown != "breakers" else []
+        breakers = read_breakers(counts.breakers) if self.shown != "slots" else []
+        return _Found(
+            keys if self.shown == "all" else [],
+            "; ".join(notes),
+            slots[:top] if top else slots,
+            breakers[:top] if top else breakers,
+        )
 
 
 def _print_once(
     found: _Found, console: Console, no_keys: str, query: _Query, *, as_json: bool
 ) -> None:
-    objects = found.objects(breakers_only=query.breakers_only)
     if as_json:
+        objects = found.objects(query.shown)
         _print_json(objects)
         if not objects:
             typer.echo(no_keys, err=True)
         return
-    width = console.width if has_size(console) else None
-    if found.keys:
-        table = _table(found.keys, width)
+    tables = found.tables(console.width if has_size(console) else None)
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
         table.print_to(console)
-        console.print(Text(f"\n{found.note}{_omitted_note(table)}", style="dim"))
-    elif not found.breakers:
+    if tables and query.shown == "all":
+        console.print(Text(f"\n{found.note}{_omitted_note(tables)}", style="dim"))
+    elif not tables:
         console.print(Text(no_keys))
         if "skipped" in found.note:
             console.print(Text(found.note, style="dim"))
-    if found.breakers:
-        if found.keys:
-            console.print()
-        breaker_table(found.breakers, width).print_to(console)
 
 
 def _watch(
     url: str, query: _Query, console: Console, no_keys: str, interval: float, *, as_json: bool
 ) -> None:
     def print_json_line(servers: Sequence[Server]) -> None:
-        found = query.run(servers)
-        print(json.dumps(found.objects(breakers_only=query.breakers_only)), flush=True)
+        print(json.dumps(query.run(servers).objects(query.shown)), flush=True)
 
     def print_table(servers: Sequence[Server]) -> None:
         found = query.run(servers)
@@ -183,17 +207,14 @@ def _watch(
         print(flush=True)
 
     def terminal_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
-        keys, note, breakers = query.run(servers, max(1, console.height - 4), progress=False)
-        if not keys and not breakers:
-            return [Text(no_keys)], note
-        lines, omitted = [], ""
-        if keys:
-            table = _table(keys, console.width)
-            lines, omitted = list(table.styled_lines()), _omitted_note(table)
-        of_breakers = breaker_table(breakers, console.width).styled_lines() if breakers else ()
-        # Breakers get what keys leave of the screen.
-        room = max(0, console.height - 4 - len(lines)) if keys else console.height
-        return [*lines, *list(of_breakers)[:room]], f"{note}{omitted}"
+        found = query.run(servers, max(1, console.height - 4), progress=False)
+        tables = found.tables(console.width)
+        if not tables:
+            return [Text(no_keys)], found.note
+        lines = list(tables[0].styled_lines())
+        for table in tables[1:]:
+            lines += [Text(), *table.styled_lines()]
+        return lines, f"{found.note}{_omitted_note(tables)}"
 
     if has_size(console) and not as_json:
         with TerminalView(console, terminal_lines) as view:
@@ -230,8 +251,9 @@ def _table(keys: Sequence[Stats], width: int | None) -> Table:
     return Table(columns, rows, width)
 
 
-def _omitted_note(table: Table) -> str:
-    return f"; too narrow for {', '.join(table.omitted)}" if table.omitted else ""
+def _omitted_note(tables: Sequence[Table]) -> str:
+    omitted = list(dict.fromkeys(name for table in tables for name in table.omitted))
+    return f"; too narrow for {', '.join(omitted)}" if omitted else ""
 
 
 def _row(

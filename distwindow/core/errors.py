@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .decision import Decision
+    from .key import AnyKey
 
 
 def short_repr(key: object) -> str:
@@ -50,6 +51,25 @@ class RateLimitExceeded(DistwindowError):  # the usual name in rate limiters, he
             f"rate limit {refused.limit} exceeded for {short_repr(refused.key)}; "
             f"retry in {refused.retry_after:.3f} s"
         )
+
+
+class ConcurrencyExceeded(DistwindowError):
+    """All slots of a concurrency limit were held until the caller's timeout was over.
+
+    `.key`, `.limit`, and `.held`, which is above the limit where that was lowered.
+    `.retry_after`, in seconds: when the first of the slots is free if its holder died. A holder
+    that lives renews its slot, and may free it earlier.
+    """
+
+    def __init__(self, key: AnyKey, limit: int, held: int, retry_after: float) -> None:
+        super().__init__(key, limit, held, retry_after)
+        self.key = key
+        self.limit = limit
+        self.held = held
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"all slots of {short_repr(self.key)} are held: {self.held} of {self.limit}"
 
 
 class StoreError(DistwindowError):

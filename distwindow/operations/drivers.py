@@ -48,6 +48,7 @@ def run_blocking(
                 failure = exc
     except BaseException:  # the operation is closed however this ends, see above
         operation.close()
+        failure = None  # it refers to this frame: in a cycle, the caller's objects would live on
         raise
 
 
@@ -92,4 +93,5 @@ async def run_async(
                 failure = exc
     except BaseException:  # as in `run_blocking`
         operation.close()
+        failure = None
         raise

@@ -23,6 +23,7 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -31,30 +32,19 @@ from ..core.interrupts import WakeUp
 from ..protocol.commands import Acquire
 
 
-class QueueSlot:
-    """One waiter's place in the queue of a key. `wait` until it is the head, and `leave` in any
+class Waiter:
+    """One waiter's place in the queue of this name. `wait` until it is the head, and `leave` in any
     case.
 
     `leave` may be called before it has joined, and again: a waiter that is interrupted by a signal
     handler would otherwise stay in the queue, and nobody behind it would ever be served.
     """
 
-    def __init__(
-        self,
-        queues: WaitQueues,
-        command: Acquire,
-        timeout: float | None,
-        *,
-        priority: bool = False,
-    ) -> None:
-        """`timeout`: seconds that the waiter has in all; None: no end. Waiters with `priority` have
-        a queue of their own, so that they do not wait for those without.
-        """
+    def __init__(self, queues: WaitQueues, name: bytes, timeout: float | None) -> None:
+        """`timeout`: seconds that the waiter has in all; None: no end."""
         self._queues = queues
         self._clock = queues.clock
-        self._charge = command.charges[0]
-        ring = self._charge.ring
-        self._name = ring + b":priority" if priority else ring
+        self._name = name
         self._deadline = None if timeout is None else self._clock.monotonic() + timeout
         self._queue: _Queue | None = None
         self._wake_up = WakeUp()
@@ -67,11 +57,7 @@ class QueueSlot:
         )
 
     def wait(self) -> None:
-        """Join the queue, and wait until those before have been served or the timeout is over.
-
-        Raises `RateLimitExceeded` when the timeout ends too early for that. Its `retry_after` is
-        when the head of the queue has its permits: the waiter's own are not there before.
-        """
+        """Join the queue, and wait until those before have been served or the timeout is over."""
         self._join()
         while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
             self._wake_up.sleep(left)
@@ -86,12 +72,9 @@ class QueueSlot:
         """Have the waiter look whether it is the head now."""
         self._wake_up.wake()
 
-    def on_refused(self, decision: Decision) -> None:
-        """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
-        wait for at least as long.
-        """
-        assert self._queue is not None
-        self._queue.refusal = (self._clock.monotonic() + decision.retry_after, decision)
+    def sleep(self, seconds: float) -> None:
+        """As the head, sleep until woken or `seconds` have passed."""
+        self._wake_up.sleep(seconds)
 
     def _join(self) -> None:
         self._queues.join(self, self._name)
@@ -99,6 +82,39 @@ class QueueSlot:
     def _is_head(self) -> bool:
         assert self._queue is not None
         return self._queue.waiting[0] is self
+
+    def _remaining_s_or_raise(self) -> float | None:
+        """Return the seconds for which the waiter may wait; None: no end."""
+        return self.remaining_s
+
+
+class QueueSlot(Waiter):
+    """A waiter for permits. `wait` raises `RateLimitExceeded` when the timeout ends too early for
+    them. Its `retry_after` is when the head of the queue has its permits: the waiter's own are not
+    there before.
+    """
+
+    def __init__(
+        self,
+        queues: WaitQueues,
+        command: Acquire,
+        timeout: float | None,
+        *,
+        priority: bool = False,
+    ) -> None:
+        """`timeout`: seconds that the waiter has in all; None: no end. Waiters with `priority` have
+        a queue of their own, so that they do not wait for those without.
+        """
+        self._charge = command.charges[0]
+        ring = self._charge.ring
+        super().__init__(queues, ring + b":priority" if priority else ring, timeout)
+
+    def on_refused(self, decision: Decision) -> None:
+        """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
+        wait for at least as long.
+        """
+        assert self._queue is not None
+        self._queue.refusal = (self._clock.monotonic() + decision.retry_after, decision)
 
     def _remaining_s_or_raise(self) -> float | None:
         """Return the seconds for which the waiter may wait; None: no end. At 0.0 it may send out of
@@ -119,46 +135,51 @@ class QueueSlot:
         return max(0.0, self._deadline - now)
 
 
-class AsyncQueueSlot(QueueSlot):
-    """`QueueSlot` for tasks."""
+class AsyncWaiter(Waiter):
+    """`Waiter` for tasks."""
 
     def __init__(
-        self,
-        queues: WaitQueues,
-        command: Acquire,
-        timeout: float | None,
-        *,
-        priority: bool = False,
+        self, queues: WaitQueues, waits_for: Any, timeout: float | None, **options: bool
     ) -> None:
-        super().__init__(queues, command, timeout, priority=priority)
+        super().__init__(queues, waits_for, timeout, **options)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
     async def wait_async(self) -> None:
-        """Do as `QueueSlot.wait`."""
+        """Do as `Waiter.wait`."""
         self._join()
         while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._event.wait(), left)
-            self._event.clear()
+            await self.sleep_async(left)
+
+    async def sleep_async(self, seconds: float | None) -> None:
+        """Sleep until woken or `seconds` have passed; None: no end."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._event.wait(), seconds)
+        self._event.clear()
 
     def wake(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
 
 
+class AsyncQueueSlot(AsyncWaiter, QueueSlot):
+    """`QueueSlot` for tasks."""
+
+
 class _Queue:
     __slots__ = ("refusal", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[QueueSlot] = deque()
+        self.waiting: deque[Waiter] = deque()
         """The head comes first."""
         self.refusal: tuple[float, Decision] | None = None
         """The last refusal of a head, and until when it holds (monotonic seconds)."""
 
 
 class WaitQueues:
-    """The queues of one limiter, by ring and priority. Safe to share between threads."""
+    """The queues of one limiter, by ring and priority, or by slots. Safe to share between
+    threads.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -170,7 +191,7 @@ class WaitQueues:
         self._lock = threading.RLock()
         self._queues: dict[bytes, _Queue] = {}
 
-    def join(self, slot: QueueSlot, name: bytes) -> None:
+    def join(self, slot: Waiter, name: bytes) -> None:
         """Put `slot` at the end of the queue of this name."""
         with self._lock:
             queue = self._queues.get(name)
@@ -179,7 +200,19 @@ class WaitQueues:
             slot._queue = queue  # before it is appended, so that it can leave if interrupted here
             queue.waiting.append(slot)
 
-    def leave(self, slot: QueueSlot, queue: _Queue, name: bytes) -> None:
+    def wake_head(self, name: bytes) -> None:
+        """Wake the head of the queue of this name, if there is one."""
+        with self._lock:
+            queue = self._queues.get(name)
+            if queue is not None and queue.waiting:
+                queue.waiting[0].wake()
+
+    def count(self, name: bytes) -> int:
+        """Return how many wait in the queue of this name."""
+        queue = self._queues.get(name)
+        return 0 if queue is None else len(queue.waiting)
+
+    def leave(self, slot: Waiter, queue: _Queue, name: bytes) -> None:
         """Take `slot` out of `queue`, and wake the head."""
         with self._lock:
             if slot in queue.waiting:

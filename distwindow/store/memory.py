@@ -27,6 +27,7 @@ from .memory_adaptive import MemoryAdaptive
 from .memory_borrow import borrow
 from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
+from .memory_slots import slot_handlers
 
 Reply = TypeVar("Reply")
 
@@ -52,9 +53,11 @@ class MemoryStore:
         clock: Clock = SYSTEM,
         rings: dict[bytes, Ring] | None = None,
         senders: dict[bytes, SenderRecords] | None = None,
+        slots: dict[bytes, dict[bytes, int]] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings: where to keep them. A store that keeps
-        rings elsewhere passes those of one command, and stores what is in the dicts after it.
+        """`rings` and `senders`, by the names of the rings, and `slots`, by their own names: where
+        to keep them. A store that keeps rings elsewhere passes those of one command, and stores
+        what is in the dicts after it. With `rings` alone, concurrency limits are refused.
         """
         self.clock = clock
         self._now_ms = clock.now_ms
@@ -75,6 +78,7 @@ class MemoryStore:
         }
         if rings is None:  # a store that keeps rings elsewhere would lose breakers
             self._handlers |= MemoryBreakers().handlers | MemoryAdaptive().handlers
+        self._handlers |= slot_handlers(slots, kept_elsewhere=rings is not None)
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply that the script of `command` would give. Waits for nothing but the lock."""

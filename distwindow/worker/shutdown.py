@@ -135,6 +135,10 @@ class Shutdown:
             while self.phase >= PAUSED or self._paused_for_exit:
                 time.sleep(POLL_S)
 
+    def are_calls_paused(self) -> bool:
+        """True once calls are paused for the last flush, after which the process ends."""
+        return self.phase >= PAUSED or self._paused_for_exit
+
     def flush(self) -> None:
         """Send everything that is pending, while the process goes on."""
         for worker in self._workers:

@@ -67,11 +67,12 @@ class WorkerTasks:
         *,
         name: str,
         handle_sigterm: bool,
+        job_type: type[FlushJob] = FlushJob,
     ) -> FlushJob:
         """Return a job whose `flush` is awaited whenever `strategy` has something due, unless the
         limiter needs no worker.
         """
-        job = FlushJob(strategy, flush, name)
+        job = job_type(strategy, flush, name)
         if needs_worker(strategy, clock):
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncCircuitBreaker, AsyncLimiter, CircuitBreaker, Limiter
+from distwindow import AsyncConcurrency, AsyncLimiter, Concurrency, Limiter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -85,10 +86,11 @@ def between(page: Path, marker: str) -> str:
 
 
 def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
-    """Change the defaults of limiters and breakers: code runs as printed, and apart from other
-    tests.
+    """Change the defaults of limiters, breakers and concurrency limits: code runs as printed, and
+    apart from other tests.
     """
-    for limiter_class in (Limiter, AsyncLimiter, CircuitBreaker, AsyncCircuitBreaker):
+    blocking = (Limiter, CircuitBreaker, Concurrency)
+    for limiter_class in (*blocking, AsyncLimiter, AsyncCircuitBreaker, AsyncConcurrency):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():

@@ -35,6 +35,10 @@ def test_tasks(url: str) -> None:
     assert result_of("tasks.py", url) == list(range(12))
 
 
+def test_concurrency(url: str) -> None:
+    assert result_of("concurrency.py", url) == {"done": 12, "most": 3, "left": 0}
+
+
 def test_worker(url: str) -> None:
     done = result_of("worker.py", url)
     assert len(done) == len(set(done)) == 9

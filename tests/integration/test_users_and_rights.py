@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import ConfigurationError, Limiter, RateLimitExceeded
+from distwindow import Concurrency, ConfigurationError, Limiter, RateLimitExceeded
 from tests.integration.harness import Harness
 from tests.integration.store_check import THREE, works
 from tests.servers import Cluster, Standalone
@@ -22,6 +22,9 @@ MINIMAL_ACL = (
 """The least rights with which everything works (docs/operations.md). `+time` may be left out only
 with `clock="client"`; without `+info` the server version is not read.
 """
+
+ACL_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+"""For concurrency limits."""
 
 ACL_OF_NAME = "+client|setname"
 """For `name=`."""
@@ -49,6 +52,7 @@ def guarded() -> Any:
         users=(
             f"limiter on >least {MINIMAL_ACL}",
             f"blind on >least {MINIMAL_ACL} -time -info",
+            f"holder on >least {MINIMAL_ACL} {ACL_OF_SLOTS}",
             "nobody on >least -@all",
             f"outsider on >least {MINIMAL_ACL.replace('~distwindow:*', '~other:*')}",
             f"scriptless on >least {MINIMAL_ACL.replace('+evalsha +eval', '')}",
@@ -201,3 +205,33 @@ def test_missing_rights_are_a_configuration_error_that_names_the_remedy(
     limiter = harness.limiter(at(guarded, f"{user}:least"))
     with pytest.raises(ConfigurationError, match=message):
         limiter.each(["k"] * 2)  # the first call on a key does not need HINCRBY
+
+
+# -- concurrency limits ---------------------------------------------------------------------------
+
+
+def every_slot_path(slots: Concurrency) -> None:
+    key = uuid.uuid4().hex
+    with slots.hold(key):
+        for claim in slots._held._claims.values():
+            claim.next_due_at = 0.0  # have it renewed now
+        slots.flush()
+        assert slots.try_hold(key).refusal is not None
+        assert slots.stats(key).held == 1
+    assert slots.stats(key).held == 0
+
+
+def test_the_rights_for_slots_are_enough(guarded: Standalone) -> None:
+    with Concurrency(at(guarded, "holder:least"), 1, timeout=4) as slots:
+        every_slot_path(slots)
+
+
+@pytest.mark.parametrize("right", re.findall(r"\+(\w+)", ACL_OF_SLOTS))
+def test_none_of_the_rights_for_slots_can_be_spared(right: str, guarded: Standalone) -> None:
+    name = f"without-{right}"
+    rights = f"{MINIMAL_ACL} {ACL_OF_SLOTS} -{right}"
+    with guarded.client() as server:
+        server.execute_command("ACL", "SETUSER", name, "on", ">least", *rights.split())
+    with Concurrency(at(guarded, f"{name}:least"), 1, timeout=4) as slots:
+        with pytest.raises((ConfigurationError, AssertionError), match=r"rights|held|assert"):
+            every_slot_path(slots)

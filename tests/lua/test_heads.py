@@ -20,6 +20,7 @@ from distwindow.protocol.commands import COMMANDS, charges_of
 from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
+from distwindow.protocol.slot_commands import SLOT_COMMANDS
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -82,7 +83,9 @@ def shown(word: Any) -> str:
 
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
-    assert script.script_names() == sorted([*COMMANDS, *BREAKER_COMMANDS, AdaptiveFlush.script])
+    assert script.script_names() == sorted(
+        [*COMMANDS, *BREAKER_COMMANDS, AdaptiveFlush.script, *SLOT_COMMANDS]
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -15,7 +15,7 @@ import redis
 from distwindow import Limit
 from distwindow.protocol.commands import COMMANDS
 from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script, script_names
+from distwindow.protocol.scripts import load_script
 from tests.lua.target import (
     GUARD,
     HOSTILE,
@@ -165,7 +165,7 @@ def test_a_lease_leaves_permits_for_others(server: redis.Redis, state: str) -> N
             assert 0 < reply[6] <= W + max(0, NOW - now)
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_call_without_keys_is_an_error(server: redis.Redis, name: str) -> None:
     sha = load_script(name).sha
     for words in ([], [GUARD], [GUARD, "1"], [GUARD, "1", "5", str(W), "5"]):

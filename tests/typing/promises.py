@@ -8,12 +8,18 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from distwindow import (
+    AsyncConcurrency,
     AsyncLimiter,
+    AsyncSlot,
+    Concurrency,
+    ConcurrencyStats,
     Decision,
+    Holder,
     Key,
     Limit,
     Limiter,
     RateLimitExceeded,
+    Slot,
     Stats,
     StoreError,
 )
@@ -133,6 +139,28 @@ async def awaited_blocks() -> None:
     async with async_limiter.entry("payments") as entry:
         assert_type(entry.decision, Decision)
     with async_limiter.entry("payments"):  # type: ignore[attr-defined]
+        pass
+
+
+def slots() -> None:
+    limited = Concurrency("memory://", 20, ttl=10.0)
+    with limited.hold("k", timeout=1) as slot:
+        assert_type(slot, Slot)
+        assert_type(slot.lost, bool)
+    assert_type(limited.try_hold("k"), Slot)
+    assert_type(limited.stats("k"), ConcurrencyStats)
+    assert_type(limited.stats("k").holders, tuple[Holder, ...])
+    Concurrency("memory://", "20")  # type: ignore[arg-type]
+    limited.hold(5)  # type: ignore[arg-type]
+
+
+async def async_slots() -> None:
+    limited = AsyncConcurrency("memory://", 20)
+    async with limited.hold("k", timeout=1) as slot:
+        assert_type(slot, AsyncSlot)
+    assert_type(await limited.try_hold("k"), AsyncSlot)
+    assert_type(await limited.stats("k"), ConcurrencyStats)
+    with limited.hold("k"):  # type: ignore[attr-defined]
         pass
 
 

@@ -1,0 +1,101 @@
+"""Concurrency limits: bytes of a key with N holders, the cost of a block, and the commands that a
+process with N slots sends while nothing changes.
+"""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.measure import Quartiles, log, run_rounds
+from benchmarks.report import Section
+from benchmarks.resp import Socket
+from benchmarks.server import Server, running
+from distwindow import Concurrency
+
+HOLDERS = (1, 10, 100, 128, 129, 1_000)
+RESTING_SLOTS, RESTING_KEYS = 300, 3
+TTL_S = 3.0
+BLOCKS = 400
+KEY = "user:42"
+
+
+def _bytes(server: Server, connection: Socket, holders: int) -> int:
+    """Return the bytes of the slots of one key."""
+    connection.call("FLUSHALL")
+    with Concurrency(server.url, holders, timeout=5) as slots:
+        held = [slots.try_hold(KEY) for _ in range(holders)]
+        if not all(held):
+            raise RuntimeError("a slot was refused below the limit")
+        names = connection.call("KEYS", "*")
+        usage = sum(connection.call("MEMORY", "USAGE", name, "SAMPLES", 0) for name in names)
+        return int(usage)
+
+
+def _calls(connection: Socket) -> int:
+    """Return how many scripts clients have called."""
+    line = str(connection.info("commandstats").get("cmdstat_evalsha", "calls=0,"))
+    return int(line.split("=")[1].split(",")[0])
+
+
+def _commands_at_rest(server: Server, connection: Socket, seconds: float) -> float:
+    """Return the commands per renewal of a process that holds slots of several keys."""
+    with Concurrency(server.url, RESTING_SLOTS, ttl=TTL_S, timeout=1) as slots:
+        held = [slots.try_hold(str(n % RESTING_KEYS)) for n in range(RESTING_SLOTS)]
+        time.sleep(TTL_S / 3)  # so that all are renewed together
+        before = _calls(connection)
+        time.sleep(seconds)
+        renewed = _calls(connection) - before
+        if not all(slot.held for slot in held):
+            raise RuntimeError("a slot was lost")
+        return renewed / (seconds / (TTL_S / 3))
+
+
+def _block_us(slots: Concurrency) -> float:
+    """Return the time of a block, hold and free together."""
+    began = time.perf_counter()
+    for _ in range(BLOCKS):
+        with slots.hold(KEY):
+            pass
+    return (time.perf_counter() - began) / BLOCKS * 1e6
+
+
+def run(quick: bool) -> Section:
+    section = Section("slots", "slots: what concurrency limits cost")
+    with running() as server, Socket(server.port) as connection:
+        for holders in HOLDERS:
+            size = _bytes(server, connection, holders)
+            section.add(
+                f"bytes of a key, {holders:,} slots held", float(size),
+                detail=f"{size / holders:.0f} B for each", unit="B",
+            )  # fmt: skip
+        log("slots: commands at rest")
+        section.add(
+            f"commands per third of the ttl, over {RESTING_KEYS} keys of {RESTING_SLOTS} slots",
+            _commands_at_rest(server, connection, 4 * TTL_S) / RESTING_KEYS,
+            detail="in one exchange",
+        )
+        with Concurrency(server.url, 10, timeout=5) as slots, Socket(server.port) as raw:
+            results = run_rounds(
+                "slots",
+                {
+                    "block": lambda: _block_us(slots),
+                    "ping": lambda: _ping_us(raw),
+                },
+                5 if quick else 15,
+            )
+        section.add("one block, hold and free", results.stat("block"), unit="µs")
+        section.add(
+            "the same over two PINGs of a raw socket", _half(results.ratio("block", "ping"))
+        )
+    return section
+
+
+def _ping_us(connection: Socket) -> float:
+    began = time.perf_counter()
+    for _ in range(BLOCKS):
+        connection.call("PING")
+    return (time.perf_counter() - began) / BLOCKS * 1e6
+
+
+def _half(ratio: Quartiles) -> Quartiles:
+    return Quartiles(ratio.median / 2, ratio.low / 2, ratio.high / 2)

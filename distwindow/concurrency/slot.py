@@ -1,0 +1,259 @@
+"""`Slot` and `AsyncSlot`, which a caller holds, and the blocks of `hold`, which own them.
+
+    call              returns                          freed by
+    hold(key)         a block; entering it waits for   the end of the block, or `release`
+                      a slot, and returns that
+    try_hold(key)     a slot, or one that is false     `release`, or the end of `with slot:`
+
+A block, or a slot of `try_hold`, that is garbage-collected is not renewed any more, and the worker
+frees what it holds when that would be due. The block is an object of its own, because a signal
+handler may raise before the first line of `__exit__`: then nobody refers to the block any more,
+while a variable may still refer to the slot. There are no destructors: Python drops what a signal
+handler raises in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from weakref import ref
+
+from ..core.errors import ConcurrencyExceeded, short_repr
+from ..core.key import AnyKey
+from ..operations.slot_claim import SlotClaim
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class ClaimKeeper(Protocol):
+    """What slots need of their `Concurrency`."""
+
+    def is_lost(self, claim: SlotClaim) -> bool:
+        """True if the slot of `claim` was lost."""
+
+    def abandon(self, claim: SlotClaim) -> None:
+        """Have the worker free what `claim` may hold."""
+
+
+class BlockingKeeper(ClaimKeeper, Protocol):
+    """`ClaimKeeper` for threads."""
+
+    def wait(self, claim: SlotClaim, timeout: float | None) -> None:
+        """Wait until `claim` is granted."""
+
+    def free(self, claim: SlotClaim) -> None:
+        """Free the slot of a claim."""
+
+
+class AsyncKeeper(ClaimKeeper, Protocol):
+    """`ClaimKeeper` for tasks."""
+
+    def wait(self, claim: SlotClaim, timeout: float | None) -> Awaitable[None]: ...
+
+    def free(self, claim: SlotClaim) -> Awaitable[None]: ...
+
+
+class _BaseSlot:
+    """What callers may ask a slot."""
+
+    def __init__(
+        self,
+        keeper: ClaimKeeper,
+        claim: SlotClaim,
+        refusal: ConcurrencyExceeded | None,
+        owns_claim: bool,
+    ) -> None:
+        self._base_keeper = keeper
+        self._claim = claim
+        self._refusal = refusal
+        if owns_claim:  # a slot of `try_hold`; that of `hold` belongs to its block
+            claim.owner = ref(self)
+
+    @property
+    def key(self) -> AnyKey:
+        """What the slot is one of."""
+        return self._claim.key
+
+    @property
+    def held(self) -> bool:
+        """True while the slot is held: no longer after the block, and not once it is lost."""
+        return not self.lost and self._claim.is_renewed
+
+    @property
+    def lost(self) -> bool:
+        """True once the slot was lost while it was held: it could not be renewed in time, or the
+        store has it no more. Another holder may have it, so stop what it guards. It stays true.
+        """
+        return self._base_keeper.is_lost(self._claim)
+
+    @property
+    def refusal(self) -> ConcurrencyExceeded | None:
+        """Why `try_hold` found no slot; None if it did, and for `hold`, which raises it."""
+        return self._refusal
+
+    def __bool__(self) -> bool:
+        return self.held
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {short_repr(self.key)}: {self._claim.state}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError("a slot cannot be pickled or copied: this process holds it, and renews it")
+
+
+class Slot(_BaseSlot):
+    """One slot of a `Concurrency`. True while it is held."""
+
+    def __init__(
+        self,
+        keeper: BlockingKeeper,
+        claim: SlotClaim,
+        refusal: ConcurrencyExceeded | None = None,
+        *,
+        owns_claim: bool = True,
+    ) -> None:
+        super().__init__(keeper, claim, refusal, owns_claim)
+        self._keeper = keeper
+
+    def release(self) -> None:
+        """Free the slot before the end of the block. A second release does nothing. Never raises
+        because of the store: what cannot be freed now is freed in the background.
+        """
+        if not self._claim.ended:
+            self._keeper.free(self._claim)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class AsyncSlot(_BaseSlot):
+    """One slot of an `AsyncConcurrency`. True while it is held."""
+
+    def __init__(
+        self,
+        keeper: AsyncKeeper,
+        claim: SlotClaim,
+        refusal: ConcurrencyExceeded | None = None,
+        *,
+        owns_claim: bool = True,
+    ) -> None:
+        super().__init__(keeper, claim, refusal, owns_claim)
+        self._keeper = keeper
+
+    async def release(self) -> None:
+        """See `Slot.release`. If it is cancelled, the slot is freed in the background."""
+        if not self._claim.ended:
+            await self._keeper.free(self._claim)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+
+class _BaseBlock:
+    """The claim of a block of `hold`, and whether it was entered."""
+
+    def __init__(self, keeper: ClaimKeeper, claim: SlotClaim, timeout: float | None) -> None:
+        self._base_keeper = keeper
+        self._claim = claim
+        self._timeout = timeout
+        self._entered = False
+        claim.owner = ref(self)
+
+    def _on_enter(self) -> None:
+        if self._entered:
+            raise RuntimeError(
+                f"this block of {short_repr(self._claim.key)} was entered before; call `hold` "
+                "again for each block"
+            )
+        self._entered = True
+
+    def _not_entered(self) -> RuntimeError:
+        return RuntimeError(
+            f"this block of {short_repr(self._claim.key)} is left, but was not entered; use `hold` "
+            "with `with`"
+        )
+
+
+class SlotBlock(_BaseBlock):
+    """`with slots.hold(key) as slot:`."""
+
+    def __init__(self, keeper: BlockingKeeper, claim: SlotClaim, timeout: float | None) -> None:
+        super().__init__(keeper, claim, timeout)
+        self._keeper = keeper
+        self._slot = Slot(keeper, claim, owns_claim=False)
+
+    def __enter__(self) -> Slot:
+        self._on_enter()
+        try:
+            self._keeper.wait(self._claim, self._timeout)
+            return self._slot
+        except BaseException:  # raised by a signal handler, too
+            self._keeper.abandon(self._claim)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if not self._entered:
+                raise self._not_entered()
+            if not self._claim.ended:
+                self._keeper.free(self._claim)
+        except BaseException:
+            self._keeper.abandon(self._claim)
+            raise
+
+
+class AsyncSlotBlock(_BaseBlock):
+    """`async with slots.hold(key) as slot:`."""
+
+    def __init__(self, keeper: AsyncKeeper, claim: SlotClaim, timeout: float | None) -> None:
+        super().__init__(keeper, claim, timeout)
+        self._keeper = keeper
+        self._slot = AsyncSlot(keeper, claim, owns_claim=False)
+
+    async def __aenter__(self) -> AsyncSlot:
+        self._on_enter()
+        try:
+            await self._keeper.wait(self._claim, self._timeout)
+            return self._slot
+        except BaseException:  # a cancellation, or raised by a signal handler
+            self._keeper.abandon(self._claim)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if not self._entered:
+                raise self._not_entered()
+            if not self._claim.ended:
+                await self._keeper.free(self._claim)
+        except BaseException:
+            self._keeper.abandon(self._claim)
+            raise

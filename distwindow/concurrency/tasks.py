@@ -1,0 +1,206 @@
+"""`AsyncConcurrency`, for tasks: the methods of `Concurrency`, awaited where there is I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..base_limiter import check_timeout, raise_failure
+from ..connect import ClockChoice, open_async_store
+from ..core.clock import SYSTEM, Clock
+from ..core.errors import DistwindowError
+from ..core.key import AnyKey
+from ..core.slot_stats import ConcurrencyStats
+from ..operations.drivers import run_async
+from ..operations.flush import flush_due
+from ..operations.slot_claim import SlotClaim
+from ..operations.slots import exceeded
+from ..operations.steps import Fetch, Operation, Pipeline, StoreStep
+from ..operations.wait_queue import AsyncWaiter
+from ..protocol.slot_commands import HoldReply
+from ..store.base import AsyncStore
+from ..store.memory import MemoryStore
+from ..worker import TASK_WORKER
+from ..worker.shutdown import SHUTDOWN
+from .base import BaseConcurrency, BaseKeeper
+from .job import SlotJob
+from .slot import AsyncSlot, AsyncSlotBlock
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class AsyncConcurrency(BaseConcurrency):
+    """`Concurrency` for tasks: the same names and signatures, awaited where there is I/O. Safe to
+    share between tasks, and between event loops.
+
+    A task that is cancelled at any `await`, while it waits or while it frees its slot, leaves no
+    slot held: the worker frees it.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        limit: int,
+        *,
+        prefix: str = "distwindow",
+        ttl: float = 30.0,
+        timeout: float = 0.5,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        handle_sigterm: bool = True,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(store, limit, prefix, ttl, timeout, name, handle_sigterm, time)
+        self._store = open_async_store(
+            store, timeout=self._timeout / 2, clock=clock, name=name, time=time
+        )
+        self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
+        self._use_clock(self._store.clock)
+        self._keeper = _Keeper(self._store, self)
+        self._flush_job = TASK_WORKER.add_limiter(
+            self._held,
+            self._flush_now,
+            self._store.clock,
+            name=self._job_name,
+            handle_sigterm=handle_sigterm,
+            job_type=SlotJob,
+        )
+        self._held.ends_all = SHUTDOWN.are_calls_paused
+
+    def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
+        """See `Concurrency.hold`; `async with`."""
+        return AsyncSlotBlock(self._keeper, self._held.new_claim(key), check_timeout(timeout))
+
+    async def try_hold(self, key: AnyKey) -> AsyncSlot:
+        """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`."""
+        claim = self._held.new_claim(key)
+        try:
+            reply = await self._keeper.ask(claim)
+            return AsyncSlot(self._keeper, claim, None if reply.granted else exceeded(claim, reply))
+        except BaseException:
+            self._keeper.abandon(claim)
+            raise
+
+    async def stats(self, key: AnyKey) -> ConcurrencyStats:
+        """See `Concurrency.stats`."""
+        claim = self._held.new_claim(key)
+        return await self._keeper.run(self._operations.stats(claim))
+
+    async def flush(self) -> None:
+        """See `Concurrency.flush`."""
+        await TASK_WORKER.wait_for(self._flush_job)
+        raise_failure(await self._flush_now(False))
+
+    async def aclose(self) -> None:
+        """See `Concurrency.close`. If it is cancelled, it goes on to its end before
+        `CancelledError` is raised.
+        """
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])  # each of its exchanges has a deadline
+            raise
+
+    async def _close(self) -> None:
+        with self._flush_job.being_closed():
+            self._held.lose_all("its limit was closed", self._store.clock.monotonic())
+            await TASK_WORKER.detach(self._flush_job)
+            failure = await self._flush_now(True)
+            settled_at = self._held.settled_at()
+            if failure is None and settled_at > self._store.clock.monotonic():
+                # A hold whose reply was lost may be executed until then, and is freed after it.
+                await self._store.sleep(settled_at - self._store.clock.monotonic())
+                failure = await self._flush_now(True)
+            if self._owns_store:
+                await self._store.aclose()
+            self._flush_job.record_close(failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _flush_now(self, everything: bool) -> DistwindowError | None:
+        """See `Concurrency._flush_now`."""
+        operation = flush_due(self._held, self._store.clock.monotonic, everything=everything)
+        return await self._keeper.run(operation)
+
+
+class _Keeper(BaseKeeper):
+    """Drives the operations of slots in the running task; see the one for threads."""
+
+    def __init__(self, store: AsyncStore, base: BaseConcurrency) -> None:
+        super().__init__(base, store.clock)
+        self._store = store
+
+    async def ask(self, claim: SlotClaim) -> HoldReply:
+        """Ask once for a slot."""
+        self._held.add(claim)
+        reply = await self.run(self._operations.try_hold(claim), claim)
+        if reply.granted:
+            self._held.on_granted(claim)
+        else:
+            self.abandon(claim)
+        return reply
+
+    async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
+        """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
+        waiter = AsyncWaiter(self._wait_queues, claim.name, timeout)
+        try:
+            self._held.add(claim)
+            others_wait = self._wait_queues.count(claim.name) > 0
+            refused = None
+            if not others_wait:
+                refused = await self.run(self._operations.try_hold(claim, timeout), claim)
+            if refused is None or not refused.granted:
+                await waiter.wait_async()
+                waiting = self._operations.wait_for_slot(claim, waiter, refused)
+                await self.run(waiting, claim, waiter.sleep_async)
+            self._held.on_granted(claim)
+        finally:
+            waiter.leave()
+
+    async def free(self, claim: SlotClaim) -> None:
+        """Free the slot of a block that has ended. What fails is left to the worker, and so is a
+        slot whose task is cancelled here.
+        """
+        try:
+            self.end(claim)
+            if not claim.is_gone:
+                await self.run(self._operations.free(claim))
+        finally:
+            self.leave_to_worker(claim)
+
+    def run(
+        self,
+        operation: Operation[T],
+        claim: SlotClaim | None = None,
+        sleep: Callable[[float], Awaitable[object]] | None = None,
+    ) -> Awaitable[T]:
+        """Drive an operation; each of its requests has a deadline of its own. `sleep` can be ended
+        by a wake-up.
+        """
+        if sleep is None or self._store.clock is not SYSTEM:
+            sleep = self._store.sleep
+        return run_async(operation, functools.partial(self._execute_step, claim), sleep)
+
+    def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Awaitable[Any]:
+        if isinstance(step, Pipeline):
+            return self._store.exchange(step.commands)
+        assert not isinstance(step, Fetch)
+        if claim is not None:
+            return self._store.execute(step, claim.deadline)
+        return self._store.execute(step, self.request_deadline())

@@ -1,0 +1,172 @@
+"""Slots: given the same commands at the same times, every store answers as `MemoryStore` does, the
+specification; and a slot is granted only while one is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import fakeredis
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distwindow.protocol.frames import Command
+from distwindow.protocol.slot_commands import (
+    SLOT_COMMANDS,
+    Free,
+    Hold,
+    HolderName,
+    Holders,
+    Renew,
+    slots_name,
+)
+from distwindow.store.memory import MemoryStore
+from tests.unit.clock_and_stores import T0, Execute, awaiting, blocking, fresh_key
+
+MINUTE = 60_000
+TTLS = (10 * MINUTE, 10 * MINUTE, 3 * MINUTE, 60 * MINUTE)
+LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+class Step(NamedTuple):
+    """One command, as numbers."""
+
+    name: str
+    elapsed_ms: int
+    limit: int
+    holders: Sequence[int]
+
+
+steps = st.builds(
+    Step,
+    name=st.sampled_from(["hold", "hold", "hold", "hold", "renew", "free", "holders"]),
+    elapsed_ms=st.one_of(
+        st.integers(0, 2),
+        st.sampled_from([ttl + d for ttl in TTLS for d in (-1, 0, 1)]),
+        st.sampled_from([-1, -MINUTE, -10 * MINUTE, -60 * MINUTE, -600 * MINUTE]),
+        st.integers(-5 * MINUTE, 5 * MINUTE),
+    ),
+    limit=st.integers(0, 4),
+    holders=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+)
+histories = st.lists(steps, min_size=1, max_size=40)
+
+
+def holder(number: int) -> bytes:
+    ttl_ms = TTLS[number % len(TTLS)]
+    return HolderName(3, ttl_ms, f"a0.{number}", "host:1").encode()
+
+
+def commands_of(history: Sequence[Step], key: str) -> Iterator[Command[Any]]:
+    now, name = T0, slots_name("slots", key)
+    for step in history:
+        now += step.elapsed_ms
+        first, ttl_ms = step.holders[0], TTLS[step.holders[0] % len(TTLS)]
+        holders = tuple(map(holder, step.holders))
+        if step.name == "hold":
+            yield Hold(
+                (), now, slots_name=name, limit=step.limit, ttl_ms=ttl_ms, holder=holder(first)
+            )
+        elif step.name == "renew":
+            yield Renew((), now, slots_name=name, ttl_ms=ttl_ms, holders=holders)
+        elif step.name == "free":
+            yield Free((), now, slots_name=name, holders=holders)
+        yield Holders((), now, slots_name=name)
+
+
+@pytest.fixture(scope="module")
+def everywhere(redis_url: str, cluster_url: str, fake_url: str) -> Iterator[dict[str, Execute]]:
+    """Every store there is, by name."""
+    fake = fakeredis.FakeServer()
+    with ExitStack() as stack:
+        stores = {
+            "redis": blocking(redis_url),
+            "redis, awaited": awaiting(redis_url),
+            "cluster": blocking(cluster_url),
+            "cluster, awaited": awaiting(cluster_url),
+            "fakeredis": blocking(fakeredis.FakeRedis(server=fake)),
+            "fakeredis's server": blocking(fake_url),
+        }
+        yield {name: stack.enter_context(store) for name, store in stores.items()}
+
+
+def agree(stores: dict[str, Execute], history: Sequence[Step]) -> None:
+    specification, key = MemoryStore().execute, fresh_key()
+    of_store = {name: commands_of(history, fresh_key()) for name in stores}
+    for command in commands_of(history, key):
+        expected = specification(command)
+        for name, execute in stores.items():
+            same = next(of_store[name])
+            assert execute(same) == expected, f"{name} differs on {same}"
+
+
+@pytest.mark.event_loops
+@settings(LENIENT, max_examples=25)
+@given(history=histories)
+def test_every_store_answers_as_the_specification(
+    everywhere: dict[str, Execute], history: list[Step]
+) -> None:
+    agree(everywhere, history)
+
+
+@settings(LENIENT, max_examples=150)
+@given(history=histories)
+def test_long_histories_agree(everywhere: dict[str, Execute], history: list[Step]) -> None:
+    agree({"redis": everywhere["redis"]}, history)
+
+
+@settings(LENIENT, max_examples=300)
+@given(history=histories)
+def test_a_slot_is_granted_only_while_one_is_free(history: list[Step]) -> None:
+    """By a model that knows no script: the holders whose deadlines have not come. The clock does
+    not go back here, because a model of that would be a copy of the code.
+    """
+    execute, deadlines, now = MemoryStore().execute, dict[bytes, int](), T0
+    forward = [step._replace(elapsed_ms=max(0, step.elapsed_ms)) for step in history]
+    for command in commands_of(forward, "k"):
+        now = command.now_ms or now
+        live = {name for name, deadline in deadlines.items() if deadline > now}
+        reply = execute(command)
+        if isinstance(command, Hold):
+            granted = command.holder in live or len(live) < command.limit
+            assert reply.granted == granted
+            if granted:
+                deadlines[command.holder] = now + command.ttl_ms
+        elif isinstance(command, Renew):
+            kept = [name for i, name in enumerate(command.holders) if i not in reply.gone]
+            assert set(kept) == live & set(command.holders)
+            deadlines |= dict.fromkeys(kept, now + command.ttl_ms)
+        elif isinstance(command, Free):
+            assert reply.freed == len(live & set(command.holders))
+            for name in command.holders:
+                deadlines.pop(name, None)
+        elif isinstance(command, Holders):
+            assert reply.ends_ms == {name: deadlines[name] - now for name in reply.ends_ms}
+            assert set(reply.ends_ms) == live
+
+
+@settings(LENIENT, max_examples=100)
+@given(history=histories, back_ms=st.integers(1, 10**9))
+def test_a_clock_that_was_set_back_stalls_no_slot_for_longer_than_its_time_to_live(
+    history: list[Step], back_ms: int
+) -> None:
+    store, name = MemoryStore(), slots_name("slots", "k")
+    now = T0
+    for command in commands_of(history, "k"):
+        store.execute(command)
+        now = command.now_ms or now
+    now -= back_ms
+
+    def hold(at: int) -> Any:
+        new = HolderName(1, min(TTLS), "ffff.1", "host:1").encode()
+        return store.execute(Hold((), at, slots_name=name, limit=1, ttl_ms=min(TTLS), holder=new))
+
+    if not hold(now).granted:  # the refusal moves deadlines that are too far away
+        assert hold(now + max(TTLS)).granted
+
+
+def test_histories_use_every_command() -> None:
+    assert set(SLOT_COMMANDS) == {"hold", "renew", "free", "holders"}
