@@ -107,7 +107,7 @@ def stats(
 
 
 class _Found(NamedTuple):
-    """The keys of one scan, a note about how many there are besides, and who holds slots."""
+    """What one scan has found: keys, a note about how many there are besides, slots, breakers."""
 
     keys: list[Stats]
     note: str
@@ -186,7 +186,7 @@ def _print_once(
         if number:
             console.print()
         table.print_to(console)
-    if tables and query.shown == "all":
+    if found.keys:
         console.print(Text(f"\n{found.note}{_omitted_note(tables)}", style="dim"))
     elif not tables:
         console.print(Text(no_keys))

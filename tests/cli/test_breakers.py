@@ -33,7 +33,7 @@ def test_the_states_are_below_the_keys(cli: Cli, redis_url: str, prefix: str) ->
     assert "1 key" in lines
     at = lines.index(next(line for line in lines if line.startswith("BREAKER")))
     assert lines[at].split() == ["BREAKER", "RULE", "STATE", "SINCE", "S", "CALLS", "BAD", "PROBES"]
-    rows = [line.split() for line in lines[at + 1 :]]
+    rows = [line.split() for line in lines[at + 1 : lines.index("", at)]]
     assert [(row[0], row[1], row[2], *row[-3:]) for row in rows] == [
         ("payments", "error_count", "open", "3", "3", "-"),
         ("search", "error_count", "closed", "1", "1", "-"),

@@ -16,8 +16,14 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncCircuitBreaker, AsyncLimiter, CircuitBreaker, Limiter
-from distwindow import AsyncConcurrency, AsyncLimiter, Concurrency, Limiter
+from distwindow import (
+    AsyncCircuitBreaker,
+    AsyncConcurrency,
+    AsyncLimiter,
+    CircuitBreaker,
+    Concurrency,
+    Limiter,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
