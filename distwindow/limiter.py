@@ -44,10 +44,12 @@ from .operations import key_operations
 from .operations.acquire import wait_until_admitted
 from .operations.drivers import run_blocking
 from .operations.flush import flush_due
+from .operations.paced_acquire import wait_until_paced
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import QueueSlot
 from .protocol.commands import Acquire
 from .protocol.frames import Command
+from .protocol.shaped_commands import AcquireShaped, any_shaped
 from .worker import THREAD_WORKER
 
 if TYPE_CHECKING:
@@ -144,6 +146,7 @@ class Limiter(BaseLimiter):
 
     def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision:
         """Count `cost` permits on `key` if all limits allow it. Never raises because of a limit.
+        Under a paced limit the caller waits for `.wait` seconds before it proceeds.
 
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent.
@@ -171,17 +174,21 @@ class Limiter(BaseLimiter):
         """`try_acquire` that waits until it is admitted: in a queue behind the earlier waiters of
         this limiter, and then asleep until the exact moment at which its permits are free.
 
+        A paced limit has it wait until its promised moment, too.
+
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before that.
         """
         command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = QueueSlot(self._wait_queues, command, check_timeout(timeout))
+        sleep = self._store.clock.sleep
         try:
             slot.wait()
-            return run_blocking(
-                wait_until_admitted(command, slot), lambda _: attempt(), self._store.clock.sleep
-            )
+            if isinstance(command, AcquireShaped):
+                execute = functools.partial(self._execute_step, None)
+                return run_blocking(wait_until_paced(command, slot), execute, sleep)
+            return run_blocking(wait_until_admitted(command, slot), lambda _: attempt(), sleep)
         finally:
             try:
                 slot.leave()
@@ -227,14 +234,14 @@ class Limiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_function, self, key, cost))
+        return LimitDecorator(key, functools.partial(limit_function, self._admission, key, cost))
 
     def entry(self, key: AnyKey, cost: int = 1) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
         """
         return Entry(
-            functools.partial(self.try_acquire, key, cost),
+            functools.partial(self._admission, key, cost),
             self._record,
             self._store.clock,
             self._flush_job.name,
@@ -282,6 +289,18 @@ class Limiter(BaseLimiter):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def _admission(self) -> Callable[[AnyKey, int], Decision]:
+        """`try_acquire` for callers that proceed as soon as it has admitted them."""
+        return self._paced_admission if any_shaped(self.limits) else self.try_acquire
+
+    def _paced_admission(self, key: AnyKey, cost: int) -> Decision:
+        """Do as `try_acquire`, and wait until an admitted call may proceed."""
+        decision = self.try_acquire(key, cost)
+        if decision.wait:
+            self._store.clock.sleep(decision.wait)
+        return decision
 
     def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
         """Return the decision that takes the store, after `decide_locally` has returned None."""

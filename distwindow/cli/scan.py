@@ -17,7 +17,7 @@ import redis
 from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
-from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
+from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name, ring_of_shaping
 from ..protocol.replies import ring_state
 from .selection import Selection, ring_key_prefix
 from .servers import Server
@@ -60,9 +60,12 @@ def scan_names(
     selection: Selection,
     counts: ScanCounts,
     redis_type: str | None = None,
+    *,
+    with_shaping: bool = False,
 ) -> Iterator[Page]:
     """Yield the names of the selected rings on one server, page by page. SCAN may return a name
-    twice.
+    twice. `with_shaping`: also the name of a ring that has expired, while the promised moment or
+    the tokens of its limit are still kept.
     """
     cursor = 0
     while True:
@@ -73,6 +76,11 @@ def scan_names(
         for name in found:
             if is_senders_name(prefix, name):
                 continue
+            shaped = ring_of_shaping(prefix, name)
+            if shaped is not None:
+                if not with_shaping:
+                    continue
+                name = shaped
             ring = parse_ring_name(prefix, name)
             if ring is None:
                 counts.foreign += 1

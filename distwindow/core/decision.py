@@ -9,7 +9,7 @@ from .errors import short_repr
 from .key import AnyKey
 from .limit import Limit
 
-Reason = Literal["ok", "over_limit"]
+Reason = Literal["ok", "over_limit", "paced"]
 Source = Literal["store", "lease", "deny_cache", "local"]
 
 
@@ -37,8 +37,9 @@ class Decision(NamedTuple):
     reset_after: float
     """Seconds until the window of `limit` is empty if no more calls come."""
     wait: float
-    """Seconds to wait before proceeding: 0.0, because this version lends no permits."""
+    """Seconds to wait before proceeding, so that a paced limit keeps its pace; otherwise 0.0."""
     reason: Reason
+    """Why: `ok`; `paced`, admitted with a `wait`; `over_limit`, refused."""
     source: Source
     """What decided: `store` (Redis), or this process: `lease` from permits bought from the store,
     `deny_cache` from a cached refusal of the store, `local` from its own window.

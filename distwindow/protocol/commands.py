@@ -43,7 +43,7 @@ def charges_of(
     return tuple(Charge(ring_name(key_prefix, limit), limit, cost, key) for limit in limits)
 
 
-def _ring_arguments(charges: tuple[Charge, ...], calls: int = 1) -> list[bytes | int | str]:
+def ring_arguments(charges: tuple[Charge, ...], calls: int = 1) -> list[bytes | int | str]:
     """Return (permits, limit, bucket_ms, shape) of each ring."""
     arguments: list[bytes | int | str] = []
     for _, limit, cost, _, _ in charges:
@@ -80,7 +80,7 @@ class Acquire(Command[AcquireReply]):
     """
 
     def arguments(self) -> list[bytes | int | str]:
-        arguments = _ring_arguments(self.charges, self.calls)
+        arguments = ring_arguments(self.charges, self.calls)
         if self.write_limit:
             return [*arguments, self.calls, _time_argument(self.now_ms), 1]
         if self.now_ms is not None:
@@ -146,7 +146,7 @@ class Peek(Command[AcquireReply]):
     script: ClassVar[str] = "peek"
 
     def arguments(self) -> list[bytes | int | str]:
-        return [*_ring_arguments(self.charges), 1, _time_argument(self.now_ms)]
+        return [*ring_arguments(self.charges), 1, _time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:
         return parse_acquire_reply(raw, 1)
@@ -165,7 +165,7 @@ class Lease(Command[LeaseReply]):
     prefetch: bool = False
 
     def arguments(self) -> list[bytes | int | str]:
-        rings = _ring_arguments(self.charges)
+        rings = ring_arguments(self.charges)
         return [*rings, 1, _time_argument(self.now_ms), self.extra, int(self.prefetch)]
 
     def reply(self, raw: ScriptReply) -> LeaseReply:
@@ -196,7 +196,7 @@ class Flush(Command[FleetCounts]):
         return [*rings, *map(senders_name, rings)]
 
     def arguments(self) -> list[bytes | int | str]:
-        rings = _ring_arguments(self.charges)
+        rings = ring_arguments(self.charges)
         counts = [_counts_argument(buckets) for buckets in self.counts] or [""] * len(self.charges)
         return [
             *rings,
@@ -240,7 +240,7 @@ class Refund(Command[CountReply]):
 
     def arguments(self) -> list[bytes | int | str]:
         return [
-            *_ring_arguments(self.charges),
+            *ring_arguments(self.charges),
             1,
             _time_argument(self.now_ms),
             *self.bucket_starts_ms(),

@@ -34,6 +34,8 @@ class AcquireReply(NamedTuple):
     """The start of each ring's bucket in which the admitted calls were counted, if any of them is
     after `now_ms`, because the store's clock was set back; otherwise None.
     """
+    wait_us: int | None = None
+    """How long the admitted call has to wait, us; None where no limit is paced or warms up."""
 
 
 class ReadReply(NamedTuple):

@@ -24,7 +24,7 @@ def acquire_reply(
     ring = rings[index]
     admitted_by = _binding_ring(charges, rings, now) if admitted else None
     left = charges[index].limit.amount - ring.used
-    return AcquireReply(admitted, index, left, _reset_ms(ring, now), latest - now, now, admitted_by)
+    return AcquireReply(admitted, index, left, reset_ms(ring, now), latest - now, now, admitted_by)
 
 
 def bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
@@ -39,9 +39,9 @@ def _binding_ring(charges: tuple[Charge, ...], rings: list[Ring], now: int) -> t
     """Index, permits left and `reset_ms` of the ring that has the fewest permits left."""
     left = [charge.limit.amount - ring.used for charge, ring in zip(charges, rings, strict=True)]
     index = left.index(min(left))
-    return index, left[index], _reset_ms(rings[index], now)
+    return index, left[index], reset_ms(rings[index], now)
 
 
-def _reset_ms(ring: Ring, now: int) -> int:
+def reset_ms(ring: Ring, now: int) -> int:
     """Ms until the window of `ring` is empty."""
     return max(0, ring.empty_at_ms() - now)
