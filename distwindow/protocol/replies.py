@@ -89,6 +89,8 @@ def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[A
     """Return the replies that `calls` equal calls would have got one after the other. `costs` is
     what one call charges each ring.
     """
+    if calls == 1:
+        return [reply]  # with its wait: calls that wait are not combined
     admitted, refused = reply.admitted, calls - reply.admitted
     index, left, reset_ms = reply.admitted_binding or (
         reply.binding_index,

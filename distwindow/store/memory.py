@@ -53,9 +53,9 @@ class MemoryStore:
         senders: dict[bytes, SenderRecords] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings, and `shapings`, by `shaping_name`: where
-        to keep them. A store that keeps rings elsewhere passes those of one command, and stores
-        what is in the dicts after it.
+        """`rings` and `senders`, by the names of the rings, and `shapings`, by their
+        `shaping_name`: where to keep them. A store that keeps rings elsewhere passes those of one
+        command, and stores what is in the dicts after it.
         """
         self.clock = clock
         self._now_ms = clock.now_ms
@@ -205,7 +205,8 @@ class MemoryStore:
     def _peek_shaped(self, command: PeekShaped, now: int) -> AcquireReply:
         charges = command.charges
         states = [self._shapings.get(shaping_name(charge.ring)) for charge in charges]
-        return decide_shaped(charges, self._copies_at(charges, now), states, None, now).reply()
+        call = decide_shaped(charges, self._copies_at(charges, now), states, None, now)
+        return call.reply()._replace(bucket_starts_ms=None)  # nothing is counted
 
     def _copies_at(self, charges: tuple[Charge, ...], now: int) -> list[Ring]:
         """Return copies of the rings of `charges`, rotated to `now`."""

@@ -86,7 +86,9 @@ class ShapedCall(NamedTuple):
         return states
 
     def reply(self) -> AcquireReply:
-        """Return the reply. `left` is what is left now: after `count_call`, what the call leaves."""
+        """Return the reply, in which `left` is what is left now: after `count_call`, what the call
+        leaves.
+        """
         rings, now, index = self.rings, self.now, self.binding
         left = [each.left(now) for each in rings]
         if index is None:
