@@ -18,6 +18,7 @@ from .windows.event import Event
 from .windows.fixed_window import FixedWindow
 from .windows.leap_array import LeapArray
 from .windows.metric_bucket import MetricBucket
+from .windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
 from .windows.rolling_window import RollingWindow
 from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 
@@ -33,11 +34,13 @@ __all__ = [
     "EagerBucketLeapArray",
     "Event",
     "FixedWindow",
+    "FutureBucketLeapArray",
     "Key",
     "LeapArray",
     "Limit",
     "Limiter",
     "MetricBucket",
+    "OccupiableLeapArray",
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",

@@ -19,6 +19,8 @@ FLOORS = {
     "windows": 2,
     "protocol": 2,
     "operations": 3,
+    "sentinel": 3,
+    "go_zero": 3,
     "consistency": 4,
     "store": 4,
     "rules": 4,

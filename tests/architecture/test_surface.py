@@ -90,7 +90,7 @@ def test_what_the_contract_names_is_public() -> None:
     contract = """
         Limiter AsyncLimiter Limit Decision Stats Key RateLimitExceeded DistwindowError
         ConfigurationError StoreError StoreTimeout StoreUnavailable
-        LeapArray BucketLeapArray RollingWindow SlidingWindowMetric
+        LeapArray BucketLeapArray OccupiableLeapArray RollingWindow SlidingWindowMetric
     """
     assert set(contract.split()) <= set(distwindow.__all__)
 

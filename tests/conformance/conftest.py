@@ -1,4 +1,4 @@
-"""A summary of the golden traces at the end of a run: which were replayed, and which not."""
+"""A summary of the golden traces at the end of a run: which were replayed, and which failed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from .kinds import BUILT, NOT_BUILT
+from .kinds import DRIVERS
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     # From the reports and not from a global variable, which pytest-xdist would not share.
-    files = {outcome: Counter[str]() for outcome in ("passed", "failed", "skipped")}
-    steps = {outcome: Counter[str]() for outcome in ("passed", "failed", "skipped")}
+    files = {outcome: Counter[str]() for outcome in ("passed", "failed")}
+    steps = {outcome: Counter[str]() for outcome in ("passed", "failed")}
     for outcome in files:
         for report in terminalreporter.getreports(outcome):
             properties = dict(report.user_properties)
@@ -25,14 +25,12 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     if not any(files.values()):
         return
     terminalreporter.section("golden traces")
-    for line in _summary("replayed exactly", BUILT, files["passed"], steps["passed"]):
+    for line in _summary("replayed exactly", DRIVERS, files["passed"], steps["passed"]):
         terminalreporter.write_line(line, green=True)
     if files["failed"]:
         failed = sorted(files["failed"])
         for line in _summary("FAILED", failed, files["failed"], steps["failed"]):
             terminalreporter.write_line(line, red=True)
-    for line in _summary("NOT BUILT, not replayed", NOT_BUILT, files["skipped"], steps["skipped"]):
-        terminalreporter.write_line(line, yellow=True)
 
 
 def _summary(

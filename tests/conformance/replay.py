@@ -124,7 +124,9 @@ def replay(trace: Trace, make: Callable[[Args], Driver]) -> int:
 
 
 def _run(trace: Trace, number: int, step: dict[str, Any], driver: Driver) -> None:
-    name, now, args = step.get("op"), step.get("now"), step.get("args", {})
+    name, args = step.get("op"), step.get("args", {})
+    # A file has the time in ms, or in ns under another name.
+    now = step.get("now", step.get("now_ns"))
     where = f"{trace.file}: step {number}: {name} {json.dumps(args)} at {now}"
     operation = getattr(driver, f"op_{name}", None)
     if operation is None:

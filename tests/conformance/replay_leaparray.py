@@ -47,12 +47,15 @@ class LeapArrayReplay:
             "interval_sec": array.interval_sec,
         }
 
-    def op_fresh(self, now: int, args: Args) -> None:
-        self.array = BucketLeapArray(
+    def make_array(self) -> BucketLeapArray:
+        return BucketLeapArray(
             self.params["sample_count"],
             self.params["interval_ms"],
             self.params["statistic_max_rt"],
         )
+
+    def op_fresh(self, now: int, args: Args) -> None:
+        self.array = self.make_array()
 
     def op_add(self, now: int, args: Args) -> object:
         self.array.add(args["t"], EVENTS[args["event"]], args["n"])
