@@ -4,13 +4,15 @@
                       the moment before it and its own cost / rate, or at once where that has passed
     tokens            how cold the limit is: 0 is warm, and from the warning line upwards the rate
                       falls, to `amount / cold_factor` where there are most
-    passed            permits admitted in the second in which the tokens were last refilled
+    period            one second, or the interval of the limit where that is longer: the tokens are
+                      refilled once in each, by what was admitted in the one before
+    passed            permits admitted in the period in which the tokens were last refilled
 
 These are Sentinel's ThrottlingController, WarmUpController and WarmUpRateLimiterController, with
-four differences. The promised moment is kept as whole microseconds and an exact remainder (Sentinel
-rounds each cost to ms). The rates are per interval and not per second, so that a limit of any
-interval can warm up. The passes of the previous second are counted here and not by a node. And a
-limit that nobody has called for twice its warm-up is cold, whatever its tokens were.
+four differences. The promised moment is kept as whole microseconds and an exact remainder, where
+Sentinel rounds each cost to ms. Rates are per interval and not per second, so that a limit of any
+interval can warm up. What was admitted is counted here, and not by a node. And a limit that nobody
+has called for twice its warm-up is cold, whatever its tokens were.
 
 All numbers are whole and below 2**53, but for the rate of a limit that is not warm: that is
 computed in doubles, by the same operations as in Sentinel and in Lua, so they agree in each bit.
@@ -24,9 +26,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .limit import Limit
-from .shaping_terms import warm_up_sizes
+from .shaping_terms import MIN_PERIOD_MS, warm_up_sizes
 
-_SECOND_MS = 1000
 _MAX_RETRY_ROUNDS = 8
 
 
@@ -47,7 +48,7 @@ class ShapingState(NamedTuple):
     tokens: int
     """Tokens, in parts: one permit has as many parts as the interval has ms."""
     filled_ms: int | None
-    """The second in which the tokens were last refilled; None: the limit has not warmed up."""
+    """The period in which the tokens were last refilled; None: they never were."""
     passed: int
     """Permits admitted since then."""
     expires_at_ms: int
@@ -67,6 +68,7 @@ class Shaping:
         "_interval_us",
         "_longest_step_ms",
         "_max_tokens",
+        "_period_ms",
         "_refill_below",
         "_slope",
         "_warms_up",
@@ -85,6 +87,7 @@ class Shaping:
         self._longest_step_ms = interval_ms * (limit.cold_factor or 1)
         self.is_paced = max_wait_ms is not None
         self.max_wait_us = (max_wait_ms or 0) * 1000
+        self._period_ms = max(MIN_PERIOD_MS, interval_ms)
         self._warms_up = limit.warmup_ms is not None
         if limit.warmup_ms is not None and limit.cold_factor is not None:
             warmup_ms, factor = limit.warmup_ms, limit.cold_factor
@@ -93,9 +96,10 @@ class Shaping:
             self._max_tokens = (at_warning + self._above) * interval_ms
             self._slope = (factor - 1.0) / amount / self._above
             # Sentinel refills above the warning line only where the rate was below the cold one;
-            # both divisions are truncated there.
-            self._refill_below = amount * 1000 // (interval_ms * factor)
-            self._forget_ms = 2 * warmup_ms + 2 * _SECOND_MS
+            # the quotient is truncated there. A cold window admits no more than that, so that a
+            # limit warms up under demand.
+            self._refill_below = amount // factor * self._period_ms // self._window_ms
+            self._forget_ms = 2 * (warmup_ms + self._period_ms)
 
     def at(self, state: ShapingState | None, now_ms: int) -> ShapingState:
         """Return the state at `now_ms`, with the tokens refilled. A state that is ahead by more
@@ -109,20 +113,20 @@ class Shaping:
             state = state._replace(moment_us=rounded_us, moment_rest=0, moment_parts=self._amount)
         if not self._warms_up:
             return state
-        second = now_ms - now_ms % _SECOND_MS
+        period = now_ms - now_ms % self._period_ms
         filled = state.filled_ms
-        if filled is None or second - filled > self._forget_ms:
-            return state._replace(tokens=self._max_tokens, filled_ms=second, passed=0)
+        if filled is None or period - filled > self._forget_ms:
+            return state._replace(tokens=self._max_tokens, filled_ms=period, passed=0)
         tokens = min(state.tokens, self._max_tokens)
-        if second <= filled:
+        if period <= filled:
             return state._replace(tokens=tokens)
-        passed_before = state.passed if second - filled == _SECOND_MS else 0
+        passed_before = state.passed if period - filled == self._period_ms else 0
         if tokens < self._warning or (
             tokens > self._warning and passed_before < self._refill_below
         ):
-            tokens = min(self._max_tokens, tokens + (second - filled) * self._amount)
+            tokens = min(self._max_tokens, tokens + (period - filled) * self._amount)
         tokens = max(0, tokens - passed_before * self._interval_ms)
-        return state._replace(tokens=tokens, filled_ms=second, passed=0)
+        return state._replace(tokens=tokens, filled_ms=period, passed=0)
 
     def rate(self, state: ShapingState) -> float:
         """Return how many permits an interval admits; `state` as `at` has returned it."""
@@ -210,7 +214,7 @@ class Shaping:
             ahead_ms = (state.moment_us + 999) // 1000 - now_ms
             lives_ms = max(0, ahead_ms) + self._longest_step_ms + 1
         if self._warms_up:
-            lives_ms = max(lives_ms, self._forget_ms + 2 * _SECOND_MS)
+            lives_ms = max(lives_ms, self._forget_ms + 2 * self._period_ms)
         return state._replace(decided_ms=now_ms, expires_at_ms=now_ms + lives_ms)
 
     # -- refusals ---------------------------------------------------------------------------------
@@ -221,9 +225,9 @@ class Shaping:
         for _ in range(_MAX_RETRY_ROUNDS):
             then = self.at(state, at)
             after = max(at, self._within_max_wait(then, self.rate(then), cost))
-            if not self._warms_up or after // _SECOND_MS == at // _SECOND_MS:
+            if not self._warms_up or after // self._period_ms == at // self._period_ms:
                 return after
-            at = _next_look(at, after, now_ms)
+            at = self._next_look(at, after, now_ms)
         return max(at, self._within_max_wait(state, self.coldest_rate(), cost))
 
     def _within_max_wait(self, state: ShapingState, rate: float, cost: int) -> int:
@@ -248,20 +252,20 @@ class Shaping:
         for _ in range(_MAX_RETRY_ROUNDS):
             need = used + cost - math.floor(self.rate(self.at(state, at)))
             after = max(at, room_at(need)) if need > 0 else at
-            if after // _SECOND_MS == at // _SECOND_MS:
+            if after // self._period_ms == at // self._period_ms:
                 return after
-            at = _next_look(at, after, now_ms)
+            at = self._next_look(at, after, now_ms)
         return max(at, room_at(used + cost - math.floor(self.coldest_rate())))
 
-
-def _next_look(at: int, after: int, now_ms: int) -> int:
-    """Return the moment to look at after `at`, where a call would be admitted at `after` if the
-    tokens did not change before. The rate may rise once, when the second of `now_ms` ends, as the
-    permits admitted in it are then taken from the tokens; later it only falls.
-    """
-    if at // _SECOND_MS == now_ms // _SECOND_MS:
-        return at - at % _SECOND_MS + _SECOND_MS
-    return after
+    def _next_look(self, at: int, after: int, now_ms: int) -> int:
+        """Return the moment to look at after `at`, where a call would be admitted at `after` if the
+        tokens did not change before. The rate may rise once, when the period of `now_ms` ends, as
+        what was admitted in it is then taken from the tokens; later it only falls.
+        """
+        period_ms = self._period_ms
+        if at // period_ms == now_ms // period_ms:
+            return at - at % period_ms + period_ms
+        return after
 
 
 @lru_cache(maxsize=1024)

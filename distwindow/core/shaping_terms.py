@@ -18,6 +18,8 @@ MAX_SHAPED_AMOUNT = 10**7
 """The largest amount of a paced or warming limit: its arithmetic stays exact in Lua's doubles."""
 MAX_SHAPED_MS = 86_400_000
 """The longest `max_wait` and `warmup`, a day: more is more likely a mistake in the unit."""
+MIN_PERIOD_MS = 1000
+"""The least time between two refills of the tokens of a warm-up: Sentinel's second."""
 MAX_COLD_FACTOR = 100
 DEFAULT_COLD_FACTOR = 3
 """Sentinel's default."""
@@ -110,6 +112,12 @@ def check_terms(amount: int, interval_ms: int, terms: ShapingTerms) -> CheckedTe
             "or warms up; write the same rate with a shorter interval"
         )
     if warmup_ms is not None and factor is not None:
+        if warmup_ms < max(MIN_PERIOD_MS, interval_ms):
+            raise ConfigurationError(
+                f"warmup={warmup_ms / 1000:g} s is shorter than one second, or than the interval "
+                f"of {interval_ms / 1000:g} s, in which a limit counts what it admits; make warmup "
+                "longer, or write the same rate with a shorter interval"
+            )
         if min(warm_up_sizes(amount, interval_ms, warmup_ms, factor)) < 1:
             raise ConfigurationError(
                 f"warmup={warmup_ms / 1000:g} s is too short for {amount} permits in "

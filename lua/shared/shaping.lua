@@ -5,13 +5,13 @@
 -- A ring of a paced or warming limit has a table `shaping`, and its state in the hash ring.shaping.key:
 --   max_wait_us         nil if the limit is not paced
 --   warmup_ms           nil if it does not warm up; otherwise also
---     warning above max_tokens slope refill_below forget_ms
+--     period_ms warning max_tokens slope refill_below forget_ms
 --   interval_ms         of the limit
 --   moment rest         the promised moment, us, and its remainder in parts 1 / limit of one us
 --   tokens filled passed   of the warm-up
---   is_refilled         true if that second has begun since the last call
+--   is_refilled         true if that period has begun since the last call
 --   is_dropped          true if the state in the hash is far ahead of now, and counts no more
-local SECOND_MS, MAX_SHAPED_MS, MAX_SHAPED_AMOUNT = 1000, 86400000, 1e7
+local MIN_PERIOD_MS, MAX_SHAPED_MS, MAX_SHAPED_AMOUNT = 1000, 86400000, 1e7
 local MAX_COLD_FACTOR, MAX_RETRY_ROUNDS = 100, 8
 
 -- The next greater double of a positive x. Redis has Lua 5.1, which has no function for it; this sum
@@ -42,33 +42,36 @@ local function parse_terms(ring, at)
   end
   if warmup ~= '' or cold_factor ~= '' then
     local warmup_ms, factor = whole(warmup, 1, MAX_SHAPED_MS), whole(cold_factor, 2, MAX_COLD_FACTOR)
-    if not warmup_ms or not factor then return nil end
+    terms.period_ms = math.max(MIN_PERIOD_MS, interval_ms)
+    if not warmup_ms or not factor or warmup_ms < terms.period_ms then return nil end
     local at_warning = math.floor(math.floor(warmup_ms * limit / interval_ms) / (factor - 1))
     local above = math.floor(2 * warmup_ms * limit / (interval_ms * (1 + factor)))
     if at_warning < 1 or above < 1 then return nil end
-    terms.warmup_ms, terms.above = warmup_ms, above
+    terms.warmup_ms = warmup_ms
     terms.warning = at_warning * interval_ms
     terms.max_tokens = (at_warning + above) * interval_ms
     terms.slope = (factor - 1) / limit / above
-    terms.refill_below = math.floor(limit * 1000 / (interval_ms * factor))
-    terms.forget_ms = 2 * warmup_ms + 2 * SECOND_MS
+    terms.refill_below = math.floor(
+      math.floor(limit / factor) * terms.period_ms / (ring.bucket_ms * ring.span))
+    terms.forget_ms = 2 * (warmup_ms + terms.period_ms)
     terms.longest_step_ms = interval_ms * factor
   end
   return terms
 end
 
--- The tokens, the second of their last refill and the permits passed in it, at `at`.
+-- The tokens, the period of their last refill and the permits passed in it, at `at`.
 local function refilled(ring, at)
-  local terms, second = ring.shaping, at - at % SECOND_MS
+  local terms = ring.shaping
+  local period = at - at % terms.period_ms
   local filled = terms.filled
-  if not filled or second - filled > terms.forget_ms then return terms.max_tokens, second, 0 end
+  if not filled or period - filled > terms.forget_ms then return terms.max_tokens, period, 0 end
   local tokens = math.min(terms.tokens, terms.max_tokens)
-  if second <= filled then return tokens, filled, terms.passed end
-  local passed_before = second - filled == SECOND_MS and terms.passed or 0
+  if period <= filled then return tokens, filled, terms.passed end
+  local passed_before = period - filled == terms.period_ms and terms.passed or 0
   if tokens < terms.warning or (tokens > terms.warning and passed_before < terms.refill_below) then
-    tokens = math.min(terms.max_tokens, tokens + (second - filled) * ring.limit)
+    tokens = math.min(terms.max_tokens, tokens + (period - filled) * ring.limit)
   end
-  return math.max(0, tokens - passed_before * terms.interval_ms), second, 0
+  return math.max(0, tokens - passed_before * terms.interval_ms), period, 0
 end
 
 -- Read the state of a ring at `now`, with the tokens refilled; writes nothing.
@@ -172,16 +175,17 @@ local function write_shaping(ring, now)
   if terms.warmup_ms then
     call('HSET', terms.key, 'tokens',
       format('%.0f %.0f %.0f', terms.tokens, terms.filled, terms.passed))
-    lives_ms = math.max(lives_ms, terms.forget_ms + 2 * SECOND_MS)
+    lives_ms = math.max(lives_ms, terms.forget_ms + 2 * terms.period_ms)
   end
   call('PEXPIRE', terms.key, format('%.0f', lives_ms))
 end
 
 -- The moment to look at after `at`, where a call would be admitted at `after` if the tokens did not
--- change before. The rate may rise once, when the second of `now` ends; later it only falls.
-local function next_look(at, after, now)
-  if math.floor(at / SECOND_MS) == math.floor(now / SECOND_MS) then
-    return at - at % SECOND_MS + SECOND_MS
+-- change before. The rate may rise once, when the period of `now` ends; later it only falls.
+local function next_look(terms, at, after, now)
+  local period_ms = terms.period_ms
+  if math.floor(at / period_ms) == math.floor(now / period_ms) then
+    return at - at % period_ms + period_ms
   end
   return after
 end
@@ -204,8 +208,8 @@ local function retry_at(ring, now)
   if not terms.warmup_ms then return admitted_from(ring, ring.rate, now) end
   for _ = 1, MAX_RETRY_ROUNDS do
     local after = admitted_from(ring, rate_at(ring, (refilled(ring, at))), at)
-    if math.floor(after / SECOND_MS) == math.floor(at / SECOND_MS) then return after end
-    at = next_look(at, after, now)
+    if math.floor(after / terms.period_ms) == math.floor(at / terms.period_ms) then return after end
+    at = next_look(terms, at, after, now)
   end
   return admitted_from(ring, rate_at(ring, terms.max_tokens), at)
 end
