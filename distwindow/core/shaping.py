@@ -9,10 +9,11 @@
     passed            permits admitted in the period in which the tokens were last refilled
 
 These are Sentinel's ThrottlingController, WarmUpController and WarmUpRateLimiterController, with
-four differences. The promised moment is kept as whole microseconds and an exact remainder, where
+five differences. The promised moment is kept as whole microseconds and an exact remainder, where
 Sentinel rounds each cost to ms. Rates are per interval and not per second, so that a limit of any
-interval can warm up. What was admitted is counted here, and not by a node. And a limit that nobody
-has called for twice its warm-up is cold, whatever its tokens were.
+interval can warm up. What was admitted is counted here, and not by a node. A cold limit admits
+`amount / cold_factor`, where rounding may leave Sentinel's one less, or nothing at all. And a limit
+that nobody has called for twice its warm-up is cold, whatever its tokens were.
 
 All numbers are whole and below 2**53, but for the rate of a limit that is not warm: that is
 computed in doubles, by the same operations as in Sentinel and in Lua, so they agree in each bit.
@@ -63,6 +64,7 @@ class Shaping:
     __slots__ = (
         "_above",
         "_amount",
+        "_cold_rate",
         "_forget_ms",
         "_interval_ms",
         "_interval_us",
@@ -94,11 +96,15 @@ class Shaping:
             at_warning, self._above = warm_up_sizes(amount, interval_ms, warmup_ms, factor)
             self._warning = at_warning * interval_ms
             self._max_tokens = (at_warning + self._above) * interval_ms
+            self._cold_rate = amount / factor
             self._slope = (factor - 1.0) / amount / self._above
-            # Sentinel refills above the warning line only where the rate was below the cold one;
-            # the quotient is truncated there. A cold window admits no more than that, so that a
-            # limit warms up under demand.
-            self._refill_below = amount // factor * self._period_ms // self._window_ms
+            # Above the warning line, Sentinel refills only after a second below the cold rate. A
+            # period that is not exactly one window may hold one window less than it could, and a
+            # limit would then never warm up.
+            windows = self._period_ms // self._window_ms
+            if self._window_ms != self._period_ms:
+                windows = max(0, windows - 1)
+            self._refill_below = amount // factor * windows
             self._forget_ms = 2 * (warmup_ms + self._period_ms)
 
     def at(self, state: ShapingState | None, now_ms: int) -> ShapingState:
@@ -136,7 +142,8 @@ class Shaping:
 
     def _rate_at(self, tokens: int) -> float:
         above = (tokens - self._warning) / self._interval_ms
-        return math.nextafter(1.0 / (above * self._slope + 1.0 / self._amount), math.inf)
+        rate = math.nextafter(1.0 / (above * self._slope + 1.0 / self._amount), math.inf)
+        return max(rate, self._cold_rate)
 
     def coldest_rate(self) -> float:
         """Return the rate of a limit that is cold."""

@@ -5,7 +5,7 @@
 -- A ring of a paced or warming limit has a table `shaping`, and its state in the hash ring.shaping.key:
 --   max_wait_us         nil if the limit is not paced
 --   warmup_ms           nil if it does not warm up; otherwise also
---     period_ms warning max_tokens slope refill_below forget_ms
+--     period_ms warning max_tokens slope cold_rate refill_below forget_ms
 --   interval_ms         of the limit
 --   moment rest         the promised moment, us, and its remainder in parts 1 / limit of one us
 --   tokens filled passed   of the warm-up
@@ -50,9 +50,11 @@ local function parse_terms(ring, at)
     terms.warmup_ms = warmup_ms
     terms.warning = at_warning * interval_ms
     terms.max_tokens = (at_warning + above) * interval_ms
-    terms.slope = (factor - 1) / limit / above
-    terms.refill_below = math.floor(
-      math.floor(limit / factor) * terms.period_ms / (ring.bucket_ms * ring.span))
+    terms.slope, terms.cold_rate = (factor - 1) / limit / above, limit / factor
+    -- A period that is not exactly one window may hold one window less than it could.
+    local windows = terms.period_ms / (ring.bucket_ms * ring.span)
+    if windows ~= 1 then windows = math.max(0, math.floor(windows) - 1) end
+    terms.refill_below = math.floor(limit / factor) * windows
     terms.forget_ms = 2 * (warmup_ms + terms.period_ms)
     terms.longest_step_ms = interval_ms * factor
   end
@@ -103,7 +105,8 @@ end
 local function rate_at(ring, tokens)
   local terms, limit = ring.shaping, ring.limit
   if not terms.warmup_ms or tokens < terms.warning then return limit end
-  return next_up(1 / ((tokens - terms.warning) / terms.interval_ms * terms.slope + 1 / limit))
+  local above = (tokens - terms.warning) / terms.interval_ms
+  return math.max(terms.cold_rate, next_up(1 / (above * terms.slope + 1 / limit)))
 end
 
 -- When a call may proceed after those before it, at this rate: us, and parts of one us. nil: at once.

@@ -161,8 +161,9 @@ def test_of_two_paces_both_are_kept_and_the_longer_wait_counts(
 @given(st.integers(2, 300), st.integers(1, 30), factors, st.data())
 @example(100, 10, 3, None)
 def test_warm_up_is_sentinels(amount: int, warmup_s: int, factor: int, data: Any) -> None:
-    """Every decision is that of `WarmUpController`, as long as no gap is so long that the limit is
-    taken to be cold: Sentinel never cools down at, and may not above, its warning line.
+    """Every decision is that of `WarmUpController`, with two exceptions. After a gap of twice the
+    warm-up a limit is cold; Sentinel never cools down at its warning line, and may not above it.
+    And a cold limit admits `amount / cold_factor`, where Sentinel's rounding may leave less.
     """
     limit = limit_or_reject(amount, 1.0, 2, warmup=float(warmup_s), cold_factor=factor)
     calls = [(40, 1)] * 400
@@ -179,6 +180,8 @@ def test_warm_up_is_sentinels(amount: int, warmup_s: int, factor: int, data: Any
         )
     key, now = OneKey(limit), T0
     sentinel, node = WarmUpController(amount, warmup_s, factor), StatisticNode()
+    sentinel.sync_token(now, 0)
+    assume(sentinel.admitted_qps() >= amount / factor)
     for gap, cost in calls:
         now += gap
         expected = sentinel.can_pass(now, node, cost).passed
@@ -209,7 +212,7 @@ def test_the_warm_pace_is_sentinels(
     for gap, asked in calls:
         now, cost = now + gap, min(asked, amount)
         sentinel.sync_token(now, int(node.previous_pass_qps(now)))
-        rate = min(Fraction(amount), Fraction(sentinel.admitted_qps()))
+        rate = Fraction(max(amount / factor, min(float(amount), sentinel.admitted_qps())))
         reply = key.acquire(now, cost)
         moment = Fraction(now * 1000)
         if last is not None:
