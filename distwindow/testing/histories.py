@@ -50,7 +50,7 @@ LIMITS = (
 LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
 COMMAND_NAMES = (
-    *["acquire"] * 5, *["lease"] * 2, *["flush"] * 3, "peek", "refund", "read", "reset",
+    *["acquire"] * 5, *["lease"] * 2, *["flush"] * 5, "peek", "refund", "read", "reset",
     *["acquire_shaped"] * 3, "peek_shaped",
 )  # fmt: skip
 """The commands of a history. The more often one is named here, the more often it is drawn."""
