@@ -41,6 +41,12 @@ def test_worker(url: str) -> None:
     assert done[:3] == [("acme", 0), ("acme", 1), ("acme", 2)]
 
 
+def test_pacing(url: str) -> None:
+    gaps = result_of("pacing.py", url)
+    assert len(gaps) == 11
+    assert min(gaps) > 19.99
+
+
 def test_sqlite_store(tmp_path: Path) -> None:
     assert result_of("sqlite_store.py", str(tmp_path / "limits.db")) == {
         "admitted": 100,
