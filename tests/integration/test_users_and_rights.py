@@ -201,3 +201,15 @@ def test_missing_rights_are_a_configuration_error_that_names_the_remedy(
     limiter = harness.limiter(at(guarded, f"{user}:least"))
     with pytest.raises(ConfigurationError, match=message):
         limiter.each(["k"] * 2)  # the first call on a key does not need HINCRBY
+
+
+def test_the_least_rights_are_enough_for_limits_that_are_paced_and_warm_up(
+    harness: Harness, guarded: Standalone
+) -> None:
+    prefix = f"distwindow:{uuid.uuid4().hex[:8]}"
+    limit = "60/minute warmup 10m paced 10m"
+    limiter = harness.limiter(at(guarded, "limiter:least"), limit, prefix=prefix)
+    assert [limiter.try_acquire("k").reason for _ in range(2)] == ["ok", "paced"]
+    assert limiter.peek("k").wait > 1
+    limiter.reset("k")
+    assert limiter.try_acquire("k").wait == 0.0
