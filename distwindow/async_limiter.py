@@ -37,10 +37,12 @@ from .operations.acquire import wait_until_admitted
 from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_async
 from .operations.flush import flush_due
+from .operations.paced_acquire import wait_until_paced
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import AsyncQueueSlot
 from .protocol.commands import Acquire
 from .protocol.frames import Command
+from .protocol.shaped_commands import AcquireShaped, any_shaped
 from .store.memory import MemoryStore
 from .worker import TASK_WORKER
 
@@ -162,6 +164,9 @@ class AsyncLimiter(BaseLimiter):
         slot = AsyncQueueSlot(self._wait_queues, command, check_timeout(timeout))
         try:
             await slot.wait_async()
+            if isinstance(command, AcquireShaped):
+                execute = functools.partial(self._execute_step, None)
+                return await run_async(wait_until_paced(command, slot), execute, self._store.sleep)
             return await run_async(
                 wait_until_admitted(command, slot), lambda _: attempt(), self._store.sleep
             )
@@ -197,12 +202,14 @@ class AsyncLimiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_async_function, self, key, cost))
+        return LimitDecorator(
+            key, functools.partial(limit_async_function, self._admission, key, cost)
+        )
 
     def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
         return AsyncEntry(
-            functools.partial(self.try_acquire, key, cost),
+            functools.partial(self._admission, key, cost),
             self._record,
             self._store.clock,
             self._flush_job.name,
@@ -276,6 +283,18 @@ class AsyncLimiter(BaseLimiter):
             slot.leave()
         if decision.wait:
             await sleep(decision.wait)
+        return decision
+
+    @property
+    def _admission(self) -> Callable[[AnyKey, int], Awaitable[Decision]]:
+        """See `Limiter._admission`."""
+        return self._paced_admission if any_shaped(self.limits) else self.try_acquire
+
+    async def _paced_admission(self, key: AnyKey, cost: int) -> Decision:
+        """See `Limiter._paced_admission`."""
+        decision = await self.try_acquire(key, cost)
+        if decision.wait:
+            await self._store.sleep(decision.wait)
         return decision
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:

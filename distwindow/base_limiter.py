@@ -10,7 +10,7 @@ from .connect import Consistency, store_name
 from .core.clock import Clock, check_clock
 from .core.errors import ConfigurationError, DistwindowError
 from .core.limit import Limit, LimitSpec
-from .operations.command_cache import CommandCache
+from .operations.shaped_command_cache import make_command_cache
 from .operations.wait_queue import WaitQueues
 
 OnStoreError = Literal["raise"]
@@ -35,7 +35,7 @@ class BaseLimiter:
             )
         if not isinstance(handle_sigterm, bool):
             raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
-        self._command_cache = CommandCache(prefix, limits)
+        self._command_cache = make_command_cache(prefix, limits)
         self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
         self._consistency = consistency
         self._store_name = store_name(store)

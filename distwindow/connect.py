@@ -25,6 +25,7 @@ from .operations.command_cache import CommandCache
 from .operations.strategy import Strategy
 from .protocol.commands import Acquire
 from .protocol.scripts import load_scripts
+from .protocol.shaped_commands import any_shaped
 from .store.async_memory import AsyncMemoryStore
 from .store.base import AsyncStore, Store
 from .store.memory import MemoryStore
@@ -101,12 +102,15 @@ def make_strategy(
     attempt: Callable[[Acquire], Decision] | None,
 ) -> Strategy:
     """Return the strategy of `consistency=`. For a store in this process, each call is decided by
-    `attempt`, which is exact with every `consistency`.
+    `attempt`, which is exact with every `consistency`. Limits that are paced or warm up are decided
+    by the store with every `consistency`, because each call moves what the next one depends on.
     """
     strategy: Strategy
     clock, max_keys = store.clock, options.max_local_keys
     if store.source == "local" and attempt is not None:
         strategy = InProcess(commands, attempt)
+    elif any_shaped(commands.limits):
+        strategy = Direct(commands, clock, max_keys, options.flush_interval)
     elif options.consistency == "leased":
         strategy = Leased(commands, clock, max_keys, options.flush_interval, options.timeout)
     elif options.consistency == "eventual":

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import CodeType, FunctionType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from .core.decision import Decision
 from .core.errors import ConfigurationError, RateLimitExceeded, short_repr
@@ -28,12 +28,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HOW_TO_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
 
 
-class _Limiter(Protocol):
-    def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision: ...
-
-
-class _AsyncLimiter(Protocol):
-    async def try_acquire(self, key: AnyKey, cost: int = 1) -> Decision: ...
+_Acquire: TypeAlias = "Callable[[AnyKey, int], Decision]"
+_AsyncAcquire: TypeAlias = "Callable[[AnyKey, int], Awaitable[Decision]]"
 
 
 class LimitDecorator:
@@ -151,8 +147,8 @@ def is_async_generator(function: Any) -> bool:
     return any(inspect.isasyncgenfunction(form) for form in _function_and_call(function))
 
 
-def limit_function(limiter: _Limiter, key: Any, cost: Any, function: Any) -> Any:
-    """Return `function` with a call of `limiter.try_acquire` before each of its calls."""
+def limit_function(acquire: _Acquire, key: Any, cost: Any, function: Any) -> Any:
+    """Return `function` with a call of `acquire(key, cost)` before each of its calls."""
     if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
             f"{describe_function(function)}; use AsyncLimiter.limit, "
@@ -161,21 +157,19 @@ def limit_function(limiter: _Limiter, key: Any, cost: Any, function: Any) -> Any
 
     @functools.wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        _raise_if_refused(
-            limiter.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
-        )
+        _raise_if_refused(acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs)))
         return function(*args, **kwargs)
 
     return limited
 
 
-def limit_async_function(limiter: _AsyncLimiter, key: Any, cost: Any, function: Any) -> Any:
+def limit_async_function(acquire: _AsyncAcquire, key: Any, cost: Any, function: Any) -> Any:
     """Do as `limit_function`, for coroutine functions and asynchronous generators."""
     if is_async_generator(function):
 
         async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _raise_if_refused(
-                await limiter.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
+                await acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
             )
 
         return _limit_generator(function, admit)
@@ -184,9 +178,7 @@ def limit_async_function(limiter: _AsyncLimiter, key: Any, cost: Any, function: 
 
     @functools.wraps(function)
     async def limited(*args: Any, **kwargs: Any) -> Any:
-        _raise_if_refused(
-            await limiter.try_acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
-        )
+        _raise_if_refused(await acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs)))
         return await function(*args, **kwargs)
 
     return limited

@@ -45,10 +45,12 @@ from .operations.acquire import wait_until_admitted
 from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_blocking
 from .operations.flush import flush_due
+from .operations.paced_acquire import wait_until_paced
 from .operations.steps import Fetch, Operation, Pipeline
 from .operations.wait_queue import QueueSlot
 from .protocol.commands import Acquire
 from .protocol.frames import Command
+from .protocol.shaped_commands import AcquireShaped, any_shaped
 from .worker import THREAD_WORKER
 
 if TYPE_CHECKING:
@@ -156,6 +158,7 @@ class Limiter(BaseLimiter):
 
     def try_acquire(self, key: AnyKey, cost: int = 1, priority: bool = False) -> Decision:
         """Count `cost` permits on `key` if all limits allow it. Never raises because of a limit.
+        Under a paced limit the caller waits for `.wait` seconds before it proceeds.
 
         With `priority`, a call for which there is no room borrows permits of a coming bucket that
         begins within `max_wait`. The decision is then allowed, its `reason` is "borrowed", and the
@@ -194,6 +197,7 @@ class Limiter(BaseLimiter):
 
         With `priority`, it waits in a queue before all callers without, borrows if it can, and then
         sleeps until the bucket begins that it has borrowed from.
+        A paced limit has it wait until its promised moment, too.
 
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before that.
@@ -203,11 +207,13 @@ class Limiter(BaseLimiter):
         command = self._command_cache.acquire_command(key, cost)
         attempt = functools.partial(self.try_acquire, key, cost)
         slot = QueueSlot(self._wait_queues, command, check_timeout(timeout))
+        sleep = self._store.clock.sleep
         try:
             slot.wait()
-            return run_blocking(
-                wait_until_admitted(command, slot), lambda _: attempt(), self._store.clock.sleep
-            )
+            if isinstance(command, AcquireShaped):
+                execute = functools.partial(self._execute_step, None)
+                return run_blocking(wait_until_paced(command, slot), execute, sleep)
+            return run_blocking(wait_until_admitted(command, slot), lambda _: attempt(), sleep)
         finally:
             try:
                 slot.leave()
@@ -253,14 +259,14 @@ class Limiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_function, self, key, cost))
+        return LimitDecorator(key, functools.partial(limit_function, self._admission, key, cost))
 
     def entry(self, key: AnyKey, cost: int = 1) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
         """
         return Entry(
-            functools.partial(self.try_acquire, key, cost),
+            functools.partial(self._admission, key, cost),
             self._record,
             self._store.clock,
             self._flush_job.name,
@@ -326,6 +332,18 @@ class Limiter(BaseLimiter):
                 slot.leave()  # a signal handler may have raised in the first
         if decision.wait:
             sleep(decision.wait)
+        return decision
+
+    @property
+    def _admission(self) -> Callable[[AnyKey, int], Decision]:
+        """`try_acquire` for callers that proceed as soon as it has admitted them."""
+        return self._paced_admission if any_shaped(self.limits) else self.try_acquire
+
+    def _paced_admission(self, key: AnyKey, cost: int) -> Decision:
+        """Do as `try_acquire`, and wait until an admitted call may proceed."""
+        decision = self.try_acquire(key, cost)
+        if decision.wait:
+            self._store.clock.sleep(decision.wait)
         return decision
 
     def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:

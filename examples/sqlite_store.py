@@ -108,19 +108,21 @@ class SqliteStore:
     def _execute(self, command: Command[Any]) -> Any:
         rings: dict[bytes, Any] = {}
         senders: dict[bytes, Any] = {}
-        for name in [charge.ring for charge in command.charges]:
+        shapings: dict[bytes, Any] = {}
+        kinds = (rings, senders, shapings)
+        for name in command.keys:
             for (content,) in self._db.execute("SELECT content FROM rings WHERE name = ?", [name]):
-                ring, records = pickle.loads(content)
-                if ring is not None:
-                    rings[name] = ring
-                if records is not None:
-                    senders[name] = records
-        reply = MemoryStore(self.clock, rings, senders).execute(command)
-        for charge in command.charges:
-            name, limit = charge.ring, charge.limit
-            # Twice the window, as a ring can be one window ahead of a clock that was set back.
-            expires_at_ms = self.clock.now_ms() + 2 * (limit.span + 1) * limit.bucket_ms
-            content = pickle.dumps((rings.get(name), senders.get(name)))
+                for kind, kept in zip(kinds, pickle.loads(content), strict=True):
+                    if kept is not None:
+                        kind[name] = kept
+        reply = MemoryStore(self.clock, *kinds).execute(command)
+        # Twice the window, as a ring can be one window ahead of a clock that was set back.
+        longest_ms = max(2 * (c.limit.span + 1) * c.limit.bucket_ms for c in command.charges)
+        for name in command.keys:
+            expires_at_ms = self.clock.now_ms() + longest_ms
+            if name in shapings:  # the promised moment and the tokens of a limit
+                expires_at_ms = max(expires_at_ms, shapings[name].expires_at_ms)
+            content = pickle.dumps([kind.get(name) for kind in kinds])
             row = (name, content, expires_at_ms)
             self._db.execute("INSERT OR REPLACE INTO rings VALUES (?, ?, ?)", row)
         self._sweep()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..protocol.keys import RingNameParts, check_prefix
+from ..protocol.keys import RingNameParts, check_prefix, shaping_name
 from .errors import report_errors
 from .key_text import shell_word, spellings
 from .options import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption
@@ -65,7 +65,9 @@ def reset(
         counts = ScanCounts(on_progress=line.update)
         for server in servers:
             # A name like a ring's that is not a hash belongs to another program, and is kept.
-            for page in scan_names(server, prefix, selection, counts, redis_type="hash"):
+            for page in scan_names(
+                server, prefix, selection, counts, redis_type="hash", with_shaping=True
+            ):
                 found.add(page if dry_run else _delete(server, page))
             # Their holders are told that they have lost their slots when these are renewed.
             slots = find_slots(server, prefix, selection)
@@ -124,7 +126,7 @@ def _delete(server: Server, page: Page) -> Page:
         part = page[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
         for name, _ in part:
-            pipeline.unlink(name)
+            pipeline.unlink(name, shaping_name(name))
         for ring, count in zip(part, pipeline.execute(), strict=True):
             if count:
                 deleted.append(ring)

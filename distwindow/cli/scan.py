@@ -18,7 +18,7 @@ from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
 from ..protocol.breaker_commands import parse_breaker_name
-from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
+from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name, ring_of_shaping
 from ..protocol.replies import ring_state
 from ..protocol.slot_commands import parse_slots_name
 from .breakers import BreakerName
@@ -67,9 +67,12 @@ def scan_names(
     selection: Selection,
     counts: ScanCounts,
     redis_type: str | None = None,
+    *,
+    with_shaping: bool = False,
 ) -> Iterator[Page]:
     """Yield the names of the selected rings on one server, page by page. SCAN may return a name
-    twice.
+    twice. `with_shaping`: also the name of a ring that has expired, while the promised moment or
+    the tokens of its limit are still kept.
     """
     cursor = 0
     while True:
@@ -85,6 +88,11 @@ def scan_names(
                 if selection.includes(ring_key_prefix(name), slots_key):
                     counts.slots[name] = server, slots_key
                 continue
+            shaped = ring_of_shaping(prefix, name)
+            if shaped is not None:
+                if not with_shaping:
+                    continue
+                name = shaped
             ring = parse_ring_name(prefix, name)
             breaker = None if ring is not None else parse_breaker_name(prefix, name)
             if breaker is not None:

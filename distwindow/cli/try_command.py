@@ -55,6 +55,9 @@ def try_command(
 def decision_text(decision: Decision) -> str:
     """Return the decision in one line."""
     limit = decision.limit
+    if decision.allowed and limit.is_shaped:
+        after = f" after {format_duration(decision.wait)}" if decision.wait else ""
+        return f"allowed{after}, {decision.remaining:,} more now"
     if decision.allowed:
         return f"allowed, {decision.remaining:,} of {limit.amount:,} left"
     return f"refused by {limit}, retry in {format_duration(decision.retry_after)}"

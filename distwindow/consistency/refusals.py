@@ -41,6 +41,8 @@ class Refusals(Generic[S]):
         """Keep the refusal `decision` of a call that was sent at `sent_at` (monotonic seconds), and
         return it.
         """
+        if decision.limit.warmup_ms is not None:
+            return decision  # what others are admitted warms it up, so there may be room earlier
         now = self._monotonic()
         bucket_s = decision.limit.bucket_ms / 1000
         until = sent_at + min(decision.retry_after, bucket_s) - CLOCK_MARGIN_S

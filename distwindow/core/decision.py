@@ -9,7 +9,7 @@ from .errors import short_repr
 from .key import AnyKey
 from .limit import Limit
 
-Reason = Literal["ok", "over_limit", "borrowed"]
+Reason = Literal["ok", "over_limit", "borrowed", "paced"]
 Source = Literal["store", "lease", "deny_cache", "local"]
 
 
@@ -38,10 +38,12 @@ class Decision(NamedTuple):
     """Seconds until the window of `limit` is empty if no more calls come."""
     wait: float
     """Seconds to wait before proceeding: until the bucket begins that the permits were borrowed
-    from. 0.0 where none were borrowed.
+    from, or until a paced limit lets the call proceed. Otherwise 0.0.
     """
     reason: Reason
-    """`borrowed`: a priority call that is allowed after `wait`."""
+    """Why: `ok`; `borrowed`, a priority call that is allowed after `wait`; `paced`, admitted with a
+    `wait`; `over_limit`, refused.
+    """
     source: Source
     """What decided: `store` (Redis), or this process: `lease` from permits bought from the store,
     `deny_cache` from a cached refusal of the store, `local` from its own window.

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
 from .errors import ConfigurationError
+from .shaping_terms import TERMS_PATTERN, ShapingTerms, check_terms, parse_terms, terms_text
 
 Bound = Literal["leap", "strict"]
 
@@ -45,7 +46,10 @@ _UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
 _LIMIT_TEXT = re.compile(
     r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
         (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
-        (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)? \s*""",
+        (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)?
+        (?P<terms>"""
+    + re.sub(r"\?P<\w+>", "", TERMS_PATTERN)
+    + r"""*) \s*""",
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
 _EXAMPLES = 'write it like "100/second", "10 per 2 hours", "100/5m" or "5000/day strict 24 buckets"'
@@ -61,6 +65,14 @@ class Limit:
     admits more than `amount` in any window. `buckets` must divide the interval in ms; by default it
     is the largest divisor up to 10 (`leap`) or 60 (`strict`). `Limit(str(limit)) == limit`.
 
+    `Limit("100/second paced 500ms")` or `max_wait=0.5` lets calls through one by one at the pace of
+    the limit: a call is admitted with the seconds to wait, or refused where it would have to wait
+    for longer than `max_wait`. `Limit("100/second warmup 10s")` or `warmup=10.0` (seconds) admits
+    `amount / cold_factor` after idle time, and the whole amount only after about `warmup` of
+    demand; `cold_factor` is 3 by default, in a string `"cold factor 5 warmup 10s"`. Both together:
+    the pace warms up. These are Sentinel's ThrottlingController, WarmUpController and
+    WarmUpRateLimiterController, for the whole fleet (docs/howto/pacing.md).
+
     Raises `ConfigurationError` with the value, what is wrong with it, and what to write.
     """
 
@@ -68,6 +80,12 @@ class Limit:
     interval_ms: int
     buckets: int
     bound: Bound
+    max_wait_ms: int | None
+    """For how long a call is held back at most to keep the pace, ms; None: it is not paced."""
+    warmup_ms: int | None
+    """For how long the limit warms up, ms; None: it is always warm."""
+    cold_factor: int | None
+    """By what the amount is divided when the limit is cold; None: it is always warm."""
 
     def __init__(
         self,
@@ -75,8 +93,12 @@ class Limit:
         per: float | None = None,
         buckets: int | None = None,
         bound: Bound | None = None,
+        *,
+        max_wait: float | None = None,
+        warmup: float | None = None,
+        cold_factor: int | None = None,
     ) -> None:
-        text = amount
+        text, terms = amount, ShapingTerms(max_wait, warmup, cold_factor)
         if isinstance(text, str) and "://" in text:  # not shown, because it may hold a password
             raise ConfigurationError(
                 "a URL is not a limit: the URL is the limiter's first argument and the limits are "
@@ -88,13 +110,15 @@ class Limit:
                     raise ConfigurationError(
                         f"the string already has an interval; leave out per={per!r}"
                     )
-                amount, interval_ms, parsed_bound, parsed_buckets = _parse(amount)
+                amount, interval_ms, parsed_bound, parsed_buckets, parsed = _parse(amount)
+                terms = terms.or_else(parsed)
                 bound = parsed_bound if bound is None else bound
                 buckets = parsed_buckets if buckets is None else buckets
             else:
                 interval_ms = _interval_ms(1.0 if per is None else per)
             bound = "leap" if bound is None else bound
             buckets = _number_of_buckets(amount, interval_ms, buckets, bound)
+            checked = check_terms(amount, interval_ms, terms)
         except ConfigurationError as exc:
             if isinstance(text, str):
                 raise ConfigurationError(f"limit {text!r}: {exc}") from None
@@ -103,6 +127,8 @@ class Limit:
         object.__setattr__(self, "interval_ms", interval_ms)
         object.__setattr__(self, "buckets", buckets)
         object.__setattr__(self, "bound", bound)
+        for name, value in zip(checked._fields, checked, strict=True):
+            object.__setattr__(self, name, value)
 
     @property
     def per(self) -> float:
@@ -119,6 +145,11 @@ class Limit:
         """How many buckets are summed: `buckets`, and one more when strict."""
         return self.buckets + (self.bound == "strict")
 
+    @property
+    def is_shaped(self) -> bool:
+        """True if the limit is paced or warms up."""
+        return self.max_wait_ms is not None or self.warmup_ms is not None
+
     def __str__(self) -> str:
         unit = next(unit for unit in _UNITS_DESCENDING if self.interval_ms % _UNITS_MS[unit] == 0)
         count = self.interval_ms // _UNITS_MS[unit]
@@ -126,7 +157,8 @@ class Limit:
         text += "s" if count > 1 and unit != "ms" else ""
         text += " strict" if self.bound == "strict" else ""
         default = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
-        return text if self.buckets == default else f"{text} {self.buckets} buckets"
+        text += "" if self.buckets == default else f" {self.buckets} buckets"
+        return text + terms_text(self.max_wait_ms, self.warmup_ms, self.cold_factor)
 
     def __repr__(self) -> str:
         return f"Limit({str(self)!r})"
@@ -206,8 +238,10 @@ def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound
     return buckets
 
 
-def _parse(text: str) -> tuple[int, int, Bound | None, int | None]:
-    """Return amount, interval in ms, bound and number of buckets; None for what is not written."""
+def _parse(text: str) -> tuple[int, int, Bound | None, int | None, ShapingTerms]:
+    """Return amount, interval in ms, bound, number of buckets, and the terms that shape traffic;
+    None for what is not written.
+    """
     found = _LIMIT_TEXT.fullmatch(text)
     if found is None:
         if _THOUSANDS.search(text):
@@ -231,7 +265,8 @@ def _parse(text: str) -> tuple[int, int, Bound | None, int | None]:
     if found["bound"]:
         bound = "strict" if found["bound"].lower() == "strict" else "leap"
     buckets = None if found["buckets"] is None else int(found["buckets"])
-    return int(found["amount"]), interval_ms, bound, buckets
+    terms = parse_terms(found["terms"], _UNITS_MS)
+    return int(found["amount"]), interval_ms, bound, buckets, terms
 
 
 def _comma_message(text: str) -> str:

@@ -10,6 +10,7 @@ from ..core.key import AnyKey
 from ..protocol.borrowing import Borrow
 from ..protocol.commands import Acquire
 from ..protocol.decisions import borrow_decision
+from ..protocol.shaped_commands import AcquireShaped
 from .command_cache import CommandCache
 from .steps import Operation, Sleep, send
 from .strategy import Strategy
@@ -100,4 +101,10 @@ class Borrowing:
                 "process decides by counts that are up to sync_interval old, so nobody can promise "
                 "permits of coming buckets"
             )
-        return PriorityCall(self, self._command_cache.acquire_command(key, cost))
+        acquire = self._command_cache.acquire_command(key, cost)
+        if isinstance(acquire, AcquireShaped):
+            raise ConfigurationError(
+                "priority=True needs limits that are neither paced nor warm up: a paced call is "
+                "told when to proceed, and how much a coming bucket admits depends on the warm-up"
+            )
+        return PriorityCall(self, acquire)

@@ -18,6 +18,8 @@ from ..core.limit import LimitSpec, parse_limits
 from ..protocol.commands import Acquire, charges_of
 from ..protocol.frames import FrameParts
 from ..protocol.keys import check_prefix, ring_name_prefix, ring_name_suffix
+from ..protocol.shaped_commands import AcquireShaped, any_shaped
+from .shaped_costs import check_shaped_costs
 
 _MAX_COMMANDS = 16_384
 _MAX_CACHED_KEY_LENGTH = 256
@@ -34,6 +36,8 @@ call. Commands of higher cost are not cached, and so not shared.
 
 class CommandCache:
     """Commands for one prefix and one set of limits. Safe to share between threads."""
+
+    command_type: type[Acquire] = Acquire
 
     def __init__(self, prefix: str, limits: LimitSpec) -> None:
         self.prefix = check_prefix(prefix)
@@ -83,18 +87,18 @@ class CommandCache:
             ]
         )
         if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
-            return Acquire(charges)
+            return self.command_type(charges)
         frame_parts = self._frame_parts.get(cost)
         if frame_parts is None:
             frame_parts = self._add_frame_parts(cost)
-        command = Acquire(charges, frame_parts=frame_parts[1])
+        command = self.command_type(charges, frame_parts=frame_parts[1])
         self._cache(_cache_key(key, cost), command)
         if self._previous_generation:
             return command
         # The first call of a key also stores the limits in its ring, so that `stats` shows a new
         # limit at once. The script is slower then, so this is not done once there are more keys
         # than are cached: any call could then seem to be the first of its key.
-        return Acquire(charges, write_limit=True, frame_parts=frame_parts[0])
+        return self.command_type(charges, write_limit=True, frame_parts=frame_parts[0])
 
     def _add_frame_parts(self, cost: int) -> tuple[FrameParts, FrameParts]:
         if len(self._frame_parts) >= _MAX_COSTS:
@@ -142,6 +146,9 @@ class CommandCache:
                     "add the costs up"
                 )
             seen.add(charge.ring)
+        if any_shaped(charge.limit for charge in charges):
+            check_shaped_costs(charges)
+            return AcquireShaped(tuple(charges))
         return Acquire(tuple(charges))
 
 

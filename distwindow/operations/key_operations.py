@@ -10,8 +10,9 @@ from ..core.decision import Decision, Source
 from ..core.errors import short_repr
 from ..core.key import AnyKey
 from ..core.stats import Stats, stats_of, window_at
-from ..protocol.commands import Peek, Read, Refund, Reset
+from ..protocol.commands import Read, Refund
 from ..protocol.decisions import decision_of
+from ..protocol.shaped_commands import peek_command, reset_command
 from .flush import send_all
 from .steps import Operation, send
 from .strategy import Strategy
@@ -21,7 +22,7 @@ def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Ope
     """Return the decision that these charges of one key would get now."""
     decision = strategy.peek(charges[0].key)
     if decision is None:
-        command = Peek(charges)
+        command = peek_command(charges)
         reply = yield from send(command)
         decision = decision_of(command, reply, source)
     return decision
@@ -54,7 +55,7 @@ def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[in
 
 def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
     """Empty the windows of a key."""
-    yield from send(Reset(charges))
+    yield from send(reset_command(charges))
     strategy.reset(charges[0].key)
 
 

@@ -15,8 +15,7 @@ from ..core.charge import BorrowedCharge, Charge
 from ..core.key import AnyKey
 from ..core.limit import Limit, expires_in_ms
 from ..core.stats import Bucket
-from .arguments import ring_arguments as _ring_arguments
-from .arguments import time_argument as _time_argument
+from .arguments import ring_arguments, time_argument
 from .borrowing import Borrow
 from .frames import GUARD_LENGTH, Command, FrameParts, ScriptReply
 from .keys import ring_name, senders_name
@@ -70,9 +69,9 @@ class Acquire(Command[AcquireReply]):
     """
 
     def arguments(self) -> list[bytes | int | str]:
-        arguments = _ring_arguments(self.charges, self.calls)
+        arguments = ring_arguments(self.charges, self.calls)
         if self.write_limit:
-            return [*arguments, self.calls, _time_argument(self.now_ms), 1]
+            return [*arguments, self.calls, time_argument(self.now_ms), 1]
         if self.now_ms is not None:
             return [*arguments, self.calls, self.now_ms]
         return [*arguments, self.calls] if self.calls > 1 else arguments
@@ -136,7 +135,7 @@ class Peek(Command[AcquireReply]):
     script: ClassVar[str] = "peek"
 
     def arguments(self) -> list[bytes | int | str]:
-        return [*_ring_arguments(self.charges), 1, _time_argument(self.now_ms)]
+        return [*ring_arguments(self.charges), 1, time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:
         return parse_acquire_reply(raw, 1)
@@ -155,8 +154,8 @@ class Lease(Command[LeaseReply]):
     prefetch: bool = False
 
     def arguments(self) -> list[bytes | int | str]:
-        rings = _ring_arguments(self.charges)
-        return [*rings, 1, _time_argument(self.now_ms), self.extra, int(self.prefetch)]
+        rings = ring_arguments(self.charges)
+        return [*rings, 1, time_argument(self.now_ms), self.extra, int(self.prefetch)]
 
     def reply(self, raw: ScriptReply) -> LeaseReply:
         if raw[1] < 0:
@@ -186,12 +185,12 @@ class Flush(Command[FleetCounts]):
         return [*rings, *map(senders_name, rings)]
 
     def arguments(self) -> list[bytes | int | str]:
-        rings = _ring_arguments(self.charges)
+        rings = ring_arguments(self.charges)
         counts = [_counts_argument(buckets) for buckets in self.counts] or [""] * len(self.charges)
         return [
             *rings,
             1,
-            _time_argument(self.now_ms),
+            time_argument(self.now_ms),
             self.sender,
             self.seq,
             int(self.pull),
@@ -235,9 +234,9 @@ class Refund(Command[CountReply]):
     def arguments(self) -> list[bytes | int | str]:
         borrowed = self.borrowed_flags()
         return [
-            *_ring_arguments(self.charges),
+            *ring_arguments(self.charges),
             1,
-            _time_argument(self.now_ms),
+            time_argument(self.now_ms),
             *self.bucket_starts_ms(),
             *(map(int, borrowed) if any(borrowed) else ()),
         ]
@@ -253,7 +252,7 @@ class Read(Command[ReadReply]):
     script: ClassVar[str] = "read"
 
     def arguments(self) -> list[bytes | int | str]:
-        return [_time_argument(self.now_ms)]
+        return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> ReadReply:
         states = (
@@ -270,7 +269,7 @@ class Reset(Command[CountReply]):
     script: ClassVar[str] = "reset"
 
     def arguments(self) -> list[bytes | int | str]:
-        return [_time_argument(self.now_ms)]
+        return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> CountReply:
         return CountReply(raw[1], raw[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.charge import BorrowedCharge, with_bucket_starts
-from ..core.decision import Decision, Source
+from ..core.decision import Decision, Reason, Source
 from .borrowing import Borrow, BorrowReply
 from .commands import Acquire
 from .frames import Command
@@ -14,9 +14,11 @@ from .replies import AcquireReply
 
 def decision_of(command: Command[Any], reply: AcquireReply, source: Source) -> Decision:
     """Return the decision that `reply` to one call is."""
-    admitted, index, left, reset_ms, retry_ms, now_ms, _, starts = reply
+    admitted, index, left, reset_ms, retry_ms, now_ms, _, starts, wait_us = reply
     if admitted:
         decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
+        if wait_us is not None:
+            decision = _paced(command, decision, wait_us)
         if starts is not None and decision.charged:
             decision = decision._replace(charged=with_bucket_starts(command.charges, starts))
         return decision
@@ -67,6 +69,13 @@ def admitted_decision(
         Decision,
         (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
     )
+
+
+def _paced(command: Command[AcquireReply], decision: Decision, wait_us: int) -> Decision:
+    """Return the decision of a call that is admitted by limits that are paced or warm up."""
+    charged = command.charges if isinstance(command, Acquire) else None
+    reason: Reason = "paced" if wait_us else "ok"
+    return decision._replace(wait=wait_us / 1e6, reason=reason, charged=charged)
 
 
 _new_tuple = tuple.__new__

@@ -25,6 +25,7 @@ _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
 _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 """A key of printable ASCII that `escape` returns as it is, as it does with most keys."""
 _SENDERS = b":senders"
+_SHAPING = b":shaping"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -56,6 +57,11 @@ def senders_name(ring: bytes) -> bytes:
     return ring + _SENDERS
 
 
+def shaping_name(ring: bytes) -> bytes:
+    """Return the Redis key of the hash with the promised moment and the tokens of a ring."""
+    return ring + _SHAPING
+
+
 class RingNameParts(NamedTuple):
     """The parts of a ring's Redis key."""
 
@@ -80,6 +86,14 @@ def is_senders_name(prefix: str, name: bytes) -> bool:
     """True if `name` is the `senders_name` of a ring of this prefix; no ring has such a name."""
     ring = name.removesuffix(_SENDERS)
     return ring != name and parse_ring_name(prefix, ring) is not None
+
+
+def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:
+    """Return the ring of which `name` is the `shaping_name`, under this prefix; None if it is not
+    such a name.
+    """
+    ring = name.removesuffix(_SHAPING)
+    return ring if ring != name and parse_ring_name(prefix, ring) is not None else None
 
 
 def check_prefix(prefix: str) -> str:

@@ -36,6 +36,8 @@ class AcquireReply(NamedTuple):
     """The start of each ring's bucket in which the admitted calls were counted, if any of them is
     after `now_ms`, because the store's clock was set back; otherwise None.
     """
+    wait_us: int | None = None
+    """How long the admitted call has to wait, us; None where no limit is paced or warms up."""
 
 
 class ReadReply(NamedTuple):
@@ -89,6 +91,8 @@ def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[A
     """Return the replies that `calls` equal calls would have got one after the other. `costs` is
     what one call charges each ring.
     """
+    if calls == 1:
+        return [reply]  # with its wait: calls that wait are not combined
     admitted, refused = reply.admitted, calls - reply.admitted
     index, left, reset_ms = reply.admitted_binding or (
         reply.binding_index,

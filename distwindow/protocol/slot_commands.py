@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..core.key import AnyKey
+from .arguments import time_argument
 from .frames import Command, Reply, ScriptReply
 from .keys import ring_name_prefix, unescape
 
@@ -114,10 +115,6 @@ class SlotCommand(Command[Reply]):
         return [self.slots_name]
 
 
-def _time_argument(now_ms: int | None) -> int | str:
-    return "" if now_ms is None else now_ms
-
-
 @dataclass(slots=True, eq=False)
 class Hold(SlotCommand[HoldReply]):
     """Give `holder` a slot for `ttl_ms`, unless as many as `limit` are held. May be sent again: a
@@ -148,7 +145,7 @@ class Renew(SlotCommand[RenewReply]):
     holders: tuple[bytes, ...] = ()
 
     def arguments(self) -> list[bytes | int | str]:
-        return [self.ttl_ms, _time_argument(self.now_ms), *self.holders]
+        return [self.ttl_ms, time_argument(self.now_ms), *self.holders]
 
     def reply(self, raw: ScriptReply) -> RenewReply:
         return RenewReply(tuple(place - 1 for place in raw[3:]), raw[2])
@@ -163,7 +160,7 @@ class Free(SlotCommand[FreeReply]):
     holders: tuple[bytes, ...] = ()
 
     def arguments(self) -> list[bytes | int | str]:
-        return [_time_argument(self.now_ms), *self.holders]
+        return [time_argument(self.now_ms), *self.holders]
 
     def reply(self, raw: ScriptReply) -> FreeReply:
         return FreeReply(raw[1], raw[2])

@@ -18,15 +18,19 @@ from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.ring import RETIRED_START, Ring
 from ..core.sender_records import SenderRecords
+from ..core.shaping import ShapingState
 from ..protocol.borrowing import Borrow, BorrowReply
 from ..protocol.commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
+from ..protocol.keys import shaping_name
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
+from ..protocol.shaped_commands import AcquireShaped, PeekShaped
 from .memory_adaptive import MemoryAdaptive
 from .memory_borrow import borrow
 from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
+from .memory_shaping import decide_shaped
 from .memory_slots import slot_handlers
 
 Reply = TypeVar("Reply")
@@ -54,20 +58,25 @@ class MemoryStore:
         rings: dict[bytes, Ring] | None = None,
         senders: dict[bytes, SenderRecords] | None = None,
         slots: dict[bytes, dict[bytes, int]] | None = None,
+        shapings: dict[bytes, ShapingState] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings, and `slots`, by their own names: where
-        to keep them. A store that keeps rings elsewhere passes those of one command, and stores
-        what is in the dicts after it. With `rings` alone, concurrency limits are refused.
+        """`rings` and `senders`, by the names of the rings, `slots`, by their own names, and
+        `shapings`, by their `shaping_name`: where to keep them. A store that keeps rings elsewhere
+        passes those of one command, and stores what is in the dicts after it. With `rings` alone,
+        concurrency limits are refused.
         """
         self.clock = clock
         self._now_ms = clock.now_ms
         self.unknown_total = 0
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
+        self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
         self._lock: Lock | _Closed = threading.Lock()
         self._sweep_size = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
+            "acquire_shaped": self._acquire_shaped,
+            "peek_shaped": self._peek_shaped,
             "peek": self._peek,
             "borrow": self._borrow,
             "lease": self._lease,
@@ -153,6 +162,8 @@ class MemoryStore:
         ring = self._rings.get(name)
         if ring is None or len(charges) > 1 or command.write_limit or command.now_ms is not None:
             return None
+        if limit.is_shaped:
+            return None
         window_ms = limit.span * limit.bucket_ms
         link = (self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key)
         command.ring_link = link
@@ -194,13 +205,38 @@ class MemoryStore:
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
         return borrow(command, [self._ring_at(charge, now) for charge in command.charges], now)
 
-    def _peek(self, command: Peek, now: int) -> AcquireReply:
+    def _acquire_shaped(self, command: AcquireShaped, now: int) -> AcquireReply:
+        charges = command.charges
+        rings = [self._ring_at(charge, now) for charge in charges]
+        names = [shaping_name(charge.ring) for charge in charges]
+        states = [self._shapings.get(name) for name in names]
+        call = decide_shaped(charges, rings, states, command.cap_ms, now)
+        for charge, ring in zip(charges, rings, strict=True):
+            if command.write_limit:
+                ring.limit = _limit_text(charge.limit)
+        for name, state in zip(names, call.count_call(), strict=True):
+            if state is not None:
+                self._shapings[name] = state
+        return call.reply()
+
+    def _peek_shaped(self, command: PeekShaped, now: int) -> AcquireReply:
+        charges = command.charges
+        states = [self._shapings.get(shaping_name(charge.ring)) for charge in charges]
+        call = decide_shaped(charges, self._copies_at(charges, now), states, None, now)
+        return call.reply()._replace(bucket_starts_ms=None)  # nothing is counted
+
+    def _copies_at(self, charges: tuple[Charge, ...], now: int) -> list[Ring]:
+        """Return copies of the rings of `charges`, rotated to `now`."""
         rings = []
-        for charge in command.charges:
+        for charge in charges:
             ring = self._rings.get(charge.ring)
             ring = ring.copy() if ring else _new_ring(charge, now)
             ring.rotate(now, ring.limit)
             rings.append(ring)
+        return rings
+
+    def _peek(self, command: Peek, now: int) -> AcquireReply:
+        rings = self._copies_at(command.charges, now)
         room = all(
             ring.peak + charge.cost <= charge.limit.amount
             for charge, ring in zip(command.charges, rings, strict=True)
@@ -295,7 +331,7 @@ class MemoryStore:
         """Remove the ring of this name. Return True if there was one."""
         ring = self._rings.get(name)
         if ring is None:
-            return False
+            return self._shapings.pop(name, None) is not None
         # Both without a call, so that no signal handler raises in between: a linked command would
         # go on counting in a ring that nobody finds.
         ring.shortcut_start = RETIRED_START
@@ -328,6 +364,9 @@ class MemoryStore:
         self._senders = {
             name: records for name, records in self._senders.items() if now < records.expires_at
         }
+        expired = [name for name, each in self._shapings.items() if now >= each.expires_at_ms]
+        for name in expired:
+            del self._shapings[name]
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 

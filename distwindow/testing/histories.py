@@ -7,10 +7,12 @@ by a clock of its own while a history is executed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
 from ..core.charge import BorrowedCharge, Charge
+from ..core.errors import ConfigurationError
 from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.stats import Bucket
@@ -28,6 +30,7 @@ from ..protocol.commands import (
 )
 from ..protocol.frames import Command
 from ..protocol.keys import ring_name_prefix
+from ..protocol.shaped_commands import AcquireShaped, PeekShaped
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000
@@ -49,9 +52,19 @@ LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
 COMMAND_NAMES = (
     *["acquire"] * 5, *["borrow"] * 3, *["lease"] * 2, *["flush"] * 3, *["refund"] * 2, "peek",
-    "read", "reset",
+    "read", "reset", *["acquire_shaped"] * 3, "peek_shaped",
 )  # fmt: skip
 """The commands of a history. The more often one is named here, the more often it is drawn."""
+
+_TERMS: tuple[dict[str, float], ...] = (
+    {"max_wait": 90.0},
+    {"warmup": 600.0},
+    {"warmup": 900.0, "max_wait": 300.0, "cold_factor": 2},
+    {"max_wait": 0.0},
+    {"warmup": 240.0, "cold_factor": 2},
+    {},
+)
+"""By what the limits of the commands `acquire_shaped` and `peek_shaped` are shaped, in turn."""
 
 _JUMPS_MINUTES = (0, 1, 2, 3, 5, 12, 13, 14, 15, -1, -2, -5, -13, -14, -15, -400, 400)
 """Minutes between two commands, such that windows just end, and clocks are set back."""
@@ -158,7 +171,27 @@ def _command(
         return Refund(charges, now, past[-1 - step.size % len(past)])
     if step.name == "read":
         return Read(charges, now)
-    return Reset(charges, now)
+    if step.name == "reset":
+        return Reset(charges, now)
+    return _shaped(step, charges, now)
+
+
+def _shaped(step: HistoryStep, charges: tuple[Charge, ...], now: int) -> AcquireShaped | PeekShaped:
+    """Return a call under the same limits, shaped by `_TERMS`. Its cost is one that the limits can
+    admit.
+    """
+    shaped = []
+    for number, charge in enumerate(charges):
+        limit = charge.limit
+        terms: dict[str, Any] = _TERMS[(step.size + number) % len(_TERMS)]
+        if limit.amount < 10**9:
+            with suppress(ConfigurationError):  # the warm-up may be too short for the amount
+                limit = Limit(limit.amount, limit.per, limit.buckets, limit.bound, **terms)
+        shaped.append(charge._replace(limit=limit, cost=min(charge.cost, limit.amount)))
+    if step.name == "peek_shaped":
+        return PeekShaped(tuple(shaped), now)
+    cap_ms = MINUTE_MS if step.calls == 4 else None
+    return AcquireShaped(tuple(shaped), now, write_limit=step.flag, cap_ms=cap_ms)
 
 
 def _borrowed_charges(

@@ -18,6 +18,13 @@ local function binding_ring(rings, now)
   return index, left, reset_ms_of(rings[index], now)
 end
 
+-- When no window of the ring holds more than `most` permits any more, which one does now: ms since the
+-- epoch. Where nothing is reserved, `passed_before` and `passed_upto` of `expires_at` follow.
+local function room_at(ring, most)
+  if ring.last or ring.passed then return reserved_room_at(ring, most) end
+  return expires_at(ring, ring.used + ring.peak_excess - most, 1)
+end
+
 -- index, left, reset_ms, retry_ms of the refusal of one more call, which costs ring.cost in each ring.
 -- A call needs as many permits to expire as it is above the limit. Each refusing ring gets
 -- `passed_before` and `passed_upto`: the refusal is the same for every cost that needs more than
@@ -28,14 +35,10 @@ local function refusal(rings, now)
     local ring = rings[i]
     local need = ring.used + ring.peak_excess + ring.cost - ring.limit
     if need > 0 then
-      local room_at
-      if ring.last or ring.passed then
-        room_at = reserved_room_at(ring, ring.limit - ring.cost)
-      else
-        room_at, ring.passed_before, ring.passed_upto = expires_at(ring, need, 1)
-      end
-      if room_at == ring.start + ring.span * ring.bucket_ms then ring.passed_upto = MAX_TOTAL end
-      if not latest or room_at > latest then index, latest = i, room_at end
+      local at
+      at, ring.passed_before, ring.passed_upto = room_at(ring, ring.limit - ring.cost)
+      if at == ring.start + ring.span * ring.bucket_ms then ring.passed_upto = MAX_TOTAL end
+      if not latest or at > latest then index, latest = i, at end
     end
   end
   local ring = rings[index]

@@ -165,3 +165,26 @@ def test_a_pattern_takes_more_keys_than_one_page_of_scan(
     fill(redis_url, prefix, 2500)
     assert cli("reset", "--pattern", "user:*").out == "user:*: 2,500 keys, 2,500 windows deleted\n"
     assert "no limits on" in cli("stats").out
+
+
+def test_the_promised_moment_of_a_paced_limit_is_deleted_too(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, "1/minute paced 1h", prefix=prefix) as limiter:
+        limiter.try_acquire("k")
+        assert limiter.try_acquire("k").wait > 0
+        assert cli("reset", "k").out == "k: 1 window deleted\n"
+        assert limiter.try_acquire("k").wait == 0.0
+        # Also where the window has expired, and only the moment is left.
+        client = redis.Redis.from_url(redis_url)
+        client.delete(f"{prefix}:{{k}}:6000:10")
+        assert "k: 1 window would be deleted" in cli("reset", "--dry-run", "k").out
+        assert cli("reset", "k").out == "k: 1 window deleted\n"
+        assert list(client.scan_iter(match=f"{prefix}:*", count=10_000)) == []
+        client.close()
+
+
+def test_the_promised_moment_is_no_key_of_its_own(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "1/minute paced 1h", prefix=prefix) as limiter:
+        limiter.try_acquire("k")
+        assert "1 key" in cli("stats").out

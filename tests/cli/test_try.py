@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
@@ -51,3 +52,12 @@ def test_an_argument_that_is_not_text_is_a_key_of_bytes(
     assert cli("try", os.fsdecode(b"\xff\xfe"), "-l", "5/hour").code == 0
     with Limiter(redis_url, "5/hour", prefix=prefix) as limiter:
         assert limiter.stats(b"\xff\xfe").passed == 1
+
+
+def test_a_paced_limit_says_how_long_to_wait(cli: Cli) -> None:
+    limit = "1/minute paced 1m"
+    result = [cli("try", "k", "--limit", limit) for _ in range(3)]
+    assert [one.code for one in result] == [0, 0, 1]
+    assert result[0].out.strip() == "allowed, 1 more now"
+    assert re.match(r"allowed after (60\.0|59\.)\d+ s, 0 more now", result[1].out)
+    assert result[2].out.startswith(f"refused by {limit}, retry in ")

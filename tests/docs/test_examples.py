@@ -56,6 +56,12 @@ def test_breaker(url: str) -> None:
     assert result_of("breaker.py", url) == {"failed": 5, "refused": 10, "paid": 5}
 
 
+def test_pacing(url: str) -> None:
+    gaps = result_of("pacing.py", url)
+    assert len(gaps) == 11
+    assert min(gaps) > 19.99
+
+
 def test_sqlite_store(tmp_path: Path) -> None:
     assert result_of("sqlite_store.py", str(tmp_path / "limits.db")) == {
         "admitted": 100,

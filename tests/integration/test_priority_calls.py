@@ -289,6 +289,19 @@ def test_eventual_cannot_lend(limiter_class: type, redis_url: str) -> None:
         asyncio.run(call())
 
 
+@each_limiter
+@pytest.mark.parametrize("terms", ["paced 1s", "warmup 10m"])
+def test_shaped_limits_cannot_lend(limiter_class: type, terms: str, redis_url: str) -> None:
+    async def call() -> None:
+        limiter = limiter_class(redis_url, f"60/minute {terms}")
+        result = limiter.try_acquire(fresh_key(), priority=True)
+        if limiter_class is AsyncLimiter:
+            await result
+
+    with pytest.raises(ConfigurationError, match="neither paced nor warm up"):
+        asyncio.run(call())
+
+
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 def test_in_memory_every_consistency_lends(consistency: Any) -> None:
     limiter = Limiter("memory://", "2/minute 1 buckets", consistency=consistency, max_wait=60)

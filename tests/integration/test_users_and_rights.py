@@ -235,3 +235,18 @@ def test_none_of_the_rights_for_slots_can_be_spared(right: str, guarded: Standal
     with Concurrency(at(guarded, f"{name}:least"), 1, timeout=4) as slots:
         with pytest.raises((ConfigurationError, AssertionError), match=r"rights|held|assert"):
             every_slot_path(slots)
+
+
+# -- paced limits ---------------------------------------------------------------------------------
+
+
+def test_the_least_rights_are_enough_for_limits_that_are_paced_and_warm_up(
+    harness: Harness, guarded: Standalone
+) -> None:
+    prefix = f"distwindow:{uuid.uuid4().hex[:8]}"
+    limit = "60/minute warmup 10m paced 10m"
+    limiter = harness.limiter(at(guarded, "limiter:least"), limit, prefix=prefix)
+    assert [limiter.try_acquire("k").reason for _ in range(2)] == ["ok", "paced"]
+    assert limiter.peek("k").wait > 1
+    limiter.reset("k")
+    assert limiter.try_acquire("k").wait == 0.0

@@ -20,6 +20,7 @@ from distwindow.protocol.commands import COMMANDS, charges_of
 from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
+from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
 from distwindow.protocol.slot_commands import SLOT_COMMANDS
 
 GUARD = b"9999999999999.000007"
@@ -96,7 +97,11 @@ def test_a_head_has_its_name_and_each_line(name: str) -> None:
     assert lines(name, "KEYS") == [KEYS.get(name, "ring...")]
 
 
-KEYS = {"flush": "ring... senders..."}
+KEYS = {
+    "flush": "ring... senders...",
+    "acquire_shaped": "ring... shaping...",
+    "peek_shaped": "ring... shaping...",
+}
 """The scripts whose KEYS are not `ring...`."""
 
 
@@ -104,7 +109,8 @@ KEYS = {"flush": "ring... senders..."}
 def test_the_keys_are_those_of_the_head(name: str) -> None:
     sent = COMMANDS[name](charges(LEAP, STRICT)).keys
     rings = [b"heads:{key}:10000:6", b"heads:{key}:60000:61"]
-    assert sent == (rings + [ring + b":senders" for ring in rings] if name in KEYS else rings)
+    second = KEYS.get(name, "").removeprefix("ring... ").removesuffix("...").encode()
+    assert sent == (rings + [ring + b":" + second for ring in rings] if second else rings)
 
 
 # -- ARGV -----------------------------------------------------------------------------------------
@@ -120,6 +126,19 @@ COUNTS = ("1699999980000 2 3 4 5 60 7;10000000000000 0 0 1 0 8 8;", "")
 def borrowed(rings: tuple[Charge, ...]) -> tuple[Charge, ...]:
     """Return these charges, of which the last is counted in a bucket that had not begun."""
     return (*rings[:-1], BorrowedCharge(*rings[-1][:4], NOW // 60_000 * 60_000 + 120_000))
+
+
+def shaped(rings: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    """Return these charges with limits of which the first is paced, and the second warms up."""
+    terms: tuple[dict[str, Any], ...] = (
+        {"max_wait": 0.5},
+        {"warmup": 7200.0, "cold_factor": 4},
+    )
+    limits = [
+        Limit(r.limit.amount, r.limit.per, r.limit.buckets, r.limit.bound, **t)
+        for r, t in zip(rings, terms, strict=False)
+    ]
+    return tuple(r._replace(limit=limit) for r, limit in zip(rings, limits, strict=True))
 
 
 def variants() -> list[Command[Any]]:
@@ -142,6 +161,9 @@ def variants() -> list[Command[Any]]:
             Borrow(rings, now, max_wait_ms=500, max_borrowed=(10, 17)[: len(rings)]),
             wire.Refund(rings, now, charged_ms=NOW - 70_000),
             wire.Refund(borrowed(rings), now, charged_ms=NOW - 70_000),
+            *(AcquireShaped(shaped(rings), now, write_limit=t) for t in (False, True)),
+            AcquireShaped(shaped(rings), now, cap_ms=77),
+            PeekShaped(shaped(rings), now),
             wire.Read(rings, now),
             wire.Reset(rings, now),
         ]
@@ -170,6 +192,11 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
         }
         if isinstance(charge, BorrowedCharge):
             expected[f"bucket_start_ms_{i}"] = str(charge.bucket_start_ms)
+    if isinstance(command, (AcquireShaped, PeekShaped)):
+        max_wait = min(500, getattr(command, "cap_ms", None) or 500)
+        expected |= {"max_wait_ms_1": str(max_wait), "warmup_ms_1": '""', "cold_factor_1": '""'}
+        expected |= {"max_wait_ms_2": '""', "warmup_ms_2": "7200000", "cold_factor_2": "4"}
+        expected["write_limit"] = str(int(getattr(command, "write_limit", False)))
     for name in ("max_wait_ms", "extra", "prefetch", "sender", "seq", "pull"):
         value = getattr(command, name, "")
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
@@ -179,7 +206,8 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     if command.now_ms is not None:
         assert found["now_ms"] == str(NOW)
     assert found.get("calls", "1") == str(calls)
-    assert ("write_limit" in found) == getattr(command, "write_limit", False)
+    if not isinstance(command, AcquireShaped):  # which always has it, as 0 or 1
+        assert ("write_limit" in found) == getattr(command, "write_limit", False)
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
@@ -240,7 +268,7 @@ def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
 VALUES: dict[str, Any] = {
     "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
     "admitted": 0, "refunded": 4, "deleted": 1, "extra": 6, "ends_in_ms": 450, "start": 60_000,
-    "passed": 11, "wait_ms": 250,
+    "passed": 11, "wait_ms": 250, "wait_us": 1234,
 }  # fmt: skip
 AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
 STARTS = (1_699_999_980_000, 1_699_999_200_000)
@@ -319,6 +347,19 @@ def test_a_borrow_reply_is_parsed_from_each_form(form: str) -> None:
     assert (reply.wait_ms, reply.borrowed) == ((250, (False, True)) if waits else (0, ()))
 
 
+@pytest.mark.parametrize(
+    ("name", "form"), [(n, f) for n in ("acquire_shaped", "peek_shaped") for f in forms(n)]
+)
+def test_a_shaped_reply_is_parsed_from_each_form(name: str, form: str) -> None:
+    reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    assert (reply.now_ms, reply.left, reply.binding_index, reply.reset_ms) == (NOW, 8, 1, 1500)
+    refused = "retry_ms" in form
+    assert (reply.admitted, reply.retry_ms, reply.wait_us) == (
+        (0, 900, 0) if refused else (1, 0, 1234)
+    )
+    assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+
+
 @pytest.mark.parametrize("form", forms("lease"))
 def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
     lease = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
@@ -357,4 +398,6 @@ def test_the_forms_of_every_script_are_parsed_here() -> None:
     """A new script has to be added to the tests above."""
     assert set(COMMANDS) == {
         "acquire", "borrow", "peek", "lease", "flush", "refund", "read", "reset",
+        "acquire_shaped",
+        "peek_shaped",
     }  # fmt: skip

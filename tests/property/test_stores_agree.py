@@ -5,17 +5,22 @@ the same replies, field for field, and holds the same ring. Here hypothesis draw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import fakeredis
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from distwindow import Key
+from distwindow import Key, Limit
+from distwindow.core.shaping import shaping_of
 from distwindow.protocol.commands import COMMANDS, Acquire, Read
+from distwindow.protocol.frames import Command
 from distwindow.protocol.replies import split_reply
+from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
 from distwindow.store.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,
@@ -185,3 +190,69 @@ def test_one_call_for_many_has_the_reply_that_each_would_have_got(
 def test_histories_use_every_command() -> None:
     """A command that is added has to be added to the histories."""
     assert set(COMMANDS) == set(COMMAND_NAMES)
+
+
+# -- limits that are paced or warm up, at high rates and in short times -------------------------
+
+SHAPED = [
+    Limit("420000/minute warmup 10m paced 3s"),
+    Limit("10000000/day warmup 24h paced 1m"),
+    Limit("9999991/2 minutes paced 10ms"),
+    Limit("7/minute strict cold factor 7 warmup 5m paced 2m"),
+    Limit("100/minute warmup 3m"),
+    Limit("30011/minute strict cold factor 2 warmup 61s"),
+    Limit("90/minute 1 buckets cold factor 9 warmup 10m"),
+    Limit("50/minute 2 buckets"),
+]
+shaped_call = st.tuples(
+    st.sampled_from(["acquire", "acquire", "acquire", "acquire", "peek", "read"]),
+    st.one_of(st.integers(0, 40), st.integers(0, 2 * W), st.sampled_from([W, 5 * W, -1, -W])),
+    st.lists(st.integers(0, len(SHAPED) - 1), min_size=1, max_size=3, unique=True),
+    st.sampled_from([1, 1, 2, 7, 1000, 10**7]),
+)
+
+
+def shaped_commands(
+    calls: list[tuple[str, int, list[int], int]], key: str
+) -> Iterator[Command[Any]]:
+    """Yield the commands of these calls. A cost is cut to what the limits can admit."""
+    now = START_MS
+    for name, elapsed_ms, which, asked in calls:
+        now += elapsed_ms
+        limits = [SHAPED[i] for i in which]
+        cost = min([asked, *[math.floor(shaping_of(x, None).coldest_rate()) for x in limits]])
+        charges = charges_for(key, limits, cost)
+        if name == "acquire":
+            yield AcquireShaped(charges, now)
+        elif name == "peek":
+            yield PeekShaped(charges, now)
+        else:
+            yield Read(charges, now)
+
+
+@settings(LENIENT, max_examples=60)
+@given(calls=st.lists(shaped_call, min_size=5, max_size=60))
+def test_shaped_calls_are_answered_as_the_specification(
+    everywhere: dict[str, Execute], calls: list[tuple[str, int, list[int], int]]
+) -> None:
+    specification, keys = MemoryStore().execute, [fresh_key(), fresh_key()]
+    executes = [everywhere["redis"], everywhere["fakeredis"]]
+    of_stores = [shaped_commands(calls, key) for key in keys]
+    for command in shaped_commands(calls, fresh_key()):
+        expected = specification(command)
+        for execute, commands in zip(executes, of_stores, strict=True):
+            same = next(commands)
+            assert execute(same) == expected, same
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(LENIENT, max_examples=1500)
+@given(calls=st.lists(shaped_call, min_size=5, max_size=60))
+def test_shaped_calls_at_length(
+    everywhere: dict[str, Execute], calls: list[tuple[str, int, list[int], int]]
+) -> None:
+    specification, key = MemoryStore().execute, fresh_key()
+    same = shaped_commands(calls, key)
+    for command in shaped_commands(calls, fresh_key()):
+        assert everywhere["redis"](next(same)) == specification(command), command
