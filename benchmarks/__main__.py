@@ -24,6 +24,7 @@ SECTIONS = {
     "inprocess": "inprocess",
     "consistency": "consistency",
     "simulation": "fleet_simulation",
+    "breakers": "breakers",
 }
 
 

@@ -44,7 +44,8 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     Each process decides in memory, on what the fleet had counted at the last sync (every
     `sync_interval` seconds) and what it has counted itself since. If the store does not answer, it
     goes on with that. `draw` returns a number in [0, 1), by default `random.random`. The other
-    arguments are those of `CircuitBreaker`. Raises `ConfigurationError` for arguments that can never work.
+    arguments are those of `CircuitBreaker`. Raises `ConfigurationError` for arguments that can
+    never work.
     """
 
     def __init__(

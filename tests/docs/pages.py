@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncCircuitBreaker, AsyncLimiter, CircuitBreaker, Limiter
+from distwindow import (
+    AdaptiveBreaker,
+    AsyncCircuitBreaker,
+    AsyncLimiter,
+    CircuitBreaker,
+    Limiter,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,7 +94,8 @@ def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
     """Change the defaults of limiters and breakers: code runs as printed, and apart from other
     tests.
     """
-    for limiter_class in (Limiter, AsyncLimiter, CircuitBreaker, AsyncCircuitBreaker):
+    classes = (Limiter, AsyncLimiter, CircuitBreaker, AsyncCircuitBreaker, AdaptiveBreaker)
+    for limiter_class in classes:
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, CircuitBreaker, Limiter
+from distwindow import AdaptiveBreaker, AsyncLimiter, CircuitBreaker, Limiter
 
 from .pages import PAGES, Block, blocks, name, preset
 
@@ -47,7 +47,7 @@ def test_every_block_of_python_runs(
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
         for value in list(module.__dict__.values()):
-            if isinstance(value, (Limiter, CircuitBreaker)):
+            if isinstance(value, (Limiter, CircuitBreaker, AdaptiveBreaker)):
                 value.close()
             elif isinstance(value, AsyncLimiter):
                 loop.run_until_complete(value.aclose())
