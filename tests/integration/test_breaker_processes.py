@@ -182,6 +182,45 @@ def test_counts_arrive_once_though_replies_are_lost(
     assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
 
 
+@pytest.mark.event_loops
+def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: str) -> None:
+    """At whatever await it was cancelled: otherwise nobody would get it for a minute."""
+    rule = ErrorCount(1, open_for=0.001, probe_timeout=60)
+
+    async def enter(breaker: AsyncCircuitBreaker, key: str) -> None:
+        async with breaker.call(key):
+            await asyncio.sleep(60)
+
+    async def cancel_after(breaker: AsyncCircuitBreaker, key: str, ticks: int) -> None:
+        with suppress(OSError):
+            async with breaker.call(key):
+                raise OSError
+        await breaker.flush()
+        await asyncio.sleep(0.01)  # the server's time, which the test cannot move
+        task = asyncio.create_task(enter(breaker, key))
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        deadline = time.monotonic() + 5
+        while True:
+            with suppress(BreakerOpen):
+                async with breaker.call(key):
+                    break
+            assert time.monotonic() < deadline, f"cancelled after {ticks} ticks"
+            await asyncio.sleep(0.01)
+        assert await breaker.state(key) == "closed"
+
+    async def main() -> None:
+        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 2.0}
+        async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix, **options) as breaker:
+            for ticks in range(12):
+                await cancel_after(breaker, f"k{ticks}", ticks)
+
+    asyncio.run(main())
+
+
 @forks
 def test_a_forked_child_counts_its_own_calls(redis_url: str, prefix: str) -> None:
     rule = ErrorCount(1000, window=600)
