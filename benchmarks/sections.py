@@ -24,6 +24,7 @@ SECTIONS = {
     "consistency": "consistency",
     "simulation": "fleet_simulation",
     "slots": "slots",
+    "breakers": "breakers",
 }
 
 

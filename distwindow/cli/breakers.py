@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 import redis
 
 from ..core.breaker_state import STATES
-from ..protocol.breaker_commands import BreakerNameParts, StoredBreaker, parse_breaker_hash
+from ..protocol.breaker_commands import (
+    ADAPTIVE,
+    BreakerNameParts,
+    StoredBreaker,
+    parse_breaker_hash,
+)
 from .key_text import json_text, shell_word
 from .render import format_rate
 from .servers import Server
@@ -36,8 +41,8 @@ class FoundBreaker(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The state as text."""
-        return STATES[self.stored.state]
+        """The state as text; `adaptive` for a breaker that has none."""
+        return "adaptive" if self.stored.state == ADAPTIVE else STATES[self.stored.state]
 
     @property
     def since_s(self) -> float | None:
@@ -49,7 +54,7 @@ def read_breakers(names: Sequence[BreakerName]) -> list[FoundBreaker]:
     """Return the breakers of these names that still exist: first those that are not closed."""
     # SCAN may return a name twice.
     found = list(_read({name.raw: name for name in names}.values()))
-    return sorted(found, key=lambda one: (one.stored.state == 0, one.name.key, one.name.kind))
+    return sorted(found, key=lambda one: (one.stored.state <= 0, one.name.key, one.name.kind))
 
 
 def _read(names: Any) -> Iterator[FoundBreaker]:
@@ -92,7 +97,7 @@ def _row(one: FoundBreaker) -> list[Cell]:
     return [
         (shell_word(one.name.key), ""),
         (one.name.kind, "dim"),
-        (one.state, _STATE_STYLES[one.state]),
+        (one.state, _STATE_STYLES.get(one.state, "")),
         ("-" if since_s is None else format_rate(since_s), ""),
         (f"{stored.total:,}", ""),
         (f"{stored.bad:,}", "red" if stored.bad else ""),

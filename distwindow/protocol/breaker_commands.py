@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 from ..core.breaker_record import CallCounts
 from ..core.breaker_rules import BreakerRule
 from ..core.key import AnyKey
+from .adaptive_commands import ADAPTIVE_KIND
 from .frames import Command, ScriptReply
 from .keys import ring_name_prefix, senders_name, unescape
 
@@ -153,10 +154,15 @@ BREAKER_COMMANDS: dict[str, type[BreakerCommand]] = {
 """Every command on breakers by the name of its script."""
 
 
+ADAPTIVE = -1
+"""In place of the state of a `StoredBreaker` that is adaptive, and so has none."""
+
+
 class StoredBreaker(NamedTuple):
     """What a breaker's hash says at some time."""
 
     state: int
+    """An index into `core.breaker_state.STATES`, or `ADAPTIVE`."""
     epoch: int
     retry_ms: int
     probes: int
@@ -168,18 +174,25 @@ class StoredBreaker(NamedTuple):
 def parse_breaker_hash(
     fields: dict[bytes, bytes], name: BreakerNameParts, now_ms: int
 ) -> StoredBreaker | None:
-    """Return the breaker in a hash of these fields; None if it has expired or is none."""
+    """Return the breaker in a hash of these fields; None if it has expired or is none.
+
+    Of an adaptive breaker the state is `ADAPTIVE`, and what is bad are failures and drops.
+    """
+    is_adaptive = name.kind == ADAPTIVE_KIND
     try:
-        words = fields[b"state"].split()
+        words = [b"%d" % ADAPTIVE, *[b"0"] * 4] if is_adaptive else fields[b"state"].split()
         state, epoch, retry_ms, _, expires_ms = map(int, words)
         newest, total, bad = now_ms // name.bucket_ms, 0, 0
         for field, value in fields.items():
             if field.isdigit():
-                number, in_bucket, bad_in_bucket = map(int, value.split())
+                number, *counted = map(int, value.split())
                 if newest - name.buckets < number <= newest:
-                    total, bad = total + in_bucket, bad + bad_in_bucket
+                    total += sum(counted) if is_adaptive else counted[0]
+                    bad += sum(counted[1:])
     except (LookupError, ValueError):
         return None
+    if is_adaptive:
+        return StoredBreaker(state, 0, 0, 0, total, bad) if total else None
     probes = sum(field.startswith(b"p:") for field in fields)
     if now_ms >= expires_ms or state not in (0, 1, 2):
         return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
-from distwindow import CircuitBreaker, ErrorCount, Key, Limiter, SlowRatio
+from distwindow import AdaptiveBreaker, CircuitBreaker, ErrorCount, Key, Limiter, SlowRatio
 from tests.cli.conftest import Cli
 
 
@@ -65,3 +66,15 @@ def test_as_json(cli: Cli) -> None:
 def test_reset_leaves_breakers_alone(cli: Cli) -> None:
     cli("reset", "payments", "search")
     assert len(json.loads(cli("stats", "--breakers", "--json").out)) == 3
+
+
+def test_adaptive_breakers_have_no_state(cli: Cli, redis_url: str, prefix: str) -> None:
+    with AdaptiveBreaker(redis_url, prefix=prefix) as breaker:
+        for fails in (False, True, True):
+            with suppress(OSError), breaker.call("search"):
+                if fails:
+                    raise OSError
+    (found,) = json.loads(cli("stats", "--breakers", "--json").out)
+    assert (found["key"], found["state"], found["calls"], found["bad"]) == (
+        "search", "adaptive", 3, 2,
+    )  # fmt: skip

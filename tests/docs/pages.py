@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from distwindow import (
+    AdaptiveBreaker,
     AsyncCircuitBreaker,
     AsyncConcurrency,
     AsyncLimiter,
@@ -95,7 +96,7 @@ def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
     """Change the defaults of limiters, breakers and concurrency limits: code runs as printed, and
     apart from other tests.
     """
-    blocking = (Limiter, CircuitBreaker, Concurrency)
+    blocking = (Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency)
     for limiter_class in (*blocking, AsyncLimiter, AsyncCircuitBreaker, AsyncConcurrency):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None

@@ -18,7 +18,14 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncConcurrency, AsyncLimiter, CircuitBreaker, Concurrency, Limiter
+from distwindow import (
+    AdaptiveBreaker,
+    AsyncConcurrency,
+    AsyncLimiter,
+    CircuitBreaker,
+    Concurrency,
+    Limiter,
+)
 
 from .pages import PAGES, Block, blocks, name, preset
 
@@ -47,7 +54,7 @@ def test_every_block_of_python_runs(
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
         for value in list(module.__dict__.values()):
-            if isinstance(value, Limiter | CircuitBreaker | Concurrency):
+            if isinstance(value, Limiter | CircuitBreaker | AdaptiveBreaker | Concurrency):
                 value.close()
             elif isinstance(value, AsyncLimiter | AsyncConcurrency):
                 loop.run_until_complete(value.aclose())

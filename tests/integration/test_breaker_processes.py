@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from distwindow import (
 )
 from distwindow.protocol.breaker_commands import breaker_name
 from tests.integration.breaker_process import FLUSH_S, RULE, SYNC_S
+from tests.integration.worker_options import forks
 from tests.servers.faults import DropReply
 from tests.servers.proxy import Proxy
 from tests.servers.wait import until
@@ -175,7 +179,99 @@ def test_counts_arrive_once_though_replies_are_lost(
                 with pytest.raises(StoreError):
                     breaker.flush()
         breaker.flush()
-    with redis.Redis.from_url(redis_url) as client:
-        name = breaker_name(prefix, "k", rule)
-        buckets = [value for field, value in client.hgetall(name).items() if field.isdigit()]
-        assert sum(int(value.split()[1]) for value in buckets) == 5
+    assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
+
+
+@pytest.mark.event_loops
+def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: str) -> None:
+    """At whatever await it was cancelled: otherwise nobody would get it for a minute."""
+    rule = ErrorCount(1, open_for=0.001, probe_timeout=60)
+
+    async def enter(breaker: AsyncCircuitBreaker, key: str) -> None:
+        async with breaker.call(key):
+            await asyncio.sleep(60)
+
+    async def cancel_after(breaker: AsyncCircuitBreaker, key: str, ticks: int) -> None:
+        with suppress(OSError):
+            async with breaker.call(key):
+                raise OSError
+        await breaker.flush()
+        await asyncio.sleep(0.01)  # the server's time, which the test cannot move
+        task = asyncio.create_task(enter(breaker, key))
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        deadline = time.monotonic() + 5
+        while True:
+            with suppress(BreakerOpen):
+                async with breaker.call(key):
+                    break
+            assert time.monotonic() < deadline, f"cancelled after {ticks} ticks"
+            await asyncio.sleep(0.01)
+        assert await breaker.state(key) == "closed"
+
+    async def main() -> None:
+        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 2.0}
+        async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix, **options) as breaker:
+            for ticks in range(12):
+                await cancel_after(breaker, f"k{ticks}", ticks)
+
+    asyncio.run(main())
+
+
+@forks
+def test_a_forked_child_counts_its_own_calls(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(1000, window=600)
+    with CircuitBreaker(redis_url, rule, prefix=prefix, flush_interval=60) as breaker:
+        for _ in range(3):
+            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+                raise OSError
+        child = os.fork()
+        if not child:
+            try:
+                for _ in range(2):
+                    with suppress(OSError), breaker.call("k"):
+                        raise OSError
+                breaker.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
+
+
+def test_two_threads_ask_for_one_probe(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(1, open_for=0.05, probe_timeout=60)
+    with CircuitBreaker(redis_url, rule, prefix=prefix) as breaker:
+        with suppress(OSError), breaker.call("k"):
+            raise OSError
+        breaker.flush()
+        until(lambda: breaker._states.of_key("k").retry_at < breaker._states.monotonic())
+        inside, done = threading.Semaphore(0), threading.Event()
+        admitted: list[int] = []
+
+        def call(number: int) -> None:
+            with suppress(BreakerOpen), breaker.call("k"):
+                admitted.append(number)
+                inside.release()
+                done.wait(10)
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        assert inside.acquire(timeout=10)
+        for _ in range(20):
+            with pytest.raises(BreakerOpen):
+                breaker.call("k").__enter__()
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert len(admitted) == 1
+
+
+def counted(url: str, name: bytes) -> int:
+    """Return the calls in all buckets of a breaker."""
+    with redis.Redis.from_url(url) as client:
+        values = [value for field, value in client.hgetall(name).items() if field.isdigit()]
+    return sum(int(value.split()[1]) for value in values)

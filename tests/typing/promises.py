@@ -5,15 +5,21 @@ and each `type: ignore` is an error that both have to find. The code is checked,
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distwindow import (
+    AdaptiveBreaker,
+    AsyncCircuitBreaker,
     AsyncConcurrency,
     AsyncLimiter,
     AsyncSlot,
+    BreakerChange,
+    CircuitBreaker,
     Concurrency,
     ConcurrencyStats,
     Decision,
+    ErrorCount,
+    ErrorRatio,
     Holder,
     Key,
     Limit,
@@ -187,6 +193,43 @@ class Clock:
         return 0.0
 
     def sleep(self, seconds: float, /) -> None: ...
+
+
+breaker = CircuitBreaker("redis://localhost:6379/0", ErrorRatio(0.5, open_for=2))
+async_breaker = AsyncCircuitBreaker("redis://localhost:6379/0", ErrorCount(50))
+
+
+@breaker.protect(lambda order, **_: f"order:{order}", fallback=lambda order, **_: "later")
+def pay(order: int, *, twice: bool = False) -> str:
+    return "paid"
+
+
+@async_breaker.protect("payments")
+async def pay_in_a_task(order: int) -> str:
+    return "paid"
+
+
+def breakers_have_their_types() -> None:
+    assert_type(breaker.state("k"), Literal["closed", "open", "half_open"])
+    assert_type(AdaptiveBreaker("memory://", k=2).drop_probability("k"), float)
+    assert_type(pay(7, twice=True), str)
+    with breaker.call("k") as call:
+        assert_type(call.fail(), None)
+
+    def hear(change: BreakerChange) -> None:
+        assert_type(change.at_ms, int)
+
+    breaker.on_change(hear)
+    pay("7")  # type: ignore[arg-type]
+    ErrorRatio("0.5")  # type: ignore[arg-type]
+    CircuitBreaker("memory://", 0.5)  # type: ignore[arg-type]
+
+
+async def so_have_those_that_are_awaited() -> None:
+    assert_type(await async_breaker.state("k"), Literal["closed", "open", "half_open"])
+    assert_type(await pay_in_a_task(7), str)
+    async with async_breaker.call("k"):
+        pass
 
 
 def arguments(client: Any) -> None:
