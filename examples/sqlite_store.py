@@ -115,7 +115,8 @@ class SqliteStore:
                 for kind, kept in zip(kinds, pickle.loads(content), strict=True):
                     if kept is not None:
                         kind[name] = kept
-        reply = MemoryStore(self.clock, *kinds).execute(command)
+        store = MemoryStore(self.clock, rings, senders, shapings=shapings)
+        reply = store.execute(command)
         # Twice the window, as a ring can be one window ahead of a clock that was set back.
         longest_ms = max(2 * (c.limit.span + 1) * c.limit.bucket_ms for c in command.charges)
         for name in command.keys:

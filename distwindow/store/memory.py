@@ -57,6 +57,7 @@ class MemoryStore:
         clock: Clock = SYSTEM,
         rings: dict[bytes, Ring] | None = None,
         senders: dict[bytes, SenderRecords] | None = None,
+        *,
         slots: dict[bytes, dict[bytes, int]] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
     ) -> None:
