@@ -155,6 +155,18 @@ class TestRights:
             self.client.execute_command("ACL", "SETUSER", "app", right)
         assert cli("doctor", store=store).code == 0
 
+    def test_missing_rights_for_concurrency_limits_are_a_warning(
+        self, cli: Cli, store: str
+    ) -> None:
+        result = cli("doctor", "--json", store=store)
+        assert result.code == 0
+        assert levels(result)["concurrency"] == "warning"
+        (finding,) = [
+            one for one in json.loads(result.out)["findings"] if one["check"] == "concurrency"
+        ]
+        self.client.execute_command("ACL", "SETUSER", "app", *finding["fix"].split()[3:])
+        assert levels(cli("doctor", "--json", store=store))["concurrency"] == "ok"
+
     def test_keys_that_the_user_may_not_access(self, cli: Cli, store: str, prefix: str) -> None:
         self.client.execute_command("ACL", "SETUSER", "app", "resetkeys", "~other:*")
         result = cli("doctor", store=store)

@@ -19,7 +19,7 @@ from ..render import make_console, printable
 from ..servers import Server, open_servers
 from .checks import check_installation, check_server, check_slots
 from .finding import Finding
-from .probe import probe_scripts
+from .probe import probe_concurrency, probe_scripts
 
 _LABELS = {
     "ok": ("ok", "green"),
@@ -74,6 +74,7 @@ def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Find
     if parse_url_text(url).kind == "cluster":
         yield from check_slots(servers[0])
     yield from probe_scripts(servers, url, prefix)
+    yield from probe_concurrency(url, prefix)
 
 
 def _print_finding(finding: Finding, console: Console) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from distwindow import ConfigurationError, DistwindowError, Limiter
+from distwindow import Concurrency, ConfigurationError, DistwindowError, Limiter
 
 from ...core.clock import SYSTEM
 from ...core.stats import Bucket
 from ...protocol import scripts
 from ...protocol.commands import CURRENT_BUCKET, Flush, Lease, Reset
 from ...protocol.keys import senders_name
+from ...protocol.slot_commands import SLOT_COMMANDS
 from ...store.redis.urls import parse_url_text
 from ..servers import Server
 from .finding import Finding, Forbidden, execute
@@ -29,15 +30,27 @@ _CLUSTER_COMMANDS = ("cluster|slots", "cluster|shards", "command")
 
 
 def acl_rule(prefix: str, *, cluster: bool = False) -> str:
-    """Return the ACL rule that a user of this prefix needs, derived from the scripts' text."""
-    called = {
-        command.lower()
-        for name in scripts.script_names()
-        for command in re.findall(r"""call\(['"](\w+)['"]""", scripts.load_script(name).text)
-    }
+    """Return the ACL rule that a user of this prefix needs for all but concurrency limits, derived
+    from the scripts' text.
+    """
+    called = _commands_of(name for name in scripts.script_names() if name not in SLOT_COMMANDS)
     connecting = _CLUSTER_COMMANDS if cluster else ()
     rights = " ".join(f"+{name}" for name in (*_SCRIPT_COMMANDS, *connecting, *sorted(called)))
     return f"ACL SETUSER <user> ~{prefix}:* {rights}"
+
+
+def concurrency_acl_rule() -> str:
+    """Return the ACL rule with which the user of `acl_rule` may also use concurrency limits."""
+    return "ACL SETUSER <user> " + " ".join(f"+{n}" for n in sorted(_commands_of(SLOT_COMMANDS)))
+
+
+def _commands_of(names: Iterable[str]) -> set[str]:
+    """Return the commands that the scripts of these names call."""
+    return {
+        command.lower()
+        for name in names
+        for command in re.findall(r"""call\(['"](\w+)['"]""", scripts.load_script(name).text)
+    }
 
 
 class _AdvanceableClock:
@@ -84,6 +97,24 @@ def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[
         )
     except DistwindowError as exc:
         yield Finding("scripts", "problem", f"{exc}; every call would fail with this error")
+
+
+def probe_concurrency(url: str, prefix: str) -> Iterator[Finding]:
+    """Hold a slot of a temporary key, and be refused another."""
+    try:
+        with Concurrency(url, 1, prefix=prefix, timeout=_TIMEOUT_S) as slots:
+            key = _new_key()
+            with slots.hold(key):
+                slots.try_hold(key)
+                slots.stats(key)
+        found = f"concurrency limits work on {prefix}:*"
+        yield Finding("concurrency", "ok", found)
+    except ConfigurationError as exc:
+        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
+        found = f"concurrency limits cannot be used, other limits can: {exc}"
+        yield Finding("concurrency", "warning", found, concurrency_acl_rule() if denied else "")
+    except DistwindowError as exc:
+        yield Finding("concurrency", "problem", f"{exc}; every slot would fail with this error")
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:
