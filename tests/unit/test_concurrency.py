@@ -269,7 +269,7 @@ def test_a_store_that_keeps_no_slots_says_so(clock: ManualClock) -> None:
     """As one that passes the rings of one command, from before there were slots."""
     with pytest.raises(ConfigurationError, match="keeps no slots"):
         Concurrency(MemoryStore(clock, {}, {}), 2).try_hold("k")
-    assert Concurrency(MemoryStore(clock, {}, {}, {}), 2).try_hold("k")
+    assert Concurrency(MemoryStore(clock, {}, {}, slots={}), 2).try_hold("k")
 
 
 # -- threads --------------------------------------------------------------------------------------
