@@ -11,6 +11,7 @@ from .core.errors import (
 )
 from .core.key import Key
 from .core.limit import Limit
+from .core.minute_view import OTHER_ORIGINS, MinuteStats
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
 from .windows.bucket_leap_array import BucketLeapArray
@@ -25,6 +26,7 @@ from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 __version__ = "0.1.0"
 
 __all__ = [
+    "OTHER_ORIGINS",
     "AsyncLimiter",
     "Bucket",
     "BucketLeapArray",
@@ -40,6 +42,7 @@ __all__ = [
     "Limit",
     "Limiter",
     "MetricBucket",
+    "MinuteStats",
     "OccupiableLeapArray",
     "RateLimitExceeded",
     "RollingWindow",

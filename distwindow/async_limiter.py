@@ -22,6 +22,7 @@ from .connect import (
     LimiterOptions,
     in_process_attempt,
     make_strategy,
+    make_views,
     open_async_store,
 )
 from .core.clock import SYSTEM, Clock
@@ -29,10 +30,12 @@ from .core.decision import Decision
 from .core.errors import DistwindowError
 from .core.key import AnyKey
 from .core.limit import LimitSpec
+from .core.minute_view import MinuteStats
 from .core.stats import Stats
 from .decorator import F, LimitDecorator, check_arguments, limit_async_function, requires_key
-from .entry import AsyncEntry
-from .operations import key_operations
+from .entry import AsyncEntry, EntrySettings
+from .entry_options import CountedErrors, ErrorTypes, check_max_origins, check_origin
+from .operations import key_operations, minute_views
 from .operations.acquire import wait_until_admitted
 from .operations.drivers import run_async
 from .operations.flush import flush_due
@@ -75,9 +78,14 @@ class AsyncLimiter(BaseLimiter):
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
         handle_sigterm: bool = True,
+        errors: ErrorTypes = BaseException,
+        ignore: ErrorTypes = (),
+        max_origins: int = 100,
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
+        self._counted_errors = CountedErrors(errors, ignore)
+        check_max_origins(max_origins)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout
         )
@@ -88,6 +96,7 @@ class AsyncLimiter(BaseLimiter):
         self._strategy = make_strategy(
             options, self._command_cache, self._store, in_process_attempt(self._store)
         )
+        self._views = make_views(self._strategy, prefix, max_origins, self._store)
         self._flush_job = TASK_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -159,6 +168,18 @@ class AsyncLimiter(BaseLimiter):
         charges = self._command_cache.acquire_command(key).charges
         return await self._run(key_operations.stats(self._strategy, charges, self._store.clock))
 
+    async def minute(self, key: AnyKey) -> MinuteStats:
+        """See `Limiter.minute`."""
+        return await self._run(
+            minute_views.minute(self._views, self.prefix, key, self._store.clock)
+        )
+
+    async def origins(self, key: AnyKey) -> dict[str, MinuteStats]:
+        """See `Limiter.origins`."""
+        return await self._run(
+            minute_views.origins(self._views, self.prefix, key, self._store.clock)
+        )
+
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
         return await self._run(key_operations.refund(self._strategy, decision, self._store.clock))
@@ -180,14 +201,27 @@ class AsyncLimiter(BaseLimiter):
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
         return LimitDecorator(key, functools.partial(limit_async_function, self, key, cost))
 
-    def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
+    def entry(
+        self,
+        key: AnyKey,
+        cost: int = 1,
+        *,
+        origin: str | None = None,
+        errors: ErrorTypes | None = None,
+        ignore: ErrorTypes | None = None,
+    ) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
-        return AsyncEntry(
+        origin = check_origin(origin)
+        if origin:
+            minute_views.require_views(self._views)
+        settings: EntrySettings[Awaitable[Decision], Awaitable[object]] = EntrySettings(
             functools.partial(self.try_acquire, key, cost),
             self._record,
+            self._views,
             self._store.clock,
             self._flush_job.name,
         )
+        return AsyncEntry(settings, self._counted_errors.changed(errors, ignore), origin)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""

@@ -22,6 +22,7 @@ from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from .memory_replies import acquire_reply, bucket_starts
+from .memory_views import MemoryViews
 
 Reply = TypeVar("Reply")
 
@@ -67,6 +68,10 @@ class MemoryStore:
             "read": self._read,
             "reset": self._reset,
         }
+        self.keeps_views = rings is None
+        """False for a store that keeps rings elsewhere: it would lose minute views."""
+        if self.keeps_views:
+            self._handlers |= MemoryViews().handlers
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply that the script of `command` would give. Waits for nothing but the lock."""

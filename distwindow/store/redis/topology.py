@@ -231,6 +231,9 @@ class ClusterTopology:
 
 def _slot_of(command: Command[Any]) -> int:
     charges = command.charges
+    if not charges:  # a command on a single resource that charges no ring
+        name: int = key_slot(command.keys[0])
+        return name
     slot: int = key_slot(charges[0].ring)
     for charge in charges[1:]:
         if key_slot(charge.ring) != slot:
