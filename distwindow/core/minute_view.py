@@ -117,25 +117,48 @@ class MinuteViews:
 
     def add(self, counts: ViewCounts, max_origins: int, now: int) -> None:
         """Add `counts`. `ALL_ORIGINS` in it are the entries without an origin. An origin that has
-        no view gets one if fewer than `max_origins` have been called in the last minute.
+        no view gets one if fewer than `max_origins` were called in the last minute.
         """
         added = self.live_counts(counts, now)
-        views = self.live(now)
-        self._views = {
-            origin: {b.start // 1000: b for b in buckets} for origin, buckets in views.items()
-        }
-        named = len(self._views.keys() - {ALL_ORIGINS, OTHER_ORIGINS})
-        for origin, buckets in added.items():
+        newest = self.newest_second(now)
+        if self._is_far_ahead(now):
+            self._views = {}
+        placed: set[str] = set()
+        for origin, seconds in added.items():
             name = origin
-            if name not in (ALL_ORIGINS, OTHER_ORIGINS) and name not in self._views:
-                if named < max_origins:
-                    named += 1
+            if origin not in (ALL_ORIGINS, OTHER_ORIGINS):
+                if self._is_live(origin, newest) or self._has_room(max_origins, newest, placed):
+                    placed.add(origin)
+                    self._views.setdefault(origin, {})
                 else:
                     name = OTHER_ORIGINS
-            for second, bucket in buckets.items():
-                if name != ALL_ORIGINS:
-                    _add(self._views.setdefault(name, {}), second, bucket)
-                _add(self._views.setdefault(ALL_ORIGINS, {}), second, bucket)
+            self._add_to_view(ALL_ORIGINS, seconds, newest)
+            if name != ALL_ORIGINS:
+                self._add_to_view(name, seconds, newest)
+
+    def _add_to_view(self, name: str, seconds: dict[int, Bucket], newest: int) -> None:
+        """Add these seconds. Where one is new to the view, drop what is over a minute old."""
+        view = self._views.setdefault(name, {})
+        is_opened = any(second not in view for second in seconds)
+        for second, bucket in seconds.items():
+            _add(view, second, bucket)
+        if is_opened:
+            self._views[name] = {s: b for s, b in view.items() if s > newest - SECONDS}
+
+    def _is_live(self, origin: str, newest: int) -> bool:
+        return max(self._views.get(origin, ()), default=0) > newest - SECONDS
+
+    def _has_room(self, max_origins: int, newest: int, placed: set[str]) -> bool:
+        """True if one more origin gets a view. Where there is no room, the origins that were not
+        called in the last minute make room.
+        """
+        named = self._views.keys() - {ALL_ORIGINS, OTHER_ORIGINS}
+        if len(named) >= max_origins:
+            for origin in named - placed:
+                if not self._is_live(origin, newest):
+                    del self._views[origin]
+                    named.remove(origin)
+        return len(named) < max_origins
 
     def _is_far_ahead(self, now: int) -> bool:
         stored = self._views.get(ALL_ORIGINS)

@@ -17,6 +17,7 @@ from distwindow.protocol.commands import COMMANDS, charges_of
 from distwindow.protocol.frames import Command
 from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
+from distwindow.protocol.view_commands import VIEW_COMMANDS
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -76,7 +77,7 @@ def shown(word: Any) -> str:
 
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
-    assert script.script_names() == sorted(COMMANDS)
+    assert script.script_names() == sorted([*COMMANDS, *VIEW_COMMANDS])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

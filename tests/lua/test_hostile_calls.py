@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from distwindow import Limit
+from distwindow.protocol.commands import COMMANDS
 from distwindow.protocol.replies import PAST_DEADLINE
 from distwindow.protocol.scripts import load_script, script_names
 from tests.lua.target import (
@@ -172,7 +173,7 @@ def test_a_call_without_keys_is_an_error(server: redis.Redis, name: str) -> None
             server.evalsha(sha, 0, *words)
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> None:
     for state, (now, used) in STATES.items():
         target = Target(server, (LIMIT, OTHER), now, used)
