@@ -11,7 +11,7 @@ from .core.errors import (
 )
 from .core.key import Key
 from .core.limit import Limit
-from .core.minute_view import OTHER_ORIGINS, MinuteStats
+from .core.minute_view import MinuteStats
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
 from .windows.bucket_leap_array import BucketLeapArray
@@ -26,7 +26,6 @@ from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 __version__ = "0.1.0"
 
 __all__ = [
-    "OTHER_ORIGINS",
     "AsyncLimiter",
     "Bucket",
     "BucketLeapArray",

@@ -19,6 +19,7 @@ from distwindow import ConfigurationError, Limit, WindowStats
 from ..core.stats import window_at
 from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name
 from ..protocol.replies import ring_state
+from ..protocol.view_commands import parse_views_name
 from .selection import Selection, ring_key_prefix
 from .servers import Server
 
@@ -71,7 +72,7 @@ def scan_names(
         )
         page = []
         for name in found:
-            if is_senders_name(prefix, name):
+            if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
                 continue
             ring = parse_ring_name(prefix, name)
             if ring is None:

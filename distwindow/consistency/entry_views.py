@@ -276,7 +276,9 @@ class EntryViewCounts:
             if not isinstance(reply, ViewFlushReply):
                 self.dropped += batch.counts
             views.in_flight = None
-            if not views.counters:
+            if views.counters:
+                self._schedule_flush()
+            else:
                 self._keys.pop(views.name, None)
 
 

@@ -86,8 +86,9 @@ def _read(
     views: EntryViews | None, prefix: str, key: AnyKey, clock: Clock
 ) -> Operation[ViewReadReply]:
     command = ViewRead((), name=views_name(prefix, key))
-    pending = require_views(views).flush_command(key)
-    if pending is not None:
-        yield from send_all([pending], clock.monotonic)
+    for _ in range(2):  # what is in flight already, and then what was counted since
+        pending = require_views(views).flush_command(key)
+        if pending is not None:
+            yield from send_all([pending], clock.monotonic)
     reply: ViewReadReply = yield from send(command)
     return reply

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from distwindow import (
-    OTHER_ORIGINS,
     AsyncLimiter,
     ConfigurationError,
     Limiter,
     MinuteStats,
     RateLimitExceeded,
 )
+from distwindow.core.minute_view import OTHER_ORIGINS
 from distwindow.store.memory import MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 

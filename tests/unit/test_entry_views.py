@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distwindow import ConfigurationError, StoreTimeout
@@ -10,9 +12,13 @@ from distwindow.consistency.entry_views import EntryViewCounts
 from distwindow.consistency.flush_schedule import FlushSchedule
 from distwindow.consistency.key_state import NEVER
 from distwindow.core.minute_view import OTHER_ORIGINS
+from distwindow.operations import minute_views
+from distwindow.operations.drivers import run_blocking
 from distwindow.operations.minute_views import EntryEvent
+from distwindow.operations.steps import Pipeline
 from distwindow.operations.strategy import OutgoingCommand
 from distwindow.protocol.view_commands import ViewFlush, ViewFlushReply
+from distwindow.store.memory import MemoryStore
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 
@@ -214,3 +220,27 @@ def test_a_flood_of_origins_is_counted_together_before_it_is_sent() -> None:
     counts = dict(sent(it.flush()).counts)
     assert len(counts) == entry_views._MAX_PENDING_ORIGINS + 1
     assert sum(bucket.passed for bucket in counts[OTHER_ORIGINS]) == 50
+
+
+def test_a_reader_has_what_was_counted_while_a_batch_was_in_flight() -> None:
+    it, _ = in_flight()
+    it.count()
+    store = MemoryStore(it.clock)
+    it.clock.move(T - it.clock.now_ms())
+    read = minute_views.minute(it.views, "unit", "k", it.clock)
+
+    def execute(step: Any) -> Any:
+        return store.exchange(step.commands) if isinstance(step, Pipeline) else store.execute(step)
+
+    assert run_blocking(read, execute, it.clock.sleep).passed == 2
+    assert it.where() == "gone"
+
+
+def test_a_reply_has_what_was_counted_meanwhile_flushed_soon() -> None:
+    it, flush = in_flight()
+    it.count()
+    it.views.flush_command("other")
+    it.schedule.next_due_at = NEVER
+    flush.on_reply(TAKEN, 0.0)
+    assert it.where() == "added up"
+    assert it.schedule.next_due_at < NEVER
