@@ -104,6 +104,7 @@ class AsyncLimiter(BaseLimiter):
             name=f"limiter {prefix!r} at {self._store_name}",
             handle_sigterm=handle_sigterm,
         )
+        self._entry_settings = EntrySettings(self._views, self._store.clock, self._flush_job.name)
         self._calls_without_wait = 0
         """How many calls in a row have returned without awaiting anything."""
 
@@ -214,14 +215,13 @@ class AsyncLimiter(BaseLimiter):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        settings: EntrySettings[Awaitable[Decision], Awaitable[object]] = EntrySettings(
+        return AsyncEntry(
             functools.partial(self.try_acquire, key, cost),
             self._record,
-            self._views,
-            self._store.clock,
-            self._flush_job.name,
+            self._entry_settings,
+            self._counted_errors.changed(errors, ignore),
+            origin,
         )
-        return AsyncEntry(settings, self._counted_errors.changed(errors, ignore), origin)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""

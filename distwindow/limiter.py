@@ -149,6 +149,7 @@ class Limiter(BaseLimiter):
             name=f"limiter {prefix!r} at {self._store_name}",
             handle_sigterm=handle_sigterm,
         )
+        self._entry_settings = EntrySettings(self._views, self._store.clock, self._flush_job.name)
 
     @property
     def unknown_total(self) -> int:
@@ -277,14 +278,13 @@ class Limiter(BaseLimiter):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        settings: EntrySettings[Decision, object] = EntrySettings(
+        return Entry(
             functools.partial(self.try_acquire, key, cost),
             self._record,
-            self._views,
-            self._store.clock,
-            self._flush_job.name,
+            self._entry_settings,
+            self._counted_errors.changed(errors, ignore),
+            origin,
         )
-        return Entry(settings, self._counted_errors.changed(errors, ignore), origin)
 
     def flush(self) -> None:
         """Send now what was counted in this process, instead of within `flush_interval` (or

@@ -183,9 +183,13 @@ class EntryViewCounts:
     def _add_up(self) -> None:
         """Add all queued events to the counters of their keys. The caller holds the lock."""
         events = self._events
+        names: dict[AnyKey, bytes] = {}
         while events:
             event = events[0]
-            counters = self._counters_of(event)
+            name = names.get(event[0])
+            if name is None:
+                name = names[event[0]] = views_name(self._prefix, event[0])
+            counters = self._counters_of(name, event)
             if not events or events[0] is not event:
                 continue  # a signal handler has flushed, and so has counted it
             # No call from here to the end, so that it is counted and removed, or neither.
@@ -199,19 +203,20 @@ class EntryViewCounts:
             counters.rt_sum_ms += event[7]
             del events[0]
 
-    def _counters_of(self, event: EntryEvent) -> _Counters:
-        name = views_name(self._prefix, event.key)
+    def _counters_of(self, name: bytes, event: EntryEvent) -> _Counters:
         views = self._keys.get(name)
         if views is None:
             views = self._keys[name] = _KeyViews(name)
-        second = event.at_ms // 1000
+        at_ms, origin = event[1], event[2]
+        second = at_ms // 1000
         if second > views.newest_second:
             views.newest_second = second
             self._drop_expired(views)
-        origin = event.origin
-        if origin not in views.counters and len(views.counters) >= _MAX_PENDING_ORIGINS:
-            origin = OTHER_ORIGINS
-        of_origin = views.counters.setdefault(origin, {})
+        of_origin = views.counters.get(origin)
+        if of_origin is None:
+            if len(views.counters) >= _MAX_PENDING_ORIGINS:
+                origin = OTHER_ORIGINS
+            of_origin = views.counters.setdefault(origin, {})
         counters = of_origin.get(second)
         if counters is None:
             counters = of_origin[second] = _Counters()
