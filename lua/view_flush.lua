@@ -38,8 +38,8 @@ for i = 1, is_valid and pairs_count or 0 do
     '%f[%d](%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+);', function(...)
       local second = {...}
       for j = 1, 7 do
-        second[j] = whole(second[j], 0, MAX_TOTAL)
-        if not second[j] then return '-' end
+        second[j] = tonumber(second[j])
+        if second[j] > MAX_TOTAL then return '-' end
       end
       seconds[#seconds + 1] = second
       return ''
@@ -73,7 +73,12 @@ if any_live and sender ~= '' then
 end
 if taken then return {guard, 0, now} end
 
-local function stored_view(name) return not is_far_ahead and call('HGET', key, name) or nil end
+-- The value of a view, read once; nil if there is none.
+local values = {}
+local function stored_view(name)
+  if values[name] == nil then values[name] = not is_far_ahead and call('HGET', key, name) end
+  return values[name] or nil
+end
 
 local named = is_far_ahead and 0 or call('HLEN', key)
 for _, name in ipairs({ALL, OTHER}) do
@@ -91,7 +96,7 @@ local function has_room()
     for i = 1, #all, 2 do
       local last = not has_view[all[i]] and last_second(all[i + 1])
       if last and last <= newest - SECONDS then
-        expired[#expired + 1], expired[all[i]] = all[i], true
+        expired[#expired + 1], expired[all[i]], values[all[i]] = all[i], true, false
       end
     end
     named = named - #expired
@@ -122,12 +127,12 @@ local function add_to_view(name, seconds)
   for _, second in ipairs(seconds) do oldest = math.min(oldest, second[1]) end
   local by_number, numbers, is_opened = {}, {}, false
   while true do
-    local _, stop, words = string.find(value, '^([%d ]+);', at)
-    local number = words and tonumber(string.match(words, '^%d+'))
+    local _, stop, number, pass, block, success, error, rt_sum, rt_min =
+      string.find(value, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+);', at)
+    number = number and tonumber(number)
     if not number or number < oldest then break end
-    local second = {}
-    for word in string.gmatch(words, '%d+') do second[#second + 1] = tonumber(word) end
-    by_number[number], numbers[#numbers + 1], at = second, number, stop + 1
+    by_number[number] = {number, pass + 0, block + 0, success + 0, error + 0, rt_sum + 0, rt_min + 0}
+    numbers[#numbers + 1], at = number, stop + 1
   end
   for _, added in ipairs(seconds) do
     local number = added[1]
@@ -177,8 +182,6 @@ if is_far_ahead then
 elseif expired and expired[1] then
   call('HDEL', key, unpack(expired))
 end
--- What was deleted is not read again: `stored_view` asks Redis.
-is_far_ahead = false
 add_to_view(ALL, total)
 for _, name in ipairs(names) do add_to_view(name, by_name[name]) end
 call('PEXPIRE', key, math.max(0, newest * 1000 - now) + (SECONDS + 1) * 1000)
