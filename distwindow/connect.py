@@ -16,8 +16,8 @@ import redis.asyncio
 from ._fork import register_after_fork
 from .consistency.base import LocalStrategy
 from .consistency.direct import Direct
-from .consistency.entry_views import ImmediateViews
 from .consistency.eventual import Eventual
+from .consistency.immediate_views import ImmediateViews
 from .consistency.in_process import InProcess
 from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock

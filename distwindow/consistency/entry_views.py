@@ -32,7 +32,6 @@ from ..core.minute_view import OTHER_ORIGINS, SECONDS
 from ..core.stats import Bucket
 from ..operations.minute_views import EntryEvent
 from ..operations.strategy import OutgoingCommand
-from ..protocol.frames import Command
 from ..protocol.view_commands import ViewFlush, ViewFlushReply, views_name
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER
@@ -285,28 +284,3 @@ class EntryViewCounts:
                 self._schedule_flush()
             else:
                 self._keys.pop(views.name, None)
-
-
-class ImmediateViews:
-    """The minute views of a store in this process, which is given each event at once."""
-
-    def __init__(
-        self, prefix: str, max_origins: int, execute: Callable[[Command[ViewFlushReply]], object]
-    ) -> None:
-        self._prefix = prefix
-        self._max_origins = max_origins
-        self._execute = execute
-
-    def count(self, event: EntryEvent) -> None:
-        """Count what an entry did."""
-        counters = _Counters()
-        counters.passed, counters.blocked = event.passed, event.blocked
-        counters.success, counters.error = event.success, event.error
-        counters.rt_sum_ms = counters.rt_min_ms = event.rt_ms
-        bucket = counters.bucket(event.at_ms // 1000)
-        name = views_name(self._prefix, event.key)
-        counts = ((event.origin, (bucket,)),)
-        self._execute(ViewFlush((), name=name, counts=counts, max_origins=self._max_origins))
-
-    def flush_command(self, key: AnyKey) -> None:
-        return None
