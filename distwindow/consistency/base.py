@@ -249,9 +249,13 @@ class LocalStrategy(Generic[S]):
         return 0
 
     def unacknowledged_counts(self) -> int:
-        """Return how many counts the store has not acknowledged."""
-        of_views = 0 if self._views is None else self._views.unacknowledged()
-        return self._counts.unacknowledged() + of_views
+        """Return how many counts the store has not acknowledged: of windows, and where all of these
+        are, of minute views. An entry is counted in both, and would be two lost counts to a user.
+        """
+        of_windows = self._counts.unacknowledged()
+        if of_windows or self._views is None:
+            return of_windows
+        return self._views.unacknowledged()
 
     # -- key states -------------------------------------------------------------------------------
 

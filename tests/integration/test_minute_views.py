@@ -148,3 +148,16 @@ def test_a_plain_acquire_writes_no_view(redis_url: str, prefix: str) -> None:
     of_plain = {"{plain}:360000:10", "{plain}:360000:10:senders"}
     assert {name for name in names if name.startswith("{plain}")} == of_plain
     assert {"{entered}:minute", "{entered}:minute:senders"} <= names
+
+
+def test_views_alone_keep_a_process_from_ending_before_they_are_sent(
+    redis_url: str, prefix: str
+) -> None:
+    """With `direct`, a pass of an entry that has not ended is counted in its view alone."""
+    limiter = Limiter(redis_url, "5/hour", prefix=prefix, flush_interval=3600, timeout=5.0)
+    key = fresh_key()
+    with limiter.entry(key):
+        assert limiter._strategy.unacknowledged_counts() == 1
+        limiter.flush()
+        assert limiter._strategy.unacknowledged_counts() == 0
+    limiter.close()
