@@ -21,6 +21,7 @@ SECTIONS = {
     "asyncio": "asyncio_tasks",
     "cold": "cold_keys",
     "inprocess": "inprocess",
+    "entries": "entries",
     "consistency": "consistency",
     "simulation": "fleet_simulation",
     "slots": "slots",

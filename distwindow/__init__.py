@@ -26,6 +26,7 @@ from .core.errors import (
 )
 from .core.key import Key
 from .core.limit import Limit
+from .core.minute_view import MinuteStats
 from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
 from .limiter import AsyncLimiter, Limiter
@@ -70,6 +71,7 @@ __all__ = [
     "Limit",
     "Limiter",
     "MetricBucket",
+    "MinuteStats",
     "OccupiableLeapArray",
     "RateLimitExceeded",
     "RollingWindow",

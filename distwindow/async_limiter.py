@@ -22,6 +22,7 @@ from .connect import (
     LimiterOptions,
     in_process_attempt,
     make_strategy,
+    make_views,
     open_async_store,
 )
 from .core.clock import SYSTEM, Clock
@@ -29,10 +30,12 @@ from .core.decision import Decision
 from .core.errors import DistwindowError
 from .core.key import AnyKey
 from .core.limit import LimitSpec
+from .core.minute_view import MinuteStats
 from .core.stats import Stats
 from .decorator import F, LimitDecorator, check_arguments, limit_async_function, requires_key
-from .entry import AsyncEntry
-from .operations import key_operations
+from .entry import AsyncEntry, EntrySettings
+from .entry_options import CountedErrors, ErrorTypes, check_max_origins, check_origin
+from .operations import key_operations, minute_views
 from .operations.acquire import wait_until_admitted
 from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_async
@@ -80,9 +83,14 @@ class AsyncLimiter(BaseLimiter):
         handle_sigterm: bool = True,
         max_wait: float = 0.5,
         borrow_share: float = 0.5,
+        errors: ErrorTypes = BaseException,
+        ignore: ErrorTypes = (),
+        max_origins: int = 100,
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
+        self._counted_errors = CountedErrors(errors, ignore)
+        check_max_origins(max_origins)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
             max_wait, borrow_share,
@@ -98,6 +106,7 @@ class AsyncLimiter(BaseLimiter):
             self._command_cache, self._strategy, self._store.source, options.max_wait,
             options.borrow_share,
         )  # fmt: skip
+        self._views = make_views(self._strategy, prefix, max_origins, self._store)
         self._flush_job = TASK_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -105,6 +114,7 @@ class AsyncLimiter(BaseLimiter):
             name=f"limiter {prefix!r} at {self._store_name}",
             handle_sigterm=handle_sigterm,
         )
+        self._entry_settings = EntrySettings(self._views, self._store.clock, self._flush_job.name)
         self._calls_without_wait = 0
         """How many calls in a row have returned without awaiting anything."""
 
@@ -183,6 +193,18 @@ class AsyncLimiter(BaseLimiter):
         charges = self._command_cache.acquire_command(key).charges
         return await self._run(key_operations.stats(self._strategy, charges, self._store.clock))
 
+    async def minute(self, key: AnyKey) -> MinuteStats:
+        """See `Limiter.minute`."""
+        return await self._run(
+            minute_views.minute(self._views, self.prefix, key, self._store.clock)
+        )
+
+    async def origins(self, key: AnyKey) -> dict[str, MinuteStats]:
+        """See `Limiter.origins`."""
+        return await self._run(
+            minute_views.origins(self._views, self.prefix, key, self._store.clock)
+        )
+
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
         return await self._run(key_operations.refund(self._strategy, decision, self._store.clock))
@@ -206,13 +228,25 @@ class AsyncLimiter(BaseLimiter):
             key, functools.partial(limit_async_function, self._admission, key, cost)
         )
 
-    def entry(self, key: AnyKey, cost: int = 1) -> AsyncEntry:
+    def entry(
+        self,
+        key: AnyKey,
+        cost: int = 1,
+        *,
+        origin: str | None = None,
+        errors: ErrorTypes | None = None,
+        ignore: ErrorTypes | None = None,
+    ) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
+        origin = check_origin(origin)
+        if origin:
+            minute_views.require_views(self._views)
         return AsyncEntry(
             functools.partial(self._admission, key, cost),
             self._record,
-            self._store.clock,
-            self._flush_job.name,
+            self._entry_settings,
+            self._counted_errors.changed(errors, ignore),
+            origin,
         )
 
     async def flush(self) -> None:

@@ -14,14 +14,17 @@ import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
+from .consistency.base import LocalStrategy
 from .consistency.direct import Direct
 from .consistency.eventual import Eventual
+from .consistency.immediate_views import ImmediateViews
 from .consistency.in_process import InProcess
 from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError
 from .operations.command_cache import CommandCache
+from .operations.minute_views import EntryViews
 from .operations.strategy import Strategy
 from .protocol.commands import Acquire
 from .protocol.scripts import load_scripts
@@ -118,6 +121,21 @@ def make_strategy(
     else:
         strategy = Direct(commands, clock, max_keys, options.flush_interval)
     return register_after_fork(strategy)
+
+
+def make_views(
+    strategy: Strategy, prefix: str, max_origins: int, store: Store | AsyncStore
+) -> EntryViews | None:
+    """Return where entries are counted for minute views; None if `store` keeps none: only the
+    stores of this package do.
+    """
+    if isinstance(strategy, LocalStrategy):
+        is_redis = isinstance(store, (RedisStore, AsyncRedisStore))
+        return strategy.add_views(prefix, max_origins) if is_redis else None
+    memory = store.memory if isinstance(store, AsyncMemoryStore) else store
+    if isinstance(memory, MemoryStore) and memory.keeps_views:
+        return ImmediateViews(prefix, max_origins, memory.execute)
+    return None
 
 
 def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:

@@ -1,5 +1,10 @@
 """`with limiter.entry(key)`: acquire before a block, and record its outcome after it.
 
+    state     the caller            what is counted
+    made      enters its block      a pass; a refusal counts a block, and the entry has ended
+    entered   leaves its block      a success or an error, and the response time
+    ended     enters or leaves      nothing: `RuntimeError`
+
 Where the outcome cannot be recorded (the store does not answer, or the limiter was closed
 meanwhile), that is logged, and nothing is raised: the work is done, and its result must not be lost
 because of statistics.
@@ -8,29 +13,60 @@ because of statistics.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError, RateLimitExceeded, short_repr
+from .entry_options import CountedErrors
+from .operations.minute_views import EntryEvent, EntryViews
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOG = logging.getLogger("distwindow")
 
+D = TypeVar("D")  # what acquiring returns: a decision, or an awaitable one
+R = TypeVar("R")  # what recording returns
 
-class _BaseEntry:
+_new_tuple = tuple.__new__
+
+
+class EntrySettings(NamedTuple):
+    """What all entries of a limiter have in common."""
+
+    views: EntryViews | None
+    """Where minute views are counted; None for a store without them."""
+    clock: Clock
+    name: str
+    """The limiter and its store, for log lines; without passwords."""
+
+
+class _BaseEntry(Generic[D, R]):
     """The decision of an entry, and the time at which its block began."""
 
-    def __init__(self, clock: Clock, name: str) -> None:
-        self._clock = clock
-        self._name = name
-        """The limiter and its store, for log lines; without passwords."""
+    def __init__(
+        self,
+        acquire: Callable[[], D],
+        record: Callable[[Decision, bool, int], R],
+        settings: EntrySettings,
+        counted: CountedErrors,
+        origin: str,
+    ) -> None:
+        self._acquire = acquire
+        self._record = record
+        self._settings = settings
+        self._counted = counted
+        self._origin = origin
         self._decision: Decision | None = None
         self._began_at = 0.0
+        self._thread_id: int | None = None
+        """The thread that has entered it; None before."""
+        self._has_ended = False
+        self._marked_failed = False
 
     @property
     def decision(self) -> Decision:
@@ -39,40 +75,88 @@ class _BaseEntry:
             raise RuntimeError("this entry has not been entered")
         return self._decision
 
+    def fail(self) -> None:
+        """Count this call as an error, though its block raises nothing: an HTTP status of 503, for
+        example. Raises `RuntimeError` if the block has not begun, or has ended.
+        """
+        self._check_entered("marked as failed")
+        self._marked_failed = True
+
+    def _begin(self) -> None:
+        """Called before the entry acquires."""
+        if self._thread_id is not None:
+            raise RuntimeError(
+                "this entry was entered before; write `limiter.entry(key)` anew for each block"
+            )
+        self._thread_id = threading.get_ident()
+
     def _start(self, decision: Decision) -> None:
+        views, cost = self._settings.views, decision.cost
         if not decision.allowed:
+            self._has_ended = True
+            if views is not None:
+                views.count(self._event(decision, 0, 0, cost, 0, 0))
             raise RateLimitExceeded(decision)
         self._decision = decision
-        self._began_at = self._clock.monotonic()
+        if views is not None:
+            views.count(self._event(decision, 0, cost, 0, 0, 0))
+        self._began_at = self._settings.clock.monotonic()
 
-    def _rt_ms(self) -> int:
-        return round((self._clock.monotonic() - self._began_at) * 1000)
+    def _event(
+        self, decision: Decision, rt_ms: int, passed: int, blocked: int, success: int, error: int
+    ) -> EntryEvent:
+        # `EntryEvent(...)` takes several times as long.
+        return _new_tuple(
+            EntryEvent,
+            (
+                decision.key, decision.now_ms + rt_ms, self._origin, passed, blocked, success,
+                error, rt_ms,
+            ),
+        )  # fmt: skip
+
+    def _check_entered(self, what: str) -> Decision:
+        if self._decision is None:
+            raise RuntimeError(f"this entry is {what} and was not entered: use it with `with`")
+        if self._has_ended:
+            raise RuntimeError(
+                f"this entry is {what} after it has ended, and is counted once; write "
+                "`limiter.entry(key)` anew for each block"
+            )
+        return self._decision
+
+    def _end(self, exc: BaseException | None) -> tuple[Decision, bool, int]:
+        """Return the decision, whether the call failed, and its response time in ms. Once."""
+        decision = self._check_entered("left")
+        if self._thread_id != threading.get_ident():
+            raise RuntimeError(
+                "this entry is left in another thread than the one that has entered it; leave it "
+                "where it was entered, or make an entry in each thread"
+            )
+        self._has_ended = True
+        failed = self._marked_failed if exc is None else self._counted.is_error(exc)
+        return decision, failed, round((self._settings.clock.monotonic() - self._began_at) * 1000)
+
+    def _count_end(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        views = self._settings.views
+        if views is not None:
+            views.count(self._event(decision, rt_ms, 0, 0, int(not failed), int(failed)))
 
     def _log_unrecorded(self, failed: bool, rt_ms: int, why: DistwindowError) -> None:
         LOG.warning(
             "the end of an entry on %s of %s was not recorded, and is missing in its statistics "
             "(%s after %d ms): %s",
-            short_repr(self.decision.key), self._name, "error" if failed else "success", rt_ms, why,
+            short_repr(self.decision.key), self._settings.name, "error" if failed else "success",
+            rt_ms, why,
         )  # fmt: skip
 
 
-class Entry(_BaseEntry):
-    """`with limiter.entry(key) as entry:`. Every exception that leaves the block, a cancellation as
-    well, counts as an error.
+class Entry(_BaseEntry[Decision, object]):
+    """`with limiter.entry(key) as entry:`. Unless the settings say otherwise, every exception that
+    leaves the block, a cancellation as well, counts as an error.
     """
 
-    def __init__(
-        self,
-        acquire: Callable[[], Decision],
-        record: Callable[[Decision, bool, int], object],
-        clock: Clock,
-        name: str,
-    ) -> None:
-        super().__init__(clock, name)
-        self._acquire = acquire
-        self._record = record
-
     def __enter__(self) -> Self:
+        self._begin()
         self._start(self._acquire())
         return self
 
@@ -82,28 +166,19 @@ class Entry(_BaseEntry):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        rt_ms = self._rt_ms()
+        decision, failed, rt_ms = self._end(exc)
         try:
-            self._record(self.decision, exc is not None, rt_ms)
+            self._record(decision, failed, rt_ms)
+            self._count_end(decision, failed, rt_ms)
         except DistwindowError as failure:
-            self._log_unrecorded(exc is not None, rt_ms, failure)
+            self._log_unrecorded(failed, rt_ms, failure)
 
 
-class AsyncEntry(_BaseEntry):
+class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
     """`async with limiter.entry(key) as entry:`, the same for tasks."""
 
-    def __init__(
-        self,
-        acquire: Callable[[], Awaitable[Decision]],
-        record: Callable[[Decision, bool, int], Awaitable[object]],
-        clock: Clock,
-        name: str,
-    ) -> None:
-        super().__init__(clock, name)
-        self._acquire = acquire
-        self._record = record
-
     async def __aenter__(self) -> Self:
+        self._begin()
         self._start(await self._acquire())
         return self
 
@@ -113,8 +188,9 @@ class AsyncEntry(_BaseEntry):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        rt_ms = self._rt_ms()
+        decision, failed, rt_ms = self._end(exc)
         try:
-            await self._record(self.decision, exc is not None, rt_ms)
+            await self._record(decision, failed, rt_ms)
+            self._count_end(decision, failed, rt_ms)
         except DistwindowError as failure:
-            self._log_unrecorded(exc is not None, rt_ms, failure)
+            self._log_unrecorded(failed, rt_ms, failure)

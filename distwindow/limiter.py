@@ -24,6 +24,7 @@ from .connect import (
     Consistency,
     LimiterOptions,
     make_strategy,
+    make_views,
     open_store,
 )
 from .core.clock import SYSTEM, Clock
@@ -37,10 +38,12 @@ from .core.interrupts import (
 )
 from .core.key import AnyKey
 from .core.limit import LimitSpec
+from .core.minute_view import MinuteStats
 from .core.stats import Stats
 from .decorator import F, LimitDecorator, check_arguments, limit_function, requires_key
-from .entry import Entry
-from .operations import key_operations
+from .entry import Entry, EntrySettings
+from .entry_options import CountedErrors, ErrorTypes, check_max_origins, check_origin
+from .operations import key_operations, minute_views
 from .operations.acquire import wait_until_admitted
 from .operations.borrow import Borrowing, PriorityCall
 from .operations.drivers import run_blocking
@@ -91,6 +94,11 @@ class Limiter(BaseLimiter):
     `max_wait` (seconds) and `borrow_share` (0 to 1) are for calls with `priority=True`: how long
     such a call may be told to wait for the permits that it borrows, and the part of each limit that
     a window may hold in borrowed permits, so that the others find the rest. docs/howto/borrowing.md
+    `errors` and `ignore` are types of exceptions, or tuples of them: an entry whose block ends with
+    an exception counts as an error if it is one of `errors` and none of `ignore`, and otherwise as
+    a success. By default every exception is an error, `CancelledError` as well: a timeout of
+    asyncio reaches the block as one. An entry may replace both. Of one key, at most `max_origins`
+    origins of entries have a minute view (1 to 1000).
 
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
     `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
@@ -120,12 +128,17 @@ class Limiter(BaseLimiter):
         handle_sigterm: bool = True,
         max_wait: float = 0.5,
         borrow_share: float = 0.5,
+        errors: ErrorTypes = BaseException,
+        ignore: ErrorTypes = (),
+        max_origins: int = 100,
         time: Clock = SYSTEM,
     ) -> None:
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
+        self._counted_errors = CountedErrors(errors, ignore)
+        check_max_origins(max_origins)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
             max_wait, borrow_share,
@@ -141,6 +154,7 @@ class Limiter(BaseLimiter):
             self._command_cache, self._strategy, self._store.source, options.max_wait,
             options.borrow_share,
         )  # fmt: skip
+        self._views = make_views(self._strategy, prefix, max_origins, self._store)
         self._flush_job = THREAD_WORKER.add_limiter(
             self._strategy,
             self._flush_now,
@@ -148,6 +162,7 @@ class Limiter(BaseLimiter):
             name=f"limiter {prefix!r} at {self._store_name}",
             handle_sigterm=handle_sigterm,
         )
+        self._entry_settings = EntrySettings(self._views, self._store.clock, self._flush_job.name)
 
     @property
     def unknown_total(self) -> int:
@@ -232,6 +247,19 @@ class Limiter(BaseLimiter):
         charges = self._command_cache.acquire_command(key).charges
         return self._run(key_operations.stats(self._strategy, charges, self._store.clock))
 
+    def minute(self, key: AnyKey) -> MinuteStats:
+        """Return what the entries of `key` did in the last minute, by second. Calls without an
+        entry are not in it.
+        """
+        return self._run(minute_views.minute(self._views, self.prefix, key, self._store.clock))
+
+    def origins(self, key: AnyKey) -> dict[str, MinuteStats]:
+        """Return what the entries of each origin of `key` did in the last minute: first those with
+        the most permits passed and blocked. Beyond `max_origins`, origins are counted together,
+        under `"(other)"`, which comes last.
+        """
+        return self._run(minute_views.origins(self._views, self.prefix, key, self._store.clock))
+
     def refund(self, decision: Decision) -> int:
         """Give an admitted cost back, out of the bucket in which it was counted. Return how many
         permits were still there.
@@ -261,15 +289,32 @@ class Limiter(BaseLimiter):
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
         return LimitDecorator(key, functools.partial(limit_function, self._admission, key, cost))
 
-    def entry(self, key: AnyKey, cost: int = 1) -> Entry:
+    def entry(
+        self,
+        key: AnyKey,
+        cost: int = 1,
+        *,
+        origin: str | None = None,
+        errors: ErrorTypes | None = None,
+        ignore: ErrorTypes | None = None,
+    ) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
+
+        `origin` says who calls: the entry counts in its minute view, too (`origins`). `errors` and
+        `ignore` replace those of the limiter. Raises `TypeError` for an origin that is no str,
+        `ValueError` for an empty one or one of more than 128 characters, and `ConfigurationError`
+        for `errors` and `ignore` that are no types of exceptions.
         """
+        origin = check_origin(origin)
+        if origin:
+            minute_views.require_views(self._views)
         return Entry(
             functools.partial(self._admission, key, cost),
             self._record,
-            self._store.clock,
-            self._flush_job.name,
+            self._entry_settings,
+            self._counted_errors.changed(errors, ignore),
+            origin,
         )
 
     def flush(self) -> None:

@@ -21,6 +21,7 @@ from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name, ring_of_shaping
 from ..protocol.replies import ring_state
 from ..protocol.slot_commands import parse_slots_name
+from ..protocol.view_commands import parse_views_name
 from .breakers import BreakerName
 from .selection import Selection, ring_key_prefix
 from .servers import Server
@@ -81,7 +82,7 @@ def scan_names(
         )
         page = []
         for name in found:
-            if is_senders_name(prefix, name):
+            if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
                 continue
             slots_key = parse_slots_name(prefix, name)
             if slots_key is not None:

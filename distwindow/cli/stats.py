@@ -22,6 +22,7 @@ from ..store.redis.urls import masked_url
 from .breakers import FoundBreaker, breaker_object, breaker_table, read_breakers
 from .errors import report_errors
 from .key_text import json_text, shell_word
+from .minute import By, MinuteQuery, check_no_watch, print_minute
 from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
 from .progress import ProgressLine
 from .ranking import Order, rank, used_share
@@ -69,6 +70,12 @@ def stats(
         bool, typer.Option("--breakers", help="Show circuit breakers only, also with --json.")
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
+    by: Annotated[
+        By | None, typer.Option(help="Show the last minute of entries, a row for each origin.")
+    ] = None,
+    minute: Annotated[
+        bool, typer.Option("--minute", help="Show the last minute of entries, by second.")
+    ] = False,
     url: UrlOption = DEFAULT_URL,
     prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
@@ -83,21 +90,36 @@ def stats(
 
     KEY is quoted for bash, so it can be copied into `reset`. In a terminal that is too narrow,
     columns are omitted; in a pipe nothing is omitted.
+
+    With --minute or --by, what entries did in the last minute, of all keys that have any.
     """
     check_prefix(prefix)
     selection = all_keys(prefix) if pattern is None else matching_keys(prefix, pattern)
     console = make_console()
     if top is None:
         top = _TERMINAL_TOP if has_size(console) and not as_json else 0
-    if slots and breakers:
-        raise ConfigurationError("--slots and --breakers each show nothing else: give one of them")
-    shown: _Shown = "slots" if slots else "breakers" if breakers else "all"
-    query = _Query(prefix, selection, sort, top, shown)
     selected = repr(pattern) if pattern else "any key"
     no_keys = (
         f"no limits on {printable(selected)} under the prefix {prefix!r} at {masked_url(url)}: "
         "no call was counted within their windows, or they are elsewhere (--prefix, --url)"
     )
+    if slots + breakers + (minute or by is not None) > 1:
+        raise ConfigurationError(
+            "--slots, --breakers and --minute or --by each show nothing else: give one of them"
+        )
+    if minute or by is not None:
+        check_no_watch(watch=watch)
+        views = MinuteQuery(prefix, selection, sort, top, by is By.ORIGIN, minute)
+        of_origins = " with an origin" if by is By.ORIGIN else ""
+        no_entries = (
+            f"no entries{of_origins} on {printable(selected)} in the last minute under the prefix "
+            f"{prefix!r} at {masked_url(url)}"
+        )
+        with open_servers(url) as servers:
+            print_minute(views, servers, console, no_entries, as_json=as_json)
+        return
+    shown: _Shown = "slots" if slots else "breakers" if breakers else "all"
+    query = _Query(prefix, selection, sort, top, shown)
     if not watch:
         with open_servers(url) as servers:
             _print_once(query.run(servers), console, no_keys, query, as_json=as_json)

@@ -9,6 +9,7 @@ A strategy is put together from objects that do one thing each:
     Refusals         refusals that are repeated here     refusals.py              direct, leased
     Leases, ...      permits that are held here          leases.py, lease_*.py    leased
     FleetSync        what all processes have counted     fleet_sync.py            eventual
+    EntryViewCounts  what entries did, for minute views  entry_views.py
 
 `LocalStrategy` connects them to the methods that `operations/strategy.py` lists. How a call is
 decided differs: `exact.py` for `direct` and `leased`, `eventual.py`.
@@ -29,6 +30,7 @@ from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Acquire, Flush
+from .entry_views import EntryViewCounts
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER, KeyState, StateName
 from .key_state_cache import KeyStateCache
@@ -81,6 +83,7 @@ class LocalStrategy(Generic[S]):
         self._schedule = schedule
         self._counts = counts
         self._sources = sources
+        self._views: EntryViewCounts | None = None
         self._bind_hot_path()
 
     def _bind_hot_path(self) -> None:
@@ -107,6 +110,16 @@ class LocalStrategy(Generic[S]):
             source.after_fork()
         self._schedule.next_due_at = NEVER
         self._bind_hot_path()
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
+        """Have this strategy send what entries count for minute views, and return where to count.
+        `max_origins` is how many origins of one key get a view.
+        """
+        self._views = EntryViewCounts(
+            prefix, max_origins, self._key_states.max_keys, self._schedule, self._monotonic
+        )
+        self._sources = [*self._sources, self._views]
+        return self._views
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -178,8 +191,10 @@ class LocalStrategy(Generic[S]):
 
     @property
     def dropped(self) -> int:
-        """How many counts were dropped; the table in pending_counts.py has the causes."""
-        return self._counts.dropped
+        """How many counts were dropped; the tables in pending_counts.py and entry_views.py have
+        the causes.
+        """
+        return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
     @property
     def wake(self) -> Callable[[], object]:
@@ -212,6 +227,8 @@ class LocalStrategy(Generic[S]):
     def close(self) -> None:
         """Count and decide nothing any more."""
         self._key_states.closed = True
+        if self._views is not None:
+            self._views.close()
         # Every call that is about to count raises from here on, as nobody would send its count.
         self._close_lock()
         # A call that holds `counter_lock` already has counted once it can be taken here.
@@ -236,8 +253,13 @@ class LocalStrategy(Generic[S]):
         return 0
 
     def unacknowledged_counts(self) -> int:
-        """Return how many counts the store has not acknowledged."""
-        return self._counts.unacknowledged()
+        """Return how many counts the store has not acknowledged: of windows, and where all of these
+        are, of minute views. An entry is counted in both, and would be two lost counts to a user.
+        """
+        of_windows = self._counts.unacknowledged()
+        if of_windows or self._views is None:
+            return of_windows
+        return self._views.unacknowledged()
 
     # -- key states -------------------------------------------------------------------------------
 

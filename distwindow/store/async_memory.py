@@ -23,7 +23,7 @@ class AsyncMemoryStore:
     def __init__(self, store: MemoryStore) -> None:
         self.clock = store.clock
         self.unknown_total = 0
-        self._store = store
+        self.memory = self._store = store
         self.decide = store.attempt
         """As `attempt`, for callers that need not await it."""
 

@@ -32,6 +32,7 @@ from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
 from .memory_shaping import decide_shaped
 from .memory_slots import slot_handlers
+from .memory_views import MemoryViews
 
 Reply = TypeVar("Reply")
 
@@ -86,9 +87,12 @@ class MemoryStore:
             "read": self._read,
             "reset": self._reset,
         }
-        if rings is None:  # a store that keeps rings elsewhere would lose breakers
-            self._handlers |= MemoryBreakers().handlers | MemoryAdaptive().handlers
         self._handlers |= slot_handlers(slots, kept_elsewhere=rings is not None)
+        self.keeps_views = rings is None
+        """False for a store that keeps rings elsewhere: it would lose minute views."""
+        if self.keeps_views:  # and breakers
+            self._handlers |= MemoryBreakers().handlers | MemoryAdaptive().handlers
+            self._handlers |= MemoryViews().handlers
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply that the script of `command` would give. Waits for nothing but the lock."""

@@ -29,6 +29,7 @@ FLOORS = {
     "base_limiter": 5,
     "async_limiter": 5,
     "entry": 5,
+    "entry_options": 5,
     "decorator": 5,
     "breaker": 5,
     "concurrency": 5,

@@ -61,8 +61,9 @@ def test_the_records_of_senders_are_kept(cli: Cli, redis_url: str, prefix: str) 
         limiter.flush()
         assert cli("reset", "k").out == "k: 1 window deleted\n"
     with redis.Redis.from_url(redis_url) as client:
-        (left,) = client.scan_iter(f"{prefix}:*")
-        assert left.endswith(b":senders")
+        left, *views = sorted(client.scan_iter(f"{prefix}:*"))
+        assert left.endswith(b":10:senders")
+        assert [name.split(b":")[2] for name in views] == [b"minute", b"minute"]
         assert 0 < client.pttl(left) <= 11 * 360_000
 
 

@@ -143,7 +143,8 @@ def test_the_records_of_senders_are_neither_listed_nor_skipped(
             with limiter.entry(key):
                 pass
         limiter.flush()
-        assert len(list(client.scan_iter(f"{prefix}:*:senders"))) == 2
+        assert len(list(client.scan_iter(f"{prefix}:*:10:senders"))) == 2
+        assert len(list(client.scan_iter(f"{prefix}:*:minute:senders"))) == 2
     result = cli("stats").out
     assert "2 keys" in result
     assert "skipped" not in result

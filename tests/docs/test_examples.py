@@ -79,6 +79,10 @@ def test_simulate_rules() -> None:
     assert outcomes["limited"] > 0
 
 
+def test_entries(url: str) -> None:
+    assert result_of("entries.py", url) == {"checkout": (10, 5, 8, 2), "search": (10, 5, 7, 3)}
+
+
 def test_each_program_has_a_test() -> None:
     this_file = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in PROGRAMS if f'"{path.name}"' not in this_file] == []

@@ -35,7 +35,7 @@ def test_both_limiters_have_the_same_signatures(name: str) -> None:
 def test_methods_that_use_the_store_are_coroutine_functions() -> None:
     coroutines = {n for n, f in public(AsyncLimiter).items() if inspect.iscoroutinefunction(f)}
     calls = {"try_acquire", "try_acquire_all", "acquire", "peek", "stats", "refund", "reset"}
-    assert coroutines == calls | {"flush", "aclose"}
+    assert coroutines == calls | {"minute", "origins", "flush", "aclose"}
     assert not any(inspect.iscoroutinefunction(f) for f in public(Limiter).values())
 
 

@@ -22,6 +22,7 @@ from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
 from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
 from distwindow.protocol.slot_commands import SLOT_COMMANDS
+from distwindow.protocol.view_commands import VIEW_COMMANDS
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -84,9 +85,8 @@ def shown(word: Any) -> str:
 
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
-    assert script.script_names() == sorted(
-        [*COMMANDS, *BREAKER_COMMANDS, AdaptiveFlush.script, *SLOT_COMMANDS]
-    )
+    commands = [*COMMANDS, *BREAKER_COMMANDS, AdaptiveFlush.script, *SLOT_COMMANDS, *VIEW_COMMANDS]
+    assert script.script_names() == sorted(commands)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

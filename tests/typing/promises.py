@@ -24,6 +24,7 @@ from distwindow import (
     Key,
     Limit,
     Limiter,
+    MinuteStats,
     RateLimitExceeded,
     Slot,
     Stats,
@@ -135,6 +136,10 @@ def blocks() -> None:
         assert_type(mine, MyLimiter)
     with limiter.entry("payments") as entry:
         assert_type(entry.decision, Decision)
+    with limiter.entry("payments", origin="app", errors=OSError, ignore=(KeyError,)) as entry:
+        assert_type(entry.fail(), None)
+    assert_type(limiter.minute("payments"), MinuteStats)
+    assert_type(limiter.origins("payments"), dict[str, MinuteStats])
     with limiter.entry("payments", cost=2):
         pass
 

@@ -1,0 +1,203 @@
+"""`distwindow stats --minute` and `--by origin`: what entries did in the last minute."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import redis
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from distwindow import Bucket, ConfigurationError, MinuteStats
+
+from ..core.minute_view import ALL_ORIGINS, minute_stats
+from ..operations.minute_views import by_origin
+from ..protocol.view_commands import parse_views, parse_views_name
+from .key_text import json_text, shell_word
+from .progress import ProgressLine
+from .ranking import Order
+from .render import format_rate, has_size, printable
+from .selection import Selection
+from .servers import Server
+from .table import Cell, Column, Table
+
+_SCAN_COUNT = 500
+
+
+class By(str, Enum):
+    """What `--by` splits statistics by. (An Enum, because typer before 0.19 has no Literal.)"""
+
+    ORIGIN = "origin"
+
+
+class KeyMinute(NamedTuple):
+    """The last minute of one key."""
+
+    total: MinuteStats
+    origins: dict[str, MinuteStats]
+
+
+class MinuteQuery(NamedTuple):
+    """A question about the minute views of a store."""
+
+    prefix: str
+    selection: Selection
+    sort: Order
+    top: int
+    """Only so many keys, the first ones; 0 for all."""
+    by_origin: bool
+    """A row for each origin instead of each key."""
+    by_second: bool
+    """A row for each second."""
+
+    def run(self, servers: Sequence[Server]) -> list[KeyMinute]:
+        """Scan the servers."""
+        with ProgressLine() as line:
+            found = {
+                str(one.total.key): one
+                for server in servers
+                for one in _scan_views(server, self.prefix, self.selection, line)
+            }
+        keys = sorted(found.values(), key=lambda one: _rank(self.sort, one.total))
+        return keys[: self.top] if self.top else keys
+
+    def rows(self, keys: Sequence[KeyMinute]) -> list[MinuteStats]:
+        """Return the statistics to show: of each key, or of each of its origins."""
+        if not self.by_origin:
+            return [one.total for one in keys]
+        return [stats for one in keys for stats in one.origins.values()]
+
+
+def print_minute(
+    query: MinuteQuery, servers: Sequence[Server], console: Console, no_keys: str, *, as_json: bool
+) -> None:
+    """Scan the servers, and print what was found."""
+    rows = query.rows(query.run(servers))
+    if as_json:
+        text = ",\n ".join(json.dumps(_as_object(one)) for one in rows)
+        typer.echo(f"[\n {text}\n]" if rows else "[]")
+        if not rows:
+            typer.echo(no_keys, err=True)
+    elif rows:
+        _table(query, rows, console.width if has_size(console) else None).print_to(console)
+        console.print(Text("\nthe last minute, of entries only", style="dim"))
+    else:
+        console.print(Text(no_keys))
+
+
+def _scan_views(
+    server: Server, prefix: str, selection: Selection, line: ProgressLine
+) -> Iterator[KeyMinute]:
+    """Yield the keys on one server that have minute views."""
+    cursor, scanned = 0, 0
+    while True:
+        cursor, names = server.client.scan(
+            cursor, match=selection.scan_pattern, count=_SCAN_COUNT, _type="hash"
+        )
+        page = []
+        for name in names:
+            parts = parse_views_name(prefix, name)
+            if parts is None or parts.is_senders:
+                continue
+            if selection.includes(name.rsplit(b":", 1)[0], parts.key):
+                page.append((name, parts.key))
+        yield from _read_views(server, page)
+        scanned += len(names)
+        line.update(scanned)
+        if cursor == 0:
+            return
+
+
+def _read_views(server: Server, page: Sequence[tuple[bytes, str]]) -> Iterator[KeyMinute]:
+    if not page:
+        return
+    pipeline = server.client.pipeline(transaction=False)
+    pipeline.time()
+    for name, _ in page:
+        pipeline.hgetall(name)
+    (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    for (_, key), fields in zip(page, replies, strict=True):
+        if isinstance(fields, Exception):
+            # The slot of a key may be moved meanwhile.
+            if isinstance(fields, redis.RedisError) and re.search("MOVED|ASK", str(fields)):
+                continue
+            raise fields
+        try:
+            views = parse_views(fields, now_ms)
+        except ValueError:
+            continue  # not of distwindow
+        if views:
+            total = minute_stats(key, None, views.get(ALL_ORIGINS, ()), now_ms)
+            yield KeyMinute(total, by_origin(key, views, now_ms))
+
+
+def _rank(order: Order, stats: MinuteStats) -> tuple[int, int, str]:
+    key = str(stats.key)
+    if order is Order.KEY:
+        return 0, 0, key
+    if order is Order.PASSED:
+        return -stats.passed, 0, key
+    return -stats.blocked, -stats.passed, key
+
+
+def _table(query: MinuteQuery, rows: Sequence[MinuteStats], width: int | None) -> Table:
+    columns = [Column("KEY")]
+    if query.by_origin:
+        columns.append(Column("ORIGIN"))
+    if query.by_second:
+        columns.append(Column("TIME"))
+    columns += [
+        Column(title, align_right=True, omit_order=omit_order)
+        for title, omit_order in (
+            ("PASS", 0), ("BLOCK", 0), ("OK", 2), ("ERR", 1), ("AVG MS", 3), ("MIN MS", 4),
+        )
+    ]  # fmt: skip
+    cells: list[list[Cell]] = []
+    for stats in rows:
+        start: list[Cell] = [(shell_word(str(stats.key)), "")]
+        if query.by_origin:
+            start.append((printable(json_text(stats.origin or "")), ""))
+        if not query.by_second:
+            cells.append([*start, *_counters(stats)])
+            continue
+        cells += [
+            [*start, (_time_text(second.start), "dim"), *_counters(second)]
+            for second in stats.seconds
+        ]
+    return Table(columns, cells, width)
+
+
+def _counters(counted: MinuteStats | Bucket) -> list[Cell]:
+    finished = counted.success + counted.error
+    return [
+        (f"{counted.passed:,}", ""),
+        (f"{counted.blocked:,}", "red" if counted.blocked else "dim"),
+        (f"{counted.success:,}", ""),
+        (f"{counted.error:,}", "red" if counted.error else ""),
+        (format_rate(counted.rt_sum_ms / finished) if finished else "-", ""),
+        ("-" if counted.rt_min_ms is None else format_rate(counted.rt_min_ms), ""),
+    ]
+
+
+def _time_text(start_ms: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(start_ms // 1000))
+
+
+def _as_object(stats: MinuteStats) -> dict[str, Any]:
+    """Return `MinuteStats` for JSON: its fields by name."""
+    origin = None if stats.origin is None else json_text(stats.origin)
+    return dataclasses.asdict(stats) | {"key": json_text(str(stats.key)), "origin": origin}
+
+
+def check_no_watch(*, watch: bool) -> None:
+    """Raise `ConfigurationError` for `--watch` beside `--minute` or `--by`."""
+    if watch:
+        raise ConfigurationError("--watch cannot be combined with --minute or --by; leave it out")

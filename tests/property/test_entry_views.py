@@ -1,0 +1,127 @@
+"""Minute views hold what entries did, each once, whatever is lost or sent twice on the way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distwindow.consistency.base import LocalStrategy
+from distwindow.consistency.direct import Direct
+from distwindow.consistency.eventual import Eventual
+from distwindow.consistency.leased import Leased
+from distwindow.core.minute_view import ALL_ORIGINS, OTHER_ORIGINS
+from distwindow.core.stats import Bucket
+from distwindow.operations.command_cache import CommandCache
+from distwindow.operations.minute_views import EntryEvent
+from distwindow.operations.strategy import Strategy
+from distwindow.protocol.view_commands import ViewRead, views_name
+from tests.simulation.process import LocalClock, OperationRun, Process, SimulatedStore
+
+START = 1_700_000_000_000
+ORIGINS = ("", "a", "b", "c", "d")
+MAX_ORIGINS = 2
+MODES: list[Callable[[CommandCache, LocalClock], Strategy]] = [
+    lambda commands, clock: Direct(commands, clock, 10, 0.25),
+    lambda commands, clock: Leased(commands, clock, 10, 0.25),
+    lambda commands, clock: Eventual(commands, clock, 10, 0.1),
+]
+
+# What happens: (process 0 or 1, what, a number that says more about it).
+moves = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.sampled_from(["pass", "pass", "block", "end", "fail", "flush", "execute", "deliver",
+                         "lose", "time"]),
+        st.integers(0, 999),
+    ),
+    max_size=80,
+)  # fmt: skip
+
+
+class Ledger:
+    """What entries did, by second: the view of all, and the sums over all origins."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+        self.least: dict[int, int] = {}
+        self.named: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+
+    def write(self, event: EntryEvent) -> None:
+        start = event.at_ms // 1000 * 1000
+        counts = (event.passed, event.blocked, event.success, event.error, event.rt_ms)
+        for book in [self.seconds, *([self.named] if event.origin else [])]:
+            book[start] = [a + b for a, b in zip(book[start], counts, strict=True)]
+        if event.success + event.error:
+            self.least[start] = min(event.rt_ms, self.least.get(start, event.rt_ms))
+
+
+def counters(bucket: Bucket) -> list[int]:
+    return [bucket.passed, bucket.blocked, bucket.success, bucket.error, bucket.rt_sum_ms]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, max_examples=150)
+@given(moves=moves, mode=st.sampled_from(MODES))
+def test_the_views_hold_what_entries_did_each_once(
+    moves: list[tuple[int, str, int]], mode: Callable[[CommandCache, LocalClock], Strategy]
+) -> None:
+    store = SimulatedStore(START)
+    processes = [Process(store, "100/second", mode, origin=at) for at in (50.0, 1000.0)]
+    views = []
+    for process in processes:
+        assert isinstance(process.strategy, LocalStrategy)
+        views.append(process.strategy.add_views("fleet", MAX_ORIGINS))
+    ledger = Ledger()
+    under_way: list[list[OperationRun]] = [[], []]
+
+    def count(at: int, event: EntryEvent) -> None:
+        views[at].count(event)
+        ledger.write(event)
+
+    for at, what, number in moves:
+        origin, runs = ORIGINS[number % 5], under_way[at]
+        now, rt_ms = store.now_ms(), number % 7
+        if what in ("pass", "block"):
+            cost = number % 3 + 1
+            passed, blocked = (cost, 0) if what == "pass" else (0, cost)
+            count(at, EntryEvent("k", now, origin, passed=passed, blocked=blocked))
+        elif what in ("end", "fail"):
+            success = int(what == "end")
+            event = EntryEvent("k", now, origin, success=success, error=1 - success, rt_ms=rt_ms)
+            count(at, event)
+        elif what == "flush":
+            runs.append(processes[at].flush(everything=number % 2 == 0))
+        elif what == "time":
+            store.ms += number
+        elif runs:
+            run = runs[number % len(runs)]
+            {"execute": run.execute, "deliver": run.deliver, "lose": run.lose_reply}[what]()
+    for at, process in enumerate(processes):
+        for run in under_way[at]:
+            while not run.done:
+                run.deliver()
+        for _ in range(2):
+            last = process.flush(everything=True)
+            while not last.done:
+                last.deliver()
+        assert views[at].unacknowledged() == views[at].dropped == 0
+
+    found = store.memory.execute(ViewRead((), name=views_name("fleet", "k"))).views
+    window = {start: counts for start, counts in ledger.seconds.items() if any(counts)}
+    everything = {bucket.start: bucket for bucket in found.pop(ALL_ORIGINS, ())}
+    assert {start: counters(bucket) for start, bucket in everything.items() if any(
+        counters(bucket))} == window  # fmt: skip
+    assert {s: b.rt_min_ms for s, b in everything.items() if b.rt_min_ms is not None} == (
+        ledger.least
+    )
+    assert len(found.keys() - {OTHER_ORIGINS}) <= MAX_ORIGINS
+    sums: dict[int, list[int]] = {}
+    for buckets in found.values():
+        for bucket in buckets:
+            before = sums.get(bucket.start, [0] * 5)
+            sums[bucket.start] = [a + b for a, b in zip(before, counters(bucket), strict=True)]
+    assert {s: c for s, c in sums.items() if any(c)} == {
+        s: c for s, c in ledger.named.items() if any(c)
+    }
