@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from ..core.errors import ConfigurationError, short_repr
+from ..core.errors import ConfigurationError, DistwindowError, short_repr
 
 ErrorTypes: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 
 
 class FailureTypes:
     """`errors` are failures; `ignore` says nothing of the service, even if it is among `errors`.
+
+    Neither do distwindow's own errors, unless `errors` names them: a refusal inside the block, by a
+    limiter or by another breaker, or a store that is away, is no answer of the service.
 
     Every other `Exception` is an answer of the service, and so a success. Any other
     `BaseException` (a cancellation, `KeyboardInterrupt`) says nothing, unless it is in `errors`.
@@ -19,12 +22,15 @@ class FailureTypes:
     def __init__(self, errors: ErrorTypes, ignore: ErrorTypes) -> None:
         self.errors = _types("errors", errors)
         self.ignore = _types("ignore", ignore)
+        self._counts_own = any(issubclass(one, DistwindowError) for one in self.errors)
 
     def failed(self, exc: BaseException | None) -> bool | None:
         """Return whether a call that ended with `exc` failed; None if that says nothing."""
         if exc is None:
             return False
         if isinstance(exc, self.ignore):
+            return None
+        if isinstance(exc, DistwindowError) and not self._counts_own:
             return None
         if isinstance(exc, self.errors):
             return True

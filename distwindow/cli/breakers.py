@@ -14,6 +14,7 @@ from ..protocol.breaker_commands import (
     StoredBreaker,
     parse_breaker_hash,
 )
+from ..protocol.keys import RingNameParts
 from .key_text import json_text, shell_word
 from .render import format_rate
 from .servers import Server
@@ -48,6 +49,17 @@ class FoundBreaker(NamedTuple):
     def since_s(self) -> float | None:
         """How long it has been in this state, s; None if it never changed."""
         return max(0, self.now_ms - self.stored.epoch) / 1000 if self.stored.epoch else None
+
+
+def breaker_page(names: Sequence[BreakerName], server: Server) -> list[tuple[bytes, RingNameParts]]:
+    """Return those of these names that are on `server`, each once, as `reset` takes them."""
+    found = {one.raw: one.parts.key for one in names if one.server is server}
+    return [(raw, RingNameParts(key, 0, 0)) for raw, key in found.items()]
+
+
+def is_breaker_name(name: bytes) -> bool:
+    """True for the name of a breaker, among those of rings, slots and breakers."""
+    return name.split(b":")[-3:-2] == [b"breaker"]
 
 
 def read_breakers(names: Sequence[BreakerName]) -> list[FoundBreaker]:

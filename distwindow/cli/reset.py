@@ -1,4 +1,4 @@
-"""`distwindow reset`: delete the windows of keys."""
+"""`distwindow reset`: delete the windows, slots and circuit breakers of keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.keys import RingNameParts, check_prefix, shaping_name
+from .breakers import breaker_page, is_breaker_name
 from .errors import report_errors
 from .key_text import shell_word, spellings
 from .options import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption
@@ -49,7 +50,8 @@ def reset(
     url: UrlOption = DEFAULT_URL,
     prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
-    """Delete the windows and slots of keys: everything is free again, under all limits.
+    """Delete the windows, slots and circuit breakers of keys: everything is free again, under all
+    limits, and breakers are closed.
 
     An unknown key is not an error, because all its permits are free already.
     """
@@ -69,6 +71,8 @@ def reset(
                 server, prefix, selection, counts, redis_type="hash", with_shaping=True
             ):
                 found.add(page if dry_run else _delete(server, page))
+            breakers = breaker_page(counts.breakers, server)
+            found.add(breakers if dry_run else _delete(server, breakers))
             # Their holders are told that they have lost their slots when these are renewed.
             slots = find_slots(server, prefix, selection)
             found.add(slots if dry_run else _delete(server, slots))
@@ -149,10 +153,13 @@ def _print_result(
 
 def _windows(keys: Iterable[_FoundKey]) -> str:
     names = [name for key in keys for name in key.rings]
-    slots = sum(map(is_slots_name, names))
-    parts = [_counted(len(names) - slots, "window")] if len(names) > slots else []
+    slots, breakers = sum(map(is_slots_name, names)), sum(map(is_breaker_name, names))
+    windows = len(names) - slots - breakers
+    parts = [_counted(windows, "window")] if windows else []
     if slots:
         parts.append(_counted(slots, "set") + " of slots")
+    if breakers:
+        parts.append(_counted(breakers, "circuit breaker"))
     return " and ".join(parts)
 
 

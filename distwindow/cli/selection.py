@@ -94,9 +94,10 @@ def argument_key_prefix(prefix: str, argument: str) -> bytes:
 
 def ring_key_prefix(name: bytes) -> bytes:
     """Return the part of a ring's name that is the same for all rings of one key: the name without
-    bucket length and span. The name of a key's slots begins with it, too.
+    bucket length and span. The names of a key's slots and breakers begin with it, too.
     """
-    return name.rsplit(b":", 1 if name.endswith(b":slots") else 2)[0]
+    parts = 1 if name.endswith(b":slots") else 3 if name.split(b":")[-3:-2] == [b"breaker"] else 2
+    return name.rsplit(b":", parts)[0]
 
 
 def _glob_escaped(name: bytes) -> bytes:

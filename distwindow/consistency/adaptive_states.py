@@ -17,6 +17,7 @@ from ..core.breaker_state import BreakerOpen
 from ..core.errors import StoreError
 from ..core.key import AnyKey
 from ..go_zero.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
+from ..operations.flush import was_interrupted
 from ..operations.flush_source import OutgoingCommand
 from ..protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name
 from .breaker_source import BreakerSource, FollowedBreaker, ProbeRequest, SourceOptions
@@ -258,7 +259,8 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
     ) -> None:
         now = self.monotonic()
         if not isinstance(reply, AdaptiveReply):
-            self.on_failure(now)
+            if not was_interrupted(reply):
+                self.on_failure(now)
             with self._lock:
                 if state.in_flight is batch is not None and not isinstance(reply, StoreError):
                     self.dropped += sum(c.calls for c in batch.counts)

@@ -24,6 +24,7 @@ from ..core.breaker_rules import BreakerRule
 from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
 from ..core.errors import StoreError
 from ..core.key import AnyKey
+from ..operations.flush import was_interrupted
 from ..operations.flush_source import OutgoingCommand
 from ..protocol.breaker_commands import (
     BreakerFlush,
@@ -265,7 +266,8 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         """Take in the state of a reply, and tell of the changes since the one before."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
-            self.on_failure(now)
+            if not was_interrupted(reply):
+                self.on_failure(now)
             return
         with self._lock:
             known, known_at = state.epoch, state.known_at
@@ -282,11 +284,14 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             self._on_changes(changes)
 
     def _changes(self, state: BreakerKeyState, reply: BreakerReply) -> list[BreakerChange]:
-        """Return the changes from what was known to what the reply says, each once."""
+        """Return the changes from what was known to what the reply says, each once; none if nothing
+        was known.
+        """
+        if state.epoch is None:
+            return []
         previous: BreakerState = state.state
-        steps = [(reply.epoch, reply.state)]
-        if state.epoch is not None:
-            steps = [step for step in reply.changes if step[0] > state.epoch] + steps
+        known = state.epoch
+        steps = [step for step in reply.changes if step[0] > known] + [(reply.epoch, reply.state)]
         found = []
         for at_ms, number in steps:
             if STATES[number] != previous:

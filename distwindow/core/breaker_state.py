@@ -29,7 +29,7 @@ class BreakerOpen(DistwindowError):  # the usual name for it, hence no "Error"
 
     `.key` is the breaker's key, `.state` is `"open"` or `"half_open"` (probes are under way), or
     `"closed"` from an adaptive breaker, which has no states. `.retry_after` is in seconds: no call
-    will be let through before.
+    will be let through before. Of an adaptive breaker it is when one is let through at the latest.
     """
 
     def __init__(self, key: AnyKey, state: BreakerState, retry_after: float) -> None:

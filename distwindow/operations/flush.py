@@ -16,6 +16,13 @@ _OUTCOME_UNKNOWN = StoreTimeout(
 )
 
 
+def was_interrupted(reply: object) -> bool:
+    """True for the outcome of a command whose exchange was cancelled, or interrupted by a signal
+    handler: it says nothing about the store.
+    """
+    return reply is _NOT_SENT or reply is _OUTCOME_UNKNOWN
+
+
 def flush_due(
     strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
 ) -> Operation[DistwindowError | None]:

@@ -63,9 +63,15 @@ def test_as_json(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("breakers")
-def test_reset_leaves_breakers_alone(cli: Cli) -> None:
-    cli("reset", "payments", "search")
-    assert len(json.loads(cli("stats", "--breakers", "--json").out)) == 3
+def test_reset_closes_breakers(cli: Cli) -> None:
+    would = cli("reset", "payments", "--dry-run").out
+    assert would == "payments: 1 circuit breaker would be deleted\n"
+    assert cli("reset", "payments", "{acme}all").out == (
+        "payments: 1 circuit breaker deleted\n{acme}all: 1 circuit breaker deleted\n"
+    )
+    left = json.loads(cli("stats", "--breakers", "--json").out)
+    assert [one["key"] for one in left] == ["search"]
+    assert cli("reset", "--pattern", "*").out.startswith("*: 1 key, 1 circuit breaker deleted")
 
 
 def test_adaptive_breakers_have_no_state(cli: Cli, redis_url: str, prefix: str) -> None:

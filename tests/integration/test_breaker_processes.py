@@ -19,6 +19,7 @@ import redis
 
 from distwindow import (
     AsyncCircuitBreaker,
+    BreakerChange,
     BreakerOpen,
     CircuitBreaker,
     ErrorCount,
@@ -275,3 +276,41 @@ def counted(url: str, name: bytes) -> int:
     with redis.Redis.from_url(url) as client:
         values = [value for field, value in client.hgetall(name).items() if field.isdigit()]
     return sum(int(value.split()[1]) for value in values)
+
+
+# -- interruptions, and what a process learns first -----------------------------------------------
+
+
+def test_an_interrupted_exchange_does_not_mean_that_the_store_is_away(
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SoftTimeLimit(Exception):
+        pass
+
+    def interrupted(*_: object) -> None:
+        raise SoftTimeLimit
+
+    with CircuitBreaker(redis_url, ErrorCount(1), prefix=prefix, on_store_error="deny") as breaker:
+        with monkeypatch.context() as patch:
+            patch.setattr(breaker._store, "exchange", interrupted)
+            with pytest.raises(SoftTimeLimit), breaker.call("k"):
+                pass
+        assert not breaker._states.is_away()
+        with breaker.call("k"):
+            pass
+
+
+def test_a_new_process_hears_of_no_change_from_before_its_first_call(
+    redis_url: str, prefix: str
+) -> None:
+    rule = ErrorCount(1, open_for=100.0)
+    heard: list[BreakerChange] = []
+    with CircuitBreaker(redis_url, rule, prefix=prefix) as first:
+        with suppress(OSError), first.call("k"):
+            raise OSError
+        first.flush()
+        with CircuitBreaker(redis_url, rule, prefix=prefix) as second:
+            second.on_change(heard.append)
+            with pytest.raises(BreakerOpen), second.call("k"):
+                pass
+    assert heard == []

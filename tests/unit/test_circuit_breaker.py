@@ -19,6 +19,8 @@ from distwindow import (
     ErrorCount,
     ErrorRatio,
     Key,
+    Limiter,
+    RateLimitExceeded,
     SlowRatio,
 )
 from distwindow.breaker.outcomes import FailureTypes
@@ -182,9 +184,19 @@ def test_a_refusal_that_the_function_raises_itself_is_not_its_own() -> None:
     def outer() -> str:
         raise BreakerOpen("another", "open", 1.0)
 
-    with pytest.raises(BreakerOpen, match="another"):
-        outer()
-    assert outer() == "fallback"
+    for _ in range(2):  # nor is it counted
+        with pytest.raises(BreakerOpen, match="another"):
+            outer()
+
+
+@pytest.mark.parametrize("errors", [Exception, (OSError, RateLimitExceeded)])
+def test_refusals_of_limits_inside_the_block_count_only_where_they_are_named(errors: Any) -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), errors=errors, time=ManualClock())
+    limiter = Limiter("memory://", "1/minute")
+    limiter.try_acquire("k")
+    with pytest.raises(RateLimitExceeded), breaker.call("k"):
+        limiter.acquire("k", timeout=0)
+    assert breaker.state("k") == ("closed" if errors is Exception else "open")
 
 
 @pytest.mark.parametrize("is_async_fallback", [False, True])
