@@ -52,7 +52,10 @@ _LIMIT_TEXT = re.compile(
     + r"""*) \s*""",
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
-_EXAMPLES = 'write it like "100/second", "10 per 2 hours", "100/5m" or "5000/day strict 24 buckets"'
+_EXAMPLES = (
+    'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
+    '"100/second warmup 10s paced 500ms"'
+)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -190,8 +193,8 @@ def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
     for first, second in pairwise(parts):
         if (first.bucket_ms, first.span) == (second.bucket_ms, second.span):
             raise ConfigurationError(
-                f"limits {str(first)!r} and {str(second)!r} count the same buckets, so the larger "
-                "could never refuse a call; leave it out"
+                f"limits {str(first)!r} and {str(second)!r} count the same buckets, where each "
+                "call would be counted twice; leave one out, or give it another number of buckets"
             )
     return tuple(parts)
 
