@@ -16,6 +16,8 @@ from .concurrency.slot import AsyncSlot, Slot
 from .concurrency.tasks import AsyncConcurrency
 from .core.decision import Decision
 from .core.errors import (
+    AuthorityDenied,
+    Blocked,
     ConcurrencyExceeded,
     ConfigurationError,
     DistwindowError,
@@ -28,7 +30,9 @@ from .core.key import Key
 from .core.limit import Limit
 from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
+from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome
 from .limiter import AsyncLimiter, Limiter
+from .rules import AuthorityRule, DegradeRule, FlowRule
 from .windows.bucket_leap_array import BucketLeapArray
 from .windows.event import Event
 from .windows.fixed_window import FixedWindow
@@ -45,25 +49,34 @@ __all__ = [
     "AsyncAdaptiveBreaker",
     "AsyncCircuitBreaker",
     "AsyncConcurrency",
+    "AsyncGuard",
     "AsyncLimiter",
     "AsyncSlot",
+    "AuthorityDenied",
+    "AuthorityRule",
+    "Blocked",
     "BreakerChange",
     "BreakerOpen",
     "Bucket",
     "BucketLeapArray",
+    "ChainSlot",
     "CircuitBreaker",
     "Concurrency",
     "ConcurrencyExceeded",
     "ConcurrencyStats",
     "ConfigurationError",
     "Decision",
+    "DegradeRule",
     "DistwindowError",
     "EagerBucketLeapArray",
     "ErrorCount",
     "ErrorRatio",
     "Event",
     "FixedWindow",
+    "FlowRule",
     "FutureBucketLeapArray",
+    "Guard",
+    "GuardCall",
     "Holder",
     "Key",
     "LeapArray",
@@ -71,6 +84,7 @@ __all__ = [
     "Limiter",
     "MetricBucket",
     "OccupiableLeapArray",
+    "Outcome",
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",

@@ -1,0 +1,7 @@
+"""`Guard`: rules around calls, decided for the whole fleet."""
+
+from .async_guard import AsyncGuard
+from .chain import ChainSlot, GuardCall, Outcome
+from .guard import Guard
+
+__all__ = ["AsyncGuard", "ChainSlot", "Guard", "GuardCall", "Outcome"]

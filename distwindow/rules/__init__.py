@@ -1,0 +1,6 @@
+"""The rules of a `Guard`, with Sentinel's names, and what each becomes for the fleet."""
+
+from ..sentinel.rules import DegradeRule, FlowRule, Rule
+from .authority import AuthorityRule
+
+__all__ = ["AuthorityRule", "DegradeRule", "FlowRule", "Rule"]
