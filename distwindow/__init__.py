@@ -30,7 +30,7 @@ from .core.key import Key
 from .core.limit import Limit
 from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
-from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome
+from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, guarded
 from .limiter import AsyncLimiter, Limiter
 from .rules import AuthorityRule, DegradeRule, FlowRule
 from .windows.bucket_leap_array import BucketLeapArray
@@ -96,4 +96,5 @@ __all__ = [
     "StoreUnavailable",
     "WindowStats",
     "__version__",
+    "guarded",
 ]

@@ -3,5 +3,6 @@
 from .async_guard import AsyncGuard
 from .chain import ChainSlot, GuardCall, Outcome
 from .guard import Guard
+from .guarded import guarded
 
-__all__ = ["AsyncGuard", "ChainSlot", "Guard", "GuardCall", "Outcome"]
+__all__ = ["AsyncGuard", "ChainSlot", "Guard", "GuardCall", "Outcome", "guarded"]

@@ -52,20 +52,20 @@ class AsyncGuard(BaseGuard):
         shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
         self._make_chains(
             Parts(
-                lambda limit: own(AsyncLimiter(
-                    lent, limit, consistency=consistency, timeout=timeout, clock=clock,
-                    **shared,
-                ), lent),
-                lambda limit: own(AsyncConcurrency(
+                lambda limit: AsyncLimiter(
+                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
+                ),
+                lambda limit: AsyncConcurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
                     **shared,
-                ), lent),
-                lambda rule: own(AsyncCircuitBreaker(
+                ),
+                lambda rule: AsyncCircuitBreaker(
                     lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
                     **shared,
-                ), lent),
+                ),
             )
         )  # fmt: skip
+        own(self._parts.values(), lent)
 
     def entry(self, resource: str, origin: str = "", cost: int = 1) -> AsyncGuardEntry:
         """See `Guard.entry`; `async with`."""

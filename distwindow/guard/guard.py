@@ -71,20 +71,20 @@ class Guard(BaseGuard):
         shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
         self._make_chains(
             Parts(
-                lambda limit: own(Limiter(
-                    lent, limit, consistency=consistency, timeout=timeout, clock=clock,
-                    **shared,
-                ), lent),
-                lambda limit: own(Concurrency(
+                lambda limit: Limiter(
+                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
+                ),
+                lambda limit: Concurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
                     **shared,
-                ), lent),
-                lambda rule: own(CircuitBreaker(
+                ),
+                lambda rule: CircuitBreaker(
                     lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
                     **shared,
-                ), lent),
+                ),
             )
         )  # fmt: skip
+        own(self._parts.values(), lent)
 
     def entry(self, resource: str, origin: str = "", cost: int = 1) -> GuardEntry:
         """Return a context manager for one call of `resource` by `origin`: raises a `Blocked` at

@@ -6,6 +6,7 @@ it stays open until the guard closes it, because the others still flush.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -40,8 +41,8 @@ def lend(store: Any, name: str, *, owned: bool) -> Any:
     return LentStore(store, name) if owned and store.source != "local" else store
 
 
-def own(part: Any, store: Any) -> Any:
-    """Return `part`, which has been made with `store` and owns it if it was lent."""
+def own(parts: Iterable[Any], store: Any) -> None:
+    """Have `parts`, which were made with `store`, behave as its owners if it was lent."""
     if isinstance(store, LentStore):
-        part._owns_store = True
-    return part
+        for part in parts:
+            part._owns_store = True
