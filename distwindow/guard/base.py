@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..breaker.outcomes import ErrorTypes, FailureTypes
 from ..connect import ClockChoice, Consistency, store_name
@@ -14,10 +15,17 @@ from ..core.limit import Limit
 from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
 from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule
+from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
 from ..sentinel.rules import LIMIT_APP_DEFAULT
 from .chain import ChainSlot, GuardCall, Outcome
 from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_DEFAULT_URL = "redis://localhost:6379/0"
+"""That of the command line, too."""
 
 Chain = tuple[Any, ...]
 
@@ -60,6 +68,26 @@ class BaseGuard:
         self._parts: dict[Limit | BreakerRule | int, Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
         self._is_closed = False
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], store: Any = None, **options: Any) -> Self:
+        """Return a guard with the rules of a TOML or JSON file (docs/howto/guard.md).
+
+        The store is `store`, else the URL `store` in the file, else that in the environment
+        variable DISTWINDOW_URL, else redis://localhost:6379/0. `options` are the other arguments.
+        Raises `ConfigurationError`, which names the file, and as far as possible line, rule and
+        field, for what cannot work.
+        """
+        content = read_rules(path)
+        if store is None:
+            store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
+        try:
+            _checked_rules(content.rules, "rules")
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{os.fspath(path)}: {exc}") from exc
+        make: Any = cls
+        guard: Self = make(store, content.rules, **options)
+        return guard
 
     def _make_chains(self, parts: Parts) -> None:
         """Make the chains of all resources that have rules."""
@@ -174,6 +202,8 @@ def _checked_rules(rules: Any, prefix: str) -> tuple[Rule, ...]:
     seen: dict[object, Rule] = {}
     for rule in checked:
         place: object
+        if isinstance(rule, FlowRule):
+            _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
         if isinstance(rule, FlowRule):
             place = ("flow", rule.resource, rule.limit_app, rule.grade)
         elif isinstance(rule, DegradeRule):
