@@ -35,6 +35,7 @@ class AsyncGuard(BaseGuard):
         errors: ErrorTypes = Exception,
         ignore: ErrorTypes = Blocked,
         slots: Iterable[Any] = (),
+        installed_slots: bool = True,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
@@ -42,8 +43,9 @@ class AsyncGuard(BaseGuard):
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
-            prefix, consistency, errors, ignore, slots, timeout, clock, name, handle_sigterm, time
-        )
+            prefix, consistency, errors, ignore, slots, installed_slots, timeout, clock, name,
+            handle_sigterm, time,
+        )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store

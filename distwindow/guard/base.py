@@ -19,6 +19,7 @@ from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
 from ..sentinel.rules import LIMIT_APP_DEFAULT
 from .chain import ChainSlot, GuardCall, Outcome
+from .installed_slots import make_installed_slots
 from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class GuardOptions(NamedTuple):
     errors: ErrorTypes
     ignore: ErrorTypes
     slots: Iterable[Any]
+    installed_slots: bool
     timeout: float
     clock: ClockChoice
     name: str | None
@@ -64,7 +66,8 @@ class BaseGuard:
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._store_name = store_name(store)
         self._name = f"guard {options.prefix!r} at {self._store_name}"
-        self._slots = [_checked_slot(slot) for slot in options.slots]
+        installed = make_installed_slots() if options.installed_slots else []
+        self._slots = [_checked_slot(slot) for slot in (*installed, *options.slots)]
         self._parts: dict[Limit | BreakerRule | int, Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
         self._is_closed = False

@@ -38,6 +38,8 @@ class Guard(BaseGuard):
     `ignore` are those that say nothing (by default refusals, as in Sentinel's `Tracer`).
 
     `slots` are slots of your own (`ChainSlot`), which stand where their `order` says.
+    Installed packages add theirs by entry points of the group `distwindow.slots`, unless
+    `installed_slots` is False.
 
     `consistency` is that of the flow rules, and `prefix`, `timeout` (seconds), `clock`, `name`,
     `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for rules and
@@ -54,6 +56,7 @@ class Guard(BaseGuard):
         errors: ErrorTypes = Exception,
         ignore: ErrorTypes = Blocked,
         slots: Iterable[Any] = (),
+        installed_slots: bool = True,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
@@ -61,8 +64,9 @@ class Guard(BaseGuard):
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
-            prefix, consistency, errors, ignore, slots, timeout, clock, name, handle_sigterm, time
-        )
+            prefix, consistency, errors, ignore, slots, installed_slots, timeout, clock, name,
+            handle_sigterm, time,
+        )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
