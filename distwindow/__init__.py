@@ -25,6 +25,7 @@ from .core.errors import (
     StoreError,
     StoreTimeout,
     StoreUnavailable,
+    SystemOverloaded,
 )
 from .core.key import Key
 from .core.limit import Limit
@@ -32,7 +33,7 @@ from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
 from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, guarded
 from .limiter import AsyncLimiter, Limiter
-from .rules import AuthorityRule, DegradeRule, FlowRule
+from .rules import AuthorityRule, DegradeRule, FlowRule, SystemRule
 from .windows.bucket_leap_array import BucketLeapArray
 from .windows.event import Event
 from .windows.fixed_window import FixedWindow
@@ -94,6 +95,8 @@ __all__ = [
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
+    "SystemOverloaded",
+    "SystemRule",
     "WindowStats",
     "__version__",
     "guarded",

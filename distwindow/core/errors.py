@@ -59,6 +59,26 @@ class AuthorityDenied(Blocked):
         )
 
 
+class SystemOverloaded(Blocked):
+    """A threshold of a `SystemRule` was exceeded in this process or on its machine.
+
+    `.resource`, and `.field`, the rule's field; `.value` was above its `.threshold`.
+    """
+
+    def __init__(self, resource: str, field: str, value: float, threshold: float) -> None:
+        super().__init__(resource, field, value, threshold)
+        self.resource = resource
+        self.field = field
+        self.value = value
+        self.threshold = threshold
+
+    def __str__(self) -> str:
+        return (
+            f"{short_repr(self.resource)} was refused to protect the system: {self.field} would "
+            f"be {self.value:g}, above {self.threshold:g}{self._rule_text()}"
+        )
+
+
 class RateLimitExceeded(Blocked):  # the usual name in rate limiters, hence no "Error"
     """A call was refused by its limit (`acquire`, the `limit` decorator, `entry`).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class AsyncGuard(BaseGuard):
         ignore: ErrorTypes = Blocked,
         slots: Iterable[Any] = (),
         installed_slots: bool = True,
+        sampler: Callable[[], Any] | None = None,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
@@ -43,8 +44,8 @@ class AsyncGuard(BaseGuard):
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
-            prefix, consistency, errors, ignore, slots, installed_slots, timeout, clock, name,
-            handle_sigterm, time,
+            prefix, consistency, errors, ignore, slots, installed_slots, sampler, timeout,
+            clock, name, handle_sigterm, time,
         )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)

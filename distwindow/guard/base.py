@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from .._fork import register_after_fork
 from ..breaker.outcomes import ErrorTypes, FailureTypes
 from ..connect import ClockChoice, Consistency, store_name
 from ..core.breaker_rules import BreakerRule
@@ -14,13 +15,14 @@ from ..core.errors import ConfigurationError, short_repr
 from ..core.limit import Limit
 from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
-from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule
+from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule, SystemRule
 from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
 from ..sentinel.rules import LIMIT_APP_DEFAULT
 from .chain import ChainSlot, GuardCall, Outcome
 from .installed_slots import make_installed_slots
 from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
+from .system_slot import SystemSlot
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +42,7 @@ class GuardOptions(NamedTuple):
     ignore: ErrorTypes
     slots: Iterable[Any]
     installed_slots: bool
+    sampler: Callable[[], Any] | None
     timeout: float
     clock: ClockChoice
     name: str | None
@@ -63,6 +66,7 @@ class BaseGuard:
     def __init__(self, store: Any, rules: Iterable[Rule], options: GuardOptions) -> None:
         self._prefix = check_prefix(options.prefix)
         self._rules = _checked_rules(rules, options.prefix)
+        self._sampler = options.sampler
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._store_name = store_name(store)
         self._name = f"guard {options.prefix!r} at {self._store_name}"
@@ -101,8 +105,11 @@ class BaseGuard:
             if isinstance(rule, FlowRule):
                 named.setdefault(rule.resource, set()).add(rule.limit_app)
         for rule in _in_order(self._rules):
-            slot = self._slot_of(rule, named, parts)
-            of_resource.setdefault(rule.resource, []).append(slot)
+            if isinstance(rule, SystemRule):
+                slot = SystemSlot(rule, self._clock, self._sampler)
+                self._common.append(register_after_fork(slot))
+                continue
+            of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
         self._chains = {
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
@@ -213,10 +220,12 @@ def _checked_rules(rules: Any, prefix: str) -> tuple[Rule, ...]:
             place = breaker_name(prefix, key_of(rule.resource), breaker_rule_of(rule))
         elif isinstance(rule, AuthorityRule):
             place = ("authority", rule.resource)
+        elif isinstance(rule, SystemRule):
+            place = "system"
         else:
             raise ConfigurationError(
-                f"{short_repr(rule)} is no rule of a guard; give FlowRule, DegradeRule or "
-                "AuthorityRule"
+                f"{short_repr(rule)} is no rule of a guard; give FlowRule, DegradeRule, "
+                "AuthorityRule or SystemRule"
             )
         if place in seen:
             raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,10 @@ class Guard(BaseGuard):
         with guard.entry("GET:/orders", origin="app-a"):
             answer()
 
-    `store` is what a `Limiter` takes. `rules` are `FlowRule`, `DegradeRule` and `AuthorityRule`
-    objects; a resource without rules passes. A call is refused by the first slot that refuses it:
-    authority, flow, breakers, in this order; what the slots before have taken is given back.
+    `store` is what a `Limiter` takes. `rules` are `FlowRule`, `DegradeRule`, `AuthorityRule` and
+    `SystemRule` objects; a resource without rules passes. A call is refused by the first slot that
+    refuses it: authority, system, flow, breakers, in this order; what the slots before have taken
+    is given back.
 
     `errors` are the exceptions that count as failures of a block, for breakers and statistics;
     `ignore` are those that say nothing (by default refusals, as in Sentinel's `Tracer`).
@@ -40,6 +41,9 @@ class Guard(BaseGuard):
     `slots` are slots of your own (`ChainSlot`), which stand where their `order` says.
     Installed packages add theirs by entry points of the group `distwindow.slots`, unless
     `installed_slots` is False.
+
+    `sampler` returns the load and the CPU usage (0 to 1) of the machine for a `SystemRule`; by
+    default psutil does (extra `system`). It is called at most once a second.
 
     `consistency` is that of the flow rules, and `prefix`, `timeout` (seconds), `clock`, `name`,
     `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for rules and
@@ -57,6 +61,7 @@ class Guard(BaseGuard):
         ignore: ErrorTypes = Blocked,
         slots: Iterable[Any] = (),
         installed_slots: bool = True,
+        sampler: Callable[[], Any] | None = None,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
@@ -64,8 +69,8 @@ class Guard(BaseGuard):
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
-            prefix, consistency, errors, ignore, slots, installed_slots, timeout, clock, name,
-            handle_sigterm, time,
+            prefix, consistency, errors, ignore, slots, installed_slots, sampler, timeout,
+            clock, name, handle_sigterm, time,
         )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)

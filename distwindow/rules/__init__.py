@@ -2,5 +2,6 @@
 
 from ..sentinel.rules import DegradeRule, FlowRule, Rule
 from .authority import AuthorityRule
+from .system import SystemRule
 
-__all__ = ["AuthorityRule", "DegradeRule", "FlowRule", "Rule"]
+__all__ = ["AuthorityRule", "DegradeRule", "FlowRule", "Rule", "SystemRule"]

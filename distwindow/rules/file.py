@@ -18,8 +18,14 @@ from typing import Any, NamedTuple
 from ..core.errors import ConfigurationError, short_repr
 from ..sentinel.rules import DegradeRule, FlowRule, Rule
 from .authority import AuthorityRule
+from .system import SystemRule
 
-_KINDS: dict[str, Any] = {"flow": FlowRule, "degrade": DegradeRule, "authority": AuthorityRule}
+_KINDS: dict[str, Any] = {
+    "flow": FlowRule,
+    "degrade": DegradeRule,
+    "authority": AuthorityRule,
+    "system": SystemRule,
+}
 
 
 class RuleFile(NamedTuple):

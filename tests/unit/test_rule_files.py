@@ -16,6 +16,7 @@ from distwindow import (
     FlowRule,
     Guard,
     RateLimitExceeded,
+    SystemRule,
 )
 from distwindow.testing import ManualClock
 
@@ -41,6 +42,9 @@ time_window_s = 5
 resource = "r"
 limit_app = "app-a,app-b"
 strategy = "deny"
+
+[[system]]
+qps = 500
 """
 TABLES = {
     "store": "memory://",
@@ -50,12 +54,14 @@ TABLES = {
     ],
     "degrade": [{"resource": "r", "grade": "error_ratio", "count": 0.5, "time_window_s": 5}],
     "authority": [{"resource": "r", "limit_app": "app-a,app-b", "strategy": "deny"}],
+    "system": [{"qps": 500}],
 }
 RULES = (
     FlowRule("r", 1),
     FlowRule("s", 10, grade="thread"),
     DegradeRule("r", 0.5, grade="error_ratio", time_window_s=5),
     AuthorityRule("r", "app-a,app-b", "deny"),
+    SystemRule(qps=500),
 )
 
 
@@ -109,6 +115,10 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
             "line 21: AuthorityRule 1 ('r'): unknown field 'limitApp'; did you mean 'limit_app'?",
         ),
         (TOML.replace("[[flow]]", "[[flwo]]"), ": unknown key 'flwo'; did you mean 'flow'?"),
+        (
+            TOML.replace("qps = 500", "qps = -1"),
+            "line 24: SystemRule 1: SystemRule: qps must be a finite number",
+        ),
         (
             TOML.replace("time_window_s = 5\n", ""),
             "line 12: DegradeRule 1 ('r'): the field 'time_window_s' is missing",
