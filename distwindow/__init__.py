@@ -16,6 +16,8 @@ from .concurrency.slot import AsyncSlot, Slot
 from .concurrency.tasks import AsyncConcurrency
 from .core.decision import Decision
 from .core.errors import (
+    AuthorityDenied,
+    Blocked,
     ConcurrencyExceeded,
     ConfigurationError,
     DistwindowError,
@@ -23,13 +25,16 @@ from .core.errors import (
     StoreError,
     StoreTimeout,
     StoreUnavailable,
+    SystemOverloaded,
 )
 from .core.key import Key
 from .core.limit import Limit
 from .core.minute_view import MinuteStats
 from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
+from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, guarded
 from .limiter import AsyncLimiter, Limiter
+from .rules import AuthorityRule, DegradeRule, FlowRule, SystemRule
 from .windows.bucket_leap_array import BucketLeapArray
 from .windows.event import Event
 from .windows.fixed_window import FixedWindow
@@ -46,25 +51,34 @@ __all__ = [
     "AsyncAdaptiveBreaker",
     "AsyncCircuitBreaker",
     "AsyncConcurrency",
+    "AsyncGuard",
     "AsyncLimiter",
     "AsyncSlot",
+    "AuthorityDenied",
+    "AuthorityRule",
+    "Blocked",
     "BreakerChange",
     "BreakerOpen",
     "Bucket",
     "BucketLeapArray",
+    "ChainSlot",
     "CircuitBreaker",
     "Concurrency",
     "ConcurrencyExceeded",
     "ConcurrencyStats",
     "ConfigurationError",
     "Decision",
+    "DegradeRule",
     "DistwindowError",
     "EagerBucketLeapArray",
     "ErrorCount",
     "ErrorRatio",
     "Event",
     "FixedWindow",
+    "FlowRule",
     "FutureBucketLeapArray",
+    "Guard",
+    "GuardCall",
     "Holder",
     "Key",
     "LeapArray",
@@ -73,6 +87,7 @@ __all__ = [
     "MetricBucket",
     "MinuteStats",
     "OccupiableLeapArray",
+    "Outcome",
     "RateLimitExceeded",
     "RollingWindow",
     "SlidingWindowMetric",
@@ -82,6 +97,9 @@ __all__ = [
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
+    "SystemOverloaded",
+    "SystemRule",
     "WindowStats",
     "__version__",
+    "guarded",
 ]

@@ -211,6 +211,8 @@ def store_name(store: Any) -> str:
     """Return the name of a store for log lines, without passwords."""
     if isinstance(store, str):
         return urls.masked_url(store)
+    if isinstance(shown_name := getattr(store, "shown_name", None), str):
+        return shown_name
     if isinstance(store, (redis.Redis, redis.asyncio.Redis)):
         url = store.connection_pool.connection_kwargs
         if "host" in url:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from .errors import DistwindowError, short_repr
+from .errors import Blocked, short_repr
 from .key import AnyKey
 
 BreakerState = Literal["closed", "open", "half_open"]
@@ -24,7 +24,7 @@ class BreakerChange(NamedTuple):
     """When it happened, by the store's clock: ms since the epoch; 0 if the store does not know."""
 
 
-class BreakerOpen(DistwindowError):  # the usual name for it, hence no "Error"
+class BreakerOpen(Blocked):  # the usual name for it, hence no "Error"
     """A call was refused by a circuit breaker.
 
     `.key` is the breaker's key, `.state` is `"open"` or `"half_open"` (probes are under way), or
@@ -42,5 +42,5 @@ class BreakerOpen(DistwindowError):  # the usual name for it, hence no "Error"
         state = {"closed": "refusing", "open": "open", "half_open": "half-open"}[self.state]
         return (
             f"the circuit breaker of {short_repr(self.key)} is {state}; "
-            f"retry in {self.retry_after:.3f} s"
+            f"retry in {self.retry_after:.3f} s{self._rule_text()}"
         )

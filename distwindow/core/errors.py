@@ -31,7 +31,55 @@ def closed_failure() -> ConfigurationError:
     return ConfigurationError("this limiter is closed; make a new one")
 
 
-class RateLimitExceeded(DistwindowError):  # the usual name in rate limiters, hence no "Error"
+class Blocked(DistwindowError):  # Sentinel's BlockException
+    """A call was refused: the base class of all refusals.
+
+    `.rule` is the rule of a `Guard` that refused it; None where no rule of a guard did.
+    """
+
+    rule: object | None = None
+
+    def _rule_text(self) -> str:
+        """Return the end of a message: the rule."""
+        return "" if self.rule is None else f"; refused by {short_repr(self.rule)}"
+
+
+class AuthorityDenied(Blocked):
+    """An `AuthorityRule` does not let this origin call the resource. `.resource`, `.origin`."""
+
+    def __init__(self, resource: str, origin: str) -> None:
+        super().__init__(resource, origin)
+        self.resource = resource
+        self.origin = origin
+
+    def __str__(self) -> str:
+        return (
+            f"the origin {short_repr(self.origin)} may not call {short_repr(self.resource)}"
+            f"{self._rule_text()}"
+        )
+
+
+class SystemOverloaded(Blocked):
+    """A threshold of a `SystemRule` was exceeded in this process or on its machine.
+
+    `.resource`, and `.field`, the rule's field; `.value` was above its `.threshold`.
+    """
+
+    def __init__(self, resource: str, field: str, value: float, threshold: float) -> None:
+        super().__init__(resource, field, value, threshold)
+        self.resource = resource
+        self.field = field
+        self.value = value
+        self.threshold = threshold
+
+    def __str__(self) -> str:
+        return (
+            f"{short_repr(self.resource)} was refused to protect the system: {self.field} would "
+            f"be {self.value:g}, above {self.threshold:g}{self._rule_text()}"
+        )
+
+
+class RateLimitExceeded(Blocked):  # the usual name in rate limiters, hence no "Error"
     """A call was refused by its limit (`acquire`, the `limit` decorator, `entry`).
 
     `.decision` is the refusal; `.retry_after` is in seconds, until the same call would be admitted.
@@ -49,11 +97,11 @@ class RateLimitExceeded(DistwindowError):  # the usual name in rate limiters, he
         refused = self.decision
         return (
             f"rate limit {refused.limit} exceeded for {short_repr(refused.key)}; "
-            f"retry in {refused.retry_after:.3f} s"
+            f"retry in {refused.retry_after:.3f} s{self._rule_text()}"
         )
 
 
-class ConcurrencyExceeded(DistwindowError):
+class ConcurrencyExceeded(Blocked):
     """All slots of a concurrency limit were held until the caller's timeout was over.
 
     `.key`, `.limit`, and `.held`, which is above the limit where that was lowered.
@@ -69,7 +117,10 @@ class ConcurrencyExceeded(DistwindowError):
         self.retry_after = retry_after
 
     def __str__(self) -> str:
-        return f"all slots of {short_repr(self.key)} are held: {self.held} of {self.limit}"
+        return (
+            f"all slots of {short_repr(self.key)} are held: {self.held} of {self.limit}"
+            f"{self._rule_text()}"
+        )
 
 
 class StoreError(DistwindowError):

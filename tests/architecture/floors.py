@@ -33,6 +33,7 @@ FLOORS = {
     "decorator": 5,
     "breaker": 5,
     "concurrency": 5,
+    "guard": 5,
     "worker": 5,
     "connect": 5,
     "testing": 5,

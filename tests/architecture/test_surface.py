@@ -102,6 +102,15 @@ def test_the_tree_of_errors() -> None:
     assert issubclass(d.ConfigurationError, (d.DistwindowError, ValueError))
     assert issubclass(d.ConfigurationError, ValueError)
     assert issubclass(d.RateLimitExceeded, d.DistwindowError)
+    for refusal in (
+        d.RateLimitExceeded,
+        d.ConcurrencyExceeded,
+        d.BreakerOpen,
+        d.AuthorityDenied,
+        d.SystemOverloaded,
+    ):
+        assert issubclass(refusal, d.Blocked)
+    assert issubclass(d.Blocked, d.DistwindowError)
     assert issubclass(d.StoreError, d.DistwindowError)
     assert issubclass(d.StoreTimeout, d.StoreError)
     assert issubclass(d.StoreUnavailable, d.StoreError)

@@ -20,9 +20,11 @@ from distwindow import (
     AdaptiveBreaker,
     AsyncCircuitBreaker,
     AsyncConcurrency,
+    AsyncGuard,
     AsyncLimiter,
     CircuitBreaker,
     Concurrency,
+    Guard,
     Limiter,
 )
 
@@ -96,8 +98,14 @@ def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
     """Change the defaults of limiters, breakers and concurrency limits: code runs as printed, and
     apart from other tests.
     """
-    blocking = (Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency)
-    for limiter_class in (*blocking, AsyncLimiter, AsyncCircuitBreaker, AsyncConcurrency):
+    blocking = (Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency, Guard)
+    for limiter_class in (
+        *blocking,
+        AsyncLimiter,
+        AsyncCircuitBreaker,
+        AsyncConcurrency,
+        AsyncGuard,
+    ):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():

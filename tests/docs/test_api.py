@@ -22,7 +22,7 @@ SIGNATURES = [
     for signature in re.split(r"\n(?![ )])", block.text.strip())
 ]
 PROSE = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-NO_SIGNATURE = {"ConfigurationError", "DistwindowError", "Event", "__version__"}
+NO_SIGNATURE = {"Blocked", "ConfigurationError", "DistwindowError", "Event", "__version__"}
 DOTTED = re.compile(r"^([\w.]+)")
 
 

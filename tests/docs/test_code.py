@@ -24,6 +24,7 @@ from distwindow import (
     AsyncLimiter,
     CircuitBreaker,
     Concurrency,
+    Guard,
     Limiter,
 )
 
@@ -54,7 +55,7 @@ def test_every_block_of_python_runs(
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
         for value in list(module.__dict__.values()):
-            if isinstance(value, Limiter | CircuitBreaker | AdaptiveBreaker | Concurrency):
+            if isinstance(value, Limiter | CircuitBreaker | AdaptiveBreaker | Concurrency | Guard):
                 value.close()
             elif isinstance(value, AsyncLimiter | AsyncConcurrency):
                 loop.run_until_complete(value.aclose())
@@ -75,7 +76,7 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_every_fence_has_a_known_language() -> None:
-    known = {"python", "py", "console", "text", "lua", "mermaid", "ini", ""}
+    known = {"python", "py", "console", "text", "lua", "mermaid", "java", "ini", ""}
     for page in PAGES:
         for block in blocks(page):
             assert block.language in known, f"{block.where}: {block.language}"

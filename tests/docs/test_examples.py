@@ -56,6 +56,12 @@ def test_breaker(url: str) -> None:
     assert result_of("breaker.py", url) == {"failed": 5, "refused": 10, "paid": 5}
 
 
+def test_guard(url: str) -> None:
+    assert result_of("guard.py", url) == {
+        "listed": 1, "refused": 2, "asked": 2, "from the cache": 5,
+    }  # fmt: skip
+
+
 def test_pacing(url: str) -> None:
     gaps = result_of("pacing.py", url)
     assert len(gaps) == 11

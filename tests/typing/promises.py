@@ -11,6 +11,7 @@ from distwindow import (
     AdaptiveBreaker,
     AsyncCircuitBreaker,
     AsyncConcurrency,
+    AsyncGuard,
     AsyncLimiter,
     AsyncSlot,
     BreakerChange,
@@ -20,6 +21,7 @@ from distwindow import (
     Decision,
     ErrorCount,
     ErrorRatio,
+    Guard,
     Holder,
     Key,
     Limit,
@@ -29,6 +31,7 @@ from distwindow import (
     Slot,
     Stats,
     StoreError,
+    guarded,
 )
 from distwindow.sentinel import ChainEntry, FlowRule, PassResult, SlotChain, StatisticNode
 from distwindow.sentinel import ThrottlingController as Throttling
@@ -258,3 +261,33 @@ def the_structures_of_sentinel_have_their_types() -> None:
     assert_type(Throttling(500, 30).wait_ns(1000), "int | None")
     assert_type(StatisticNode().pass_qps(1000), float)
     FlowRule("a", 10, grade="rt")  # type: ignore[arg-type]
+
+
+guard = Guard("redis://localhost:6379/0", [FlowRule("r", 1)])
+async_guard = AsyncGuard.from_file("rules.toml", "redis://localhost:6379/0")
+
+
+@guarded(guard, lambda number: f"order:{number}", on_block=lambda number: "busy")
+def guarded_order(number: int) -> str:
+    return f"order {number}"
+
+
+@guarded(async_guard, "orders")
+async def guarded_orders(number: int) -> list[str]:
+    return [f"order {number}"]
+
+
+def guards_keep_signatures() -> None:
+    assert_type(guarded_order(1), str)
+    guarded_order("1")  # type: ignore[arg-type]
+    with Guard.from_file("rules.json") as of_file:
+        assert_type(of_file, Guard)
+        with of_file.entry("r", origin="app-a") as entry:
+            entry.fail()
+
+
+async def guards_of_tasks_have_their_types() -> None:
+    assert_type(async_guard, AsyncGuard)
+    assert_type(await guarded_orders(1), list[str])
+    async with async_guard.entry("r", cost=2) as entry:
+        assert_type(entry.resource, str)

@@ -1,0 +1,8 @@
+"""`Guard`: rules around calls, decided for the whole fleet."""
+
+from .async_guard import AsyncGuard
+from .chain import ChainSlot, GuardCall, Outcome
+from .guard import Guard
+from .guarded import guarded
+
+__all__ = ["AsyncGuard", "ChainSlot", "Guard", "GuardCall", "Outcome", "guarded"]

@@ -1,0 +1,106 @@
+"""`AsyncGuard`: `Guard` for tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..async_limiter import AsyncLimiter
+from ..breaker import AsyncCircuitBreaker
+from ..breaker.outcomes import ErrorTypes
+from ..concurrency.tasks import AsyncConcurrency
+from ..connect import ClockChoice, Consistency, open_async_store
+from ..core.clock import SYSTEM, Clock
+from ..core.errors import Blocked
+from ..rules import Rule
+from .base import BaseGuard, GuardOptions, Parts
+from .entry import AsyncGuardEntry
+from .lent_store import lend, own
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class AsyncGuard(BaseGuard):
+    """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
+
+    def __init__(
+        self,
+        store: Any,
+        rules: Iterable[Rule] = (),
+        *,
+        prefix: str = "distwindow",
+        consistency: Consistency = "direct",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = Blocked,
+        slots: Iterable[Any] = (),
+        installed_slots: bool = True,
+        sampler: Callable[[], Any] | None = None,
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        handle_sigterm: bool = True,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = GuardOptions(
+            prefix, consistency, errors, ignore, slots, installed_slots, sampler, timeout,
+            clock, name, handle_sigterm, time,
+        )  # fmt: skip
+        super().__init__(store, rules, options)
+        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._owns_store = self._store is not store
+        self._clock = self._store.clock
+        lent = lend(self._store, self._store_name, owned=self._owns_store)
+        shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        self._make_chains(
+            Parts(
+                lambda limit: AsyncLimiter(
+                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
+                ),
+                lambda limit: AsyncConcurrency(
+                    lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
+                    **shared,
+                ),
+                lambda rule: AsyncCircuitBreaker(
+                    lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
+                    **shared,
+                ),
+            )
+        )  # fmt: skip
+        own(self._parts.values(), lent)
+
+    def entry(self, resource: str, origin: str = "", cost: int = 1) -> AsyncGuardEntry:
+        """See `Guard.entry`; `async with`."""
+        chain, call = self._begin(resource, origin, cost)
+        return AsyncGuardEntry(self, chain, call, self._store.sleep)
+
+    async def flush(self) -> None:
+        """See `Guard.flush`."""
+        failure: Exception | None = None
+        for part in self._parts.values():
+            try:
+                await part.flush()
+            except Exception as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+
+    async def aclose(self) -> None:
+        """See `Guard.close`."""
+        self._is_closed = True
+        for part in self._parts.values():
+            await part.aclose()
+        if self._owns_store:
+            await self._store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

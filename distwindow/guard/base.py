@@ -1,0 +1,236 @@
+"""What `Guard` and `AsyncGuard` share: rules to chains, and checks of arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from .._fork import register_after_fork
+from ..breaker.outcomes import ErrorTypes, FailureTypes
+from ..connect import ClockChoice, Consistency, store_name
+from ..core.breaker_rules import BreakerRule
+from ..core.clock import Clock
+from ..core.errors import ConfigurationError, short_repr
+from ..core.limit import Limit
+from ..protocol.breaker_commands import breaker_name
+from ..protocol.keys import check_prefix
+from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule, SystemRule
+from ..rules.file import read_rules
+from ..rules.fleet import breaker_rule_of, limit_of, slots_of
+from ..sentinel.rules import LIMIT_APP_DEFAULT
+from .chain import ChainSlot, GuardCall, Outcome
+from .installed_slots import make_installed_slots
+from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
+from .system_slot import SystemSlot
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_DEFAULT_URL = "redis://localhost:6379/0"
+"""That of the command line, too."""
+
+Chain = tuple[Any, ...]
+
+
+class GuardOptions(NamedTuple):
+    """The arguments of a guard beyond store and rules. `timeout` is in seconds."""
+
+    prefix: str
+    consistency: Consistency
+    errors: ErrorTypes
+    ignore: ErrorTypes
+    slots: Iterable[Any]
+    installed_slots: bool
+    sampler: Callable[[], Any] | None
+    timeout: float
+    clock: ClockChoice
+    name: str | None
+    handle_sigterm: bool
+    time: Clock
+
+
+class Parts(NamedTuple):
+    """Makes the limiters, concurrency limits and breakers of one world, on the guard's store."""
+
+    limiter: Callable[[Limit], Any]
+    concurrency: Callable[[int], Any]
+    breaker: Callable[[BreakerRule], Any]
+
+
+class BaseGuard:
+    """What `Guard` and `AsyncGuard` share. They document the arguments."""
+
+    _clock: Clock
+
+    def __init__(self, store: Any, rules: Iterable[Rule], options: GuardOptions) -> None:
+        self._prefix = check_prefix(options.prefix)
+        self._rules = _checked_rules(rules, options.prefix)
+        self._sampler = options.sampler
+        self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._store_name = store_name(store)
+        self._name = f"guard {options.prefix!r} at {self._store_name}"
+        installed = make_installed_slots() if options.installed_slots else []
+        self._slots = [_checked_slot(slot) for slot in (*installed, *options.slots)]
+        self._parts: dict[Limit | BreakerRule | int, Any] = {}
+        """What the slots use, one for all rules that are equal but for their resource."""
+        self._is_closed = False
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], store: Any = None, **options: Any) -> Self:
+        """Return a guard with the rules of a TOML or JSON file (docs/howto/guard.md).
+
+        The store is `store`, else the URL `store` in the file, else that in the environment
+        variable DISTWINDOW_URL, else redis://localhost:6379/0. `options` are the other arguments.
+        Raises `ConfigurationError`, which names the file, and as far as possible line, rule and
+        field, for what cannot work.
+        """
+        content = read_rules(path)
+        if store is None:
+            store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
+        try:
+            _checked_rules(content.rules, "rules")
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{os.fspath(path)}: {exc}") from exc
+        make: Any = cls
+        guard: Self = make(store, content.rules, **options)
+        return guard
+
+    def _make_chains(self, parts: Parts) -> None:
+        """Make the chains of all resources that have rules."""
+        self._common: list[Any] = list(self._slots)
+        of_resource: dict[str, list[Any]] = {}
+        named: dict[str, set[str]] = {}
+        for rule in self._rules:
+            if isinstance(rule, FlowRule):
+                named.setdefault(rule.resource, set()).add(rule.limit_app)
+        for rule in _in_order(self._rules):
+            if isinstance(rule, SystemRule):
+                slot = SystemSlot(rule, self._clock, self._sampler)
+                self._common.append(register_after_fork(slot))
+                continue
+            of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
+        self._chains = {
+            name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
+        }
+        self._chain_of_others = _sorted(self._common)
+
+    def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: Parts) -> ChainSlot:
+        if isinstance(rule, AuthorityRule):
+            return AuthoritySlot(rule)
+        if isinstance(rule, DegradeRule):
+            breaker_rule = breaker_rule_of(rule)
+            return BreakerSlot(rule, self._part(parts.breaker, breaker_rule))
+        origins = frozenset(named[rule.resource])
+        if rule.grade == "thread":
+            return ConcurrencySlot(rule, origins, self._part(parts.concurrency, slots_of(rule)))
+        return FlowSlot(rule, origins, self._part(parts.limiter, limit_of(rule)))
+
+    def _part(self, make: Callable[[Any], Any], setting: Limit | BreakerRule | int) -> Any:
+        if setting not in self._parts:
+            self._parts[setting] = make(setting)
+        return self._parts[setting]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store_name!r}, {len(self._rules)} rules)"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process: all with the same store, prefix and rules share "
+            "their limits"
+        )
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of everything in the store."""
+        return self._prefix
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules."""
+        return self._rules
+
+    def _begin(self, resource: Any, origin: Any, cost: Any) -> tuple[Chain, GuardCall]:
+        """Return the chain of a call, and the call. Raises for what no call can be."""
+        if self._is_closed:
+            raise ConfigurationError("this guard is closed; make a new one")
+        check_name("resource", resource)
+        if type(origin) is not str:
+            raise TypeError(f"origin={short_repr(origin)} is not a str")
+        # Not isinstance: True is not a cost.
+        if type(cost) is not int or cost < 1:
+            raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
+        return self._chains.get(resource, self._chain_of_others), GuardCall(resource, origin, cost)
+
+    def _outcome(self, admitted: bool, exc: BaseException | None, rt: float) -> Outcome:
+        failed = self._failure_types.failed(exc) if admitted else None
+        return Outcome(admitted, exc, failed, rt)
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise unless `name` can be the name of a resource."""
+    if type(name) is not str:
+        raise TypeError(f"{what}={short_repr(name)} is not a str")
+    if not name:
+        raise ValueError(f"{what} must not be empty")
+
+
+def _sorted(slots: list[Any]) -> Chain:
+    return tuple(sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order)))
+
+
+def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
+    """Return the rules in the order in which the slots of one kind are asked: rules for origins
+    before those for all callers, as in Sentinel.
+    """
+    return sorted(
+        rules,
+        key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT,
+    )
+
+
+def _checked_slot(slot: Any) -> Any:
+    if isinstance(slot, type) or not all(
+        callable(getattr(slot, method, None)) for method in ("enter", "exit")
+    ):
+        raise ConfigurationError(
+            f"{short_repr(slot)} is no slot: it needs the methods enter(call) and "
+            "exit(call, token, outcome); see ChainSlot"
+        )
+    return slot
+
+
+def _checked_rules(rules: Any, prefix: str) -> tuple[Rule, ...]:
+    """Return the rules. Raises `ConfigurationError` for two that count in the same place."""
+    if isinstance(rules, (str, bytes, Rule)) or not isinstance(rules, Iterable):
+        raise ConfigurationError(
+            f"rules={short_repr(rules)} is not a list of rules; for a file, use from_file"
+        )
+    checked: list[Any] = list(rules)
+    seen: dict[object, Rule] = {}
+    for rule in checked:
+        place: object
+        if isinstance(rule, FlowRule):
+            _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
+        if isinstance(rule, FlowRule):
+            place = ("flow", rule.resource, rule.limit_app, rule.grade)
+        elif isinstance(rule, DegradeRule):
+            place = breaker_name(prefix, key_of(rule.resource), breaker_rule_of(rule))
+        elif isinstance(rule, AuthorityRule):
+            place = ("authority", rule.resource)
+        elif isinstance(rule, SystemRule):
+            place = "system"
+        else:
+            raise ConfigurationError(
+                f"{short_repr(rule)} is no rule of a guard; give FlowRule, DegradeRule, "
+                "AuthorityRule or SystemRule"
+            )
+        if place in seen:
+            raise ConfigurationError(
+                f"{short_repr(seen[place])} and {short_repr(rule)} would count the same calls in "
+                "the same place; leave one out"
+            )
+        seen[place] = rule
+    return tuple(checked)

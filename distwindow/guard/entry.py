@@ -1,0 +1,143 @@
+"""`with guard.entry(resource)`: the chain of slots around a block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import short_repr
+from .base import BaseGuard, Chain
+from .chain import Entered, GuardCall, run_in_task, run_in_thread
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class _BaseEntry:
+    """One entry, which is entered once and left once."""
+
+    def __init__(self, guard: BaseGuard, chain: Chain, call: GuardCall) -> None:
+        self._guard = guard
+        self._call = call
+        self._entered = Entered(chain, call, guard._name)
+        self._state = "new"
+        self._began_at = 0.0
+        self._marked_failed = False
+
+    @property
+    def resource(self) -> str:
+        """What is called."""
+        return self._call.resource
+
+    @property
+    def origin(self) -> str:
+        """Who calls; empty if that is not known."""
+        return self._call.origin
+
+    def fail(self) -> None:
+        """Count this call as failed, though its block raises nothing: an HTTP status of 503, for
+        example.
+        """
+        self._marked_failed = True
+
+    def _begin(self) -> None:
+        if self._state != "new":
+            raise RuntimeError(
+                f"this entry of {short_repr(self.resource)} was entered before; call `entry` again "
+                "for each block"
+            )
+        self._state = "entered"
+        self._began_at = self._guard._clock.monotonic()
+
+    def _end(self, exc: BaseException | None) -> Any:
+        """Return the steps that leave the slots at the end of the block."""
+        if self._state != "entered":
+            why = "has not been entered" if self._state == "new" else "was left before"
+            raise RuntimeError(f"this entry of {short_repr(self.resource)} {why}")
+        return self._leaving(True, exc)
+
+    def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
+        self._state = "left"
+        rt = self._guard._clock.monotonic() - self._began_at
+        outcome = self._guard._outcome(admitted, exc, rt)
+        if admitted and exc is None and self._marked_failed:
+            outcome = outcome._replace(failed=True)
+        return self._entered.leave(outcome)
+
+
+class GuardEntry(_BaseEntry):
+    """`with guard.entry(resource) as entry:`. It may be left in another thread than it was entered
+    in, as nothing of it belongs to a thread.
+    """
+
+    def __init__(
+        self, guard: BaseGuard, chain: Chain, call: GuardCall, sleep: Callable[[float], object]
+    ) -> None:
+        super().__init__(guard, chain, call)
+        self._sleep = sleep
+
+    def __enter__(self) -> Self:
+        self._begin()
+        try:
+            run_in_thread(self._entered.enter(self._sleep))
+        except BaseException as exc:
+            run_in_thread(self._leaving(False, exc))
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        run_in_thread(self._end(exc))
+
+
+class AsyncGuardEntry(_BaseEntry):
+    """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
+    while the entry is left, it is left to the end before `CancelledError` is raised.
+    """
+
+    def __init__(
+        self,
+        guard: BaseGuard,
+        chain: Chain,
+        call: GuardCall,
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        super().__init__(guard, chain, call)
+        self._sleep = sleep
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        try:
+            await run_in_task(self._entered.enter(self._sleep))
+        except BaseException as exc:
+            await _run_to_end(self._leaving(False, exc))
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await _run_to_end(self._end(exc))
+
+
+async def _run_to_end(steps: Any) -> None:
+    """Drive `steps` to their end, even if this task is cancelled meanwhile."""
+    leaving = asyncio.ensure_future(run_in_task(steps))
+    try:
+        await asyncio.shield(leaving)
+    except asyncio.CancelledError:
+        while not leaving.done():
+            try:
+                await asyncio.wait([leaving])  # each of its exchanges has a deadline
+            except asyncio.CancelledError:
+                continue
+        raise

@@ -1,0 +1,142 @@
+"""`Guard`, for threads. `AsyncGuard` has the same methods, for tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..breaker import CircuitBreaker
+from ..breaker.outcomes import ErrorTypes
+from ..concurrency.blocking import Concurrency
+from ..connect import ClockChoice, Consistency, open_store
+from ..core.clock import SYSTEM, Clock
+from ..core.errors import Blocked
+from ..limiter import Limiter
+from ..rules import Rule
+from .base import BaseGuard, GuardOptions, Parts
+from .entry import GuardEntry
+from .lent_store import lend, own
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Guard(BaseGuard):
+    """Sentinel's rules around calls, decided for the whole fleet. Safe to share between threads;
+    survives `fork`.
+
+        guard = Guard("redis://localhost:6379/0", [FlowRule("GET:/orders", 100)])
+        with guard.entry("GET:/orders", origin="app-a"):
+            answer()
+
+    `store` is what a `Limiter` takes. `rules` are `FlowRule`, `DegradeRule`, `AuthorityRule` and
+    `SystemRule` objects; a resource without rules passes. A call is refused by the first slot that
+    refuses it: authority, system, flow, breakers, in this order; what the slots before have taken
+    is given back.
+
+    `errors` are the exceptions that count as failures of a block, for breakers and statistics;
+    `ignore` are those that say nothing (by default refusals, as in Sentinel's `Tracer`).
+
+    `slots` are slots of your own (`ChainSlot`), which stand where their `order` says.
+    Installed packages add theirs by entry points of the group `distwindow.slots`, unless
+    `installed_slots` is False.
+
+    `sampler` returns the load and the CPU usage (0 to 1) of the machine for a `SystemRule`; by
+    default psutil does (extra `system`). It is called at most once a second.
+
+    `consistency` is that of the flow rules, and `prefix`, `timeout` (seconds), `clock`, `name`,
+    `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for rules and
+    arguments that can never work; nothing is connected to before the first call.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rules: Iterable[Rule] = (),
+        *,
+        prefix: str = "distwindow",
+        consistency: Consistency = "direct",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = Blocked,
+        slots: Iterable[Any] = (),
+        installed_slots: bool = True,
+        sampler: Callable[[], Any] | None = None,
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        handle_sigterm: bool = True,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = GuardOptions(
+            prefix, consistency, errors, ignore, slots, installed_slots, sampler, timeout,
+            clock, name, handle_sigterm, time,
+        )  # fmt: skip
+        super().__init__(store, rules, options)
+        self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._owns_store = self._store is not store
+        self._clock = self._store.clock
+        lent = lend(self._store, self._store_name, owned=self._owns_store)
+        shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        self._make_chains(
+            Parts(
+                lambda limit: Limiter(
+                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
+                ),
+                lambda limit: Concurrency(
+                    lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
+                    **shared,
+                ),
+                lambda rule: CircuitBreaker(
+                    lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
+                    **shared,
+                ),
+            )
+        )  # fmt: skip
+        own(self._parts.values(), lent)
+
+    def entry(self, resource: str, origin: str = "", cost: int = 1) -> GuardEntry:
+        """Return a context manager for one call of `resource` by `origin`: raises a `Blocked` at
+        the beginning of its block if a rule refuses the call, and records how the block ends.
+        `fail()` of the object that `as` gives counts it as failed though it raises nothing.
+
+        `cost` is the number of permits that flow rules count; a cost that exceeds a rule's limit
+        is a `ValueError`. A `StoreError` is raised where the store does not answer a flow rule.
+        """
+        chain, call = self._begin(resource, origin, cost)
+        return GuardEntry(self, chain, call, self._clock.sleep)
+
+    def flush(self) -> None:
+        """Send now what was counted in this process. Raises what the first of the guard's limiters
+        and breakers raised, when all have tried.
+        """
+        failure: Exception | None = None
+        for part in self._parts.values():
+            try:
+                part.flush()
+            except Exception as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Send what was counted, give back what is held, and close the connections. Later entries
+        raise `ConfigurationError`; closing twice is allowed. A store object that the caller made
+        stays open.
+        """
+        self._is_closed = True
+        for part in self._parts.values():
+            part.close()
+        if self._owns_store:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

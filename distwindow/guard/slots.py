@@ -1,0 +1,140 @@
+"""The slots of a guard's rules: one object for each rule.
+
+    AuthoritySlot      AuthorityRule                     takes nothing
+    FlowSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
+    ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
+    BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
+
+A `FlowSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it was
+counted. Its limiter may be of either world, and so of the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from ..core.errors import AuthorityDenied, RateLimitExceeded
+from ..rules import AuthorityRule, DegradeRule, FlowRule
+from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER
+from .chain import ChainSlot, GuardCall, Outcome, Steps
+
+
+def key_of(resource: str, origin: str = "") -> str:
+    """Return the key of `resource`, or of what `origin` calls of it: `GET:/orders@app-a`.
+
+    A % or @ in the names is written as in a URL, so that two pairs never have one key.
+    """
+    key = resource.replace("%", "%25").replace("@", "%40")
+    return f"{key}@{quote(origin, safe='')}" if origin else key
+
+
+class AuthoritySlot(ChainSlot):
+    """Refuses the origins that an `AuthorityRule` does not let call."""
+
+    order = 100
+
+    def __init__(self, rule: AuthorityRule) -> None:
+        self.rule: AuthorityRule = rule
+
+    def enter(self, call: GuardCall) -> None:
+        """See `ChainSlot.enter`."""
+        if not self.rule.allows(call.origin):
+            raise AuthorityDenied(call.resource, call.origin)
+
+
+class _FlowRuleSlot(ChainSlot):
+    """What the slots of flow rules share: which calls a rule is about."""
+
+    order = 300
+
+    def __init__(self, rule: FlowRule, named_origins: frozenset[str]) -> None:
+        self.rule: FlowRule = rule
+        self._named_origins = named_origins
+        """The origins that have rules of their own, for `"other"`."""
+
+    def key_for(self, call: GuardCall) -> str | None:
+        """Return the key that counts `call`; None if the rule is not about it (Sentinel
+        `FlowRuleChecker.selectNodeByRequesterAndStrategy`).
+        """
+        app = self.rule.limit_app
+        if app == LIMIT_APP_DEFAULT:
+            return key_of(call.resource)
+        if not call.origin:
+            return None
+        if app == LIMIT_APP_OTHER:
+            is_named = call.origin in self._named_origins
+            return None if is_named else key_of(call.resource, call.origin)
+        return key_of(call.resource, call.origin) if app == call.origin else None
+
+
+class FlowSlot(_FlowRuleSlot):
+    """Takes the permits of a call, and records how it ended."""
+
+    def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
+        super().__init__(rule, named_origins)
+        self._limiter = limiter
+
+    def enter(self, call: GuardCall) -> Steps:
+        """See `ChainSlot.enter`."""
+        key = self.key_for(call)
+        if key is None:
+            return None
+        decision = yield self._limiter.try_acquire(key, call.cost)
+        if not decision.allowed:
+            raise RateLimitExceeded(decision)
+        call.wait = decision.wait
+        return decision
+
+    def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
+        """See `ChainSlot.exit`."""
+        if token is None:
+            return
+        if not outcome.admitted:
+            yield self._limiter.refund(token)
+        elif outcome.failed is not None:
+            yield self._limiter._record(token, outcome.failed, round(outcome.rt * 1000))
+
+
+class ConcurrencySlot(_FlowRuleSlot):
+    """Holds one of the places that the fleet has for running calls, whatever the call's cost."""
+
+    def __init__(self, rule: FlowRule, named_origins: frozenset[str], concurrency: Any) -> None:
+        super().__init__(rule, named_origins)
+        self._concurrency = concurrency
+
+    def enter(self, call: GuardCall) -> Steps:
+        """See `ChainSlot.enter`."""
+        key = self.key_for(call)
+        if key is None:
+            return None
+        slot = yield self._concurrency.try_hold(key)
+        if slot.refusal is not None:
+            raise slot.refusal
+        return slot
+
+    def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
+        """See `ChainSlot.exit`."""
+        if token is not None:
+            yield token.release()
+
+
+class BreakerSlot(ChainSlot):
+    """Asks a circuit breaker, and tells it how the call ended. A probe that was not admitted
+    elsewhere is given back.
+    """
+
+    order = 400
+
+    def __init__(self, rule: DegradeRule, breaker: Any) -> None:
+        self.rule: DegradeRule = rule
+        self._breaker = breaker
+        self._key = key_of(rule.resource)
+
+    def enter(self, call: GuardCall) -> Steps:
+        """See `ChainSlot.enter`."""
+        return (yield self._breaker._admit(self._key))
+
+    def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
+        """See `ChainSlot.exit`."""
+        yield self._breaker._finish(token, outcome.failed)

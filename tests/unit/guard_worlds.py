@@ -1,0 +1,82 @@
+"""Guards of both worlds behind one awaited interface, on a store that a test can look into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from distwindow import AsyncGuard, ChainSlot, Concurrency, Guard, GuardCall, Limiter, Outcome, Stats
+from distwindow.rules import Rule
+from distwindow.store.memory import MemoryStore
+from distwindow.testing import ManualClock
+
+WORLDS = [Guard, AsyncGuard]
+
+
+class World:
+    """A guard, its clock and its store."""
+
+    def __init__(self, kind: Any, rules: Iterable[Rule], **options: Any) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.guard = kind(self.store, rules, time=self.clock, **options)
+
+    async def call(
+        self,
+        resource: str = "r",
+        body: Callable[[], object] = lambda: None,
+        **arguments: Any,
+    ) -> None:
+        """Go through one entry."""
+        entry = self.guard.entry(resource, **arguments)
+        if isinstance(self.guard, AsyncGuard):
+            async with entry:
+                body()
+        else:
+            with entry:
+                body()
+
+    async def outcome(self, *args: Any, **arguments: Any) -> str:
+        """Return the name of what an entry raised, or "passed"."""
+        try:
+            await self.call(*args, **arguments)
+        except Exception as exc:
+            return type(exc).__name__
+        return "passed"
+
+    def stats(self, key: str = "r", limit: str = "10/second") -> Stats:
+        """Return what the ring of `key` has counted."""
+        return Limiter(self.store, limit, time=self.clock).stats(key)
+
+    def held(self, key: str = "r") -> int:
+        """Return how many slots of `key` are held."""
+        return Concurrency(self.store, 1, time=self.clock).stats(key).held
+
+
+class Recorder(ChainSlot):
+    """A slot that notes what it is told, and raises `refusal` if that is set."""
+
+    def __init__(self, order: int = 500) -> None:
+        self.order = order
+        self.refusal: BaseException | None = None
+        self.told: list[Outcome] = []
+        self.entered: list[str] = []
+
+    def enter(self, call: GuardCall) -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        self.entered.append(call.resource)
+        return "token"
+
+    def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> None:
+        assert token == "token"
+        self.told.append(outcome)
+
+
+def fail(error: BaseException) -> Callable[[], object]:
+    """Return a body that raises `error`."""
+
+    def body() -> object:
+        raise error
+
+    return body

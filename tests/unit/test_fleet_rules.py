@@ -1,0 +1,98 @@
+"""What Sentinel's rules become for the fleet agrees with Sentinel's own classes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distwindow import AuthorityRule, DegradeRule, FlowRule, Limit
+from distwindow.rules.fleet import breaker_rule_of, limit_of, slots_of
+from distwindow.sentinel.rules import breaker_of
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit"),
+    [
+        (FlowRule("r", 100), "100/second"),
+        (FlowRule("r", 0.5), "1/2 seconds"),
+        (FlowRule("r", 2.5), "5/2 seconds"),
+        (FlowRule("r", 100, control_behavior="rate_limiter"), "100/second paced 500ms"),
+        (FlowRule("r", 100, control_behavior="warm_up"), "100/second warmup 10s"),
+        (
+            FlowRule("r", 100, control_behavior="warm_up_rate_limiter", cold_factor=5),
+            "100/second cold factor 5 warmup 10s paced 500ms",
+        ),
+    ],
+)
+def test_a_flow_rule_is_a_limit(rule: FlowRule, limit: str) -> None:
+    assert limit_of(rule) == Limit(limit)
+
+
+def test_a_flow_rule_about_running_calls_is_a_number_of_slots() -> None:
+    assert slots_of(FlowRule("r", 20.0, grade="thread")) == 20
+
+
+THRESHOLDS = st.one_of(st.sampled_from([0.0, 0.1, 0.3, 0.5, 2 / 3, 0.9]), st.floats(0, 0.999))
+
+
+@given(THRESHOLDS, st.integers(1, 8), st.lists(st.booleans(), max_size=30))
+def test_a_ratio_of_errors_opens_where_sentinel_opens(
+    ratio: float, min_calls: int, errors: list[bool]
+) -> None:
+    _agrees(
+        DegradeRule("r", ratio, grade="error_ratio", time_window_s=1, min_request_amount=min_calls),
+        [(1, error) for error in errors],
+        errors,
+    )
+
+
+@given(st.integers(0, 6), st.integers(1, 8), st.lists(st.booleans(), max_size=30))
+def test_a_number_of_errors_opens_where_sentinel_opens(
+    count: int, min_calls: int, errors: list[bool]
+) -> None:
+    _agrees(
+        DegradeRule("r", count, grade="error_count", time_window_s=1, min_request_amount=min_calls),
+        [(1, error) for error in errors],
+        errors,
+    )
+
+
+@given(
+    st.one_of(THRESHOLDS, st.just(1.0)),
+    st.integers(1, 8),
+    st.lists(st.integers(45, 55), max_size=30),
+)
+def test_a_ratio_of_slow_calls_opens_where_sentinel_opens(
+    ratio: float, min_calls: int, rts_ms: list[int]
+) -> None:
+    rule = DegradeRule(
+        "r", 50, time_window_s=1, min_request_amount=min_calls, slow_ratio_threshold=ratio
+    )
+    made = breaker_rule_of(rule)
+    bad = [made.is_bad(False, rt_ms / 1000) for rt_ms in rts_ms]
+    _agrees(rule, [(rt_ms, False) for rt_ms in rts_ms], bad)
+
+
+def _agrees(rule: DegradeRule, calls: list[tuple[int, bool]], bad: list[bool]) -> None:
+    """After each call of one interval, both are open or both are closed."""
+    made, oracle = breaker_rule_of(rule), breaker_of(rule)
+    for number, (rt_ms, error) in enumerate(calls, 1):
+        oracle.on_request_complete(1000, rt_ms=rt_ms, error=error)
+        is_open = oracle.state == "open"
+        assert made.reached_by(sum(bad[:number]), number) == is_open
+        if is_open:
+            return
+
+
+@pytest.mark.parametrize(
+    ("strategy", "origin", "allowed"),
+    [
+        ("allow", "a", True), ("allow", "b", True), ("allow", "c", False), ("allow", "", True),
+        ("deny", "a", False), ("deny", "b", False), ("deny", "c", True), ("deny", "", True),
+        ("allow", "a,b", False), ("allow", "ab", False),
+    ],
+)  # fmt: skip
+def test_an_authority_rule_lists_whole_origins(strategy: str, origin: str, allowed: bool) -> None:
+    rule = AuthorityRule("r", "a, b", strategy)  # type: ignore[arg-type]  # parametrized
+    assert rule.allows(origin) is allowed

@@ -1,0 +1,175 @@
+"""`@guarded`: what a call returns when it is refused, and when its function fails."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distwindow import (
+    AsyncGuard,
+    BreakerOpen,
+    ConfigurationError,
+    FlowRule,
+    Guard,
+    RateLimitExceeded,
+    guarded,
+)
+
+from .guard_worlds import WORLDS, World
+
+EACH_WORLD = pytest.mark.parametrize("kind", WORLDS)
+
+
+def apply(world: World, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return `function`, guarded, as a function that is called and waited for in both worlds."""
+    decorate = guarded(world.guard, options.pop("resource", "r"), **options)
+    if not isinstance(world.guard, AsyncGuard):
+        return decorate(function)
+
+    async def coroutine_function(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    awaited = decorate(coroutine_function)
+    return lambda *args, **kwargs: asyncio.run(awaited(*args, **kwargs))
+
+
+def divide(a: int, b: int) -> float:
+    return a / b
+
+
+@EACH_WORLD
+def test_a_refusal_goes_to_on_block_and_an_error_to_fallback(kind: Any) -> None:
+    world = World(kind, [FlowRule("r", 2)])
+    handlers: dict[str, Any] = {
+        "fallback": lambda a, b: ("fallback", a, b, type(sys.exc_info()[1])),
+        "on_block": lambda a, b: ("on_block", a, b, type(sys.exc_info()[1])),
+    }
+    function = apply(world, divide, **handlers)
+    assert function(6, b=2) == 3
+    assert function(1, 0) == ("fallback", 1, 0, ZeroDivisionError)
+    assert function(1, b=2) == ("on_block", 1, 2, RateLimitExceeded)
+    assert (world.stats().success, world.stats().error) == (1, 1)
+
+
+@EACH_WORLD
+def test_a_refusal_goes_to_fallback_where_there_is_no_on_block(kind: Any) -> None:
+    world = World(kind, [FlowRule("r", 1)])
+    function = apply(world, divide, fallback=lambda a, b: "fallback")
+    assert [function(1, 1), function(1, 1)] == [1.0, "fallback"]
+
+
+@EACH_WORLD
+def test_without_handlers_everything_is_raised(kind: Any) -> None:
+    world = World(kind, [FlowRule("r", 1)])
+    function = apply(world, divide)
+    with pytest.raises(ZeroDivisionError):
+        function(1, 0)
+    with pytest.raises(RateLimitExceeded):
+        function(1, 1)
+    on_block = apply(world, divide, on_block=lambda a, b: "blocked", resource="free")
+    with pytest.raises(ZeroDivisionError):
+        on_block(1, 0)
+
+
+@EACH_WORLD
+@pytest.mark.parametrize("error", [BreakerOpen("another", "open", 1.0), KeyboardInterrupt()])
+def test_what_says_nothing_of_the_function_is_raised(kind: Any, error: BaseException) -> None:
+    """Also a refusal by another guard, which the function has met."""
+
+    def function() -> None:
+        raise error
+
+    world = World(kind, [FlowRule("r", 1)])
+    with pytest.raises(type(error)):
+        apply(world, function, fallback=lambda: "fallback", on_block=lambda: "blocked")()
+    assert (world.stats().success, world.stats().error) == (0, 0)
+
+
+@EACH_WORLD
+def test_what_a_handler_raises_is_raised(kind: Any) -> None:
+    def handler(a: int, b: int) -> None:
+        raise LookupError("of the handler")
+
+    world = World(kind, [])
+    with pytest.raises(LookupError):
+        apply(world, divide, fallback=handler)(1, 0)
+
+
+@EACH_WORLD
+def test_resource_origin_and_cost_may_come_from_the_arguments(kind: Any) -> None:
+    world = World(kind, [FlowRule("r:1", 4, limit_app="app-a")])
+    function = apply(
+        world,
+        lambda number, who: "done",
+        resource=lambda number, who: f"r:{number}",
+        origin=lambda number, who: who,
+        cost=lambda number, who: 3,
+        on_block=lambda number, who: "blocked",
+    )
+    calls = [(1, "app-a"), (1, "app-a"), (1, "app-b"), (2, "app-a")]
+    assert [function(*call) for call in calls] == ["done", "blocked", "done", "done"]
+
+
+async def test_handlers_of_coroutine_functions_may_be_coroutine_functions() -> None:
+    world = World(AsyncGuard, [FlowRule("r", 1)])
+
+    async def blocked() -> str:
+        return "blocked"
+
+    @guarded(world.guard, "r", on_block=blocked)
+    async def function() -> str:
+        """Text."""
+        return "done"
+
+    assert [await function(), await function()] == ["done", "blocked"]
+    assert (function.__name__, function.__doc__) == ("function", "Text.")
+
+
+def test_methods_are_guarded() -> None:
+    world = World(Guard, [FlowRule("r", 1)])
+
+    class Service:
+        @guarded(world.guard, "r", on_block=lambda self: "blocked")
+        def call(self) -> str:
+            return "done"
+
+    service = Service()
+    assert [service.call(), service.call()] == ["done", "blocked"]
+
+
+async def _coroutine_function() -> None: ...
+
+
+def _generator_function() -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "options", "message"),
+    [
+        (Guard, _coroutine_function, {}, "use an AsyncGuard"),
+        (AsyncGuard, divide, {}, "divide is no coroutine function; use a Guard"),
+        (Guard, _generator_function, {}, "is a generator function"),
+        (Guard, int, {}, "is not a function"),
+        (Guard, 7, {}, "7 is not a function"),
+        (Guard, staticmethod(divide), {}, "below @staticmethod"),
+        (Guard, divide, {"fallback": 7}, "fallback=7 is not a function"),
+        (Guard, divide, {"on_block": "busy"}, "on_block='busy' is not a function"),
+        (Guard, divide, {"fallback": _coroutine_function}, "which nothing awaits"),
+        (Guard, divide, {"resource": ""}, "resource must not be empty"),
+        (Guard, divide, {"resource": None}, "resource=None is not a str"),
+    ],
+)
+def test_what_cannot_be_guarded(kind: Any, function: Any, options: Any, message: str) -> None:
+    guard = World(kind, []).guard
+    with pytest.raises(ConfigurationError, match=message):
+        guarded(guard, options.pop("resource", "r"), **options)(function)
+
+
+def test_the_first_argument_is_a_guard() -> None:
+    with pytest.raises(ConfigurationError, match="the first argument is a Guard"):
+        guarded("r", "s")  # type: ignore[arg-type]  # the mistake

@@ -1,0 +1,187 @@
+"""Rules from files, and the errors of files with mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from distwindow import (
+    AsyncGuard,
+    AuthorityRule,
+    ConfigurationError,
+    DegradeRule,
+    FlowRule,
+    Guard,
+    RateLimitExceeded,
+    SystemRule,
+)
+from distwindow.testing import ManualClock
+
+TOML = """\
+store = "memory://"
+
+[[flow]]
+resource = "r"
+count = 1
+
+[[flow]]  # 10 at once
+resource = "s"
+count = 10
+grade = "thread"
+
+[[degrade]]
+resource = "r"
+grade = "error_ratio"
+count = 0.5
+time_window_s = 5
+
+[[authority]]
+resource = "r"
+limit_app = "app-a,app-b"
+strategy = "deny"
+
+[[system]]
+qps = 500
+"""
+TABLES = {
+    "store": "memory://",
+    "flow": [
+        {"resource": "r", "count": 1},
+        {"resource": "s", "count": 10, "grade": "thread"},
+    ],
+    "degrade": [{"resource": "r", "grade": "error_ratio", "count": 0.5, "time_window_s": 5}],
+    "authority": [{"resource": "r", "limit_app": "app-a,app-b", "strategy": "deny"}],
+    "system": [{"qps": 500}],
+}
+RULES = (
+    FlowRule("r", 1),
+    FlowRule("s", 10, grade="thread"),
+    DegradeRule("r", 0.5, grade="error_ratio", time_window_s=5),
+    AuthorityRule("r", "app-a,app-b", "deny"),
+    SystemRule(qps=500),
+)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("rules.toml", TOML), ("rules.json", json.dumps(TABLES, indent=2))]
+)
+async def test_a_file_gives_the_rules_that_python_gives(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    path = write(tmp_path, name, text)
+    with Guard.from_file(str(path), time=ManualClock()) as guard:
+        assert guard.rules == RULES
+        with guard.entry("r"):
+            pass
+        with pytest.raises(RateLimitExceeded):
+            guard.entry("r").__enter__()
+    async with AsyncGuard.from_file(path, time=ManualClock()) as async_guard:
+        assert async_guard.rules == RULES
+        async with async_guard.entry("r"):
+            pass
+
+
+def test_the_store_is_the_argument_else_the_file_else_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = write(tmp_path, "named.toml", 'store = "redis://file:1/0"')
+    empty = write(tmp_path, "empty.toml", "")
+    monkeypatch.setenv("DISTWINDOW_URL", "redis://environment:1/0")
+    assert "memory://" in repr(Guard.from_file(named, "memory://"))
+    assert "redis://file:1/0" in repr(Guard.from_file(named))
+    assert "redis://environment:1/0" in repr(Guard.from_file(empty))
+    monkeypatch.delenv("DISTWINDOW_URL")
+    assert "redis://localhost:6379/0" in repr(Guard.from_file(empty))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            TOML.replace("count = 10", "cuont = 10"),
+            "line 9: FlowRule 2 ('s'): unknown field 'cuont'; did you mean 'count'?",
+        ),
+        (
+            TOML.replace('strategy = "deny"', "limitApp = 1"),
+            "line 21: AuthorityRule 1 ('r'): unknown field 'limitApp'; did you mean 'limit_app'?",
+        ),
+        (TOML.replace("[[flow]]", "[[flwo]]"), ": unknown key 'flwo'; did you mean 'flow'?"),
+        (
+            TOML.replace("qps = 500", "qps = -1"),
+            "line 24: SystemRule 1: SystemRule: qps must be a finite number",
+        ),
+        (
+            TOML.replace("time_window_s = 5\n", ""),
+            "line 12: DegradeRule 1 ('r'): the field 'time_window_s' is missing",
+        ),
+        (
+            TOML.replace('grade = "thread"', 'grade = "treads"'),
+            "line 10: FlowRule 2 ('s'): FlowRule of 's': grade must be one of 'qps', 'thread'",
+        ),
+        (TOML.replace("count = 10", "count = nan"), "line 9: FlowRule 2 ('s'): FlowRule of 's'"),
+        (TOML.replace("count = 10", 'count = "10"'), "line 9: FlowRule 2 ('s'): FlowRule of 's'"),
+        (TOML.replace("count = 10", "count = = 10"), "line 9: this is not TOML"),
+        (TOML.replace('"memory://"', "7"), "line 1: store=7 is not a URL"),
+        ("[flow]\nresource = 'r'", "line 1: write the rules of flow as [[flow]]"),
+        ('flow = [{resource = "r", cuont = 1}]', ": FlowRule 1 ('r'): unknown field 'cuont'"),
+        (TOML + '[[flow]]\nresource = "r"\ncount = 2', ": FlowRule(resource='r', count=1"),
+    ],
+)
+def test_a_mistake_in_toml_is_an_error_with_its_place(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = write(tmp_path, "rules.toml", text)
+    with pytest.raises(ConfigurationError, match=re.escape(message)) as raised:
+        Guard.from_file(path)
+    assert str(raised.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"flow": [\n{"resource": "r", "count": 1},\n{"resource": "s", "cuont": 1}]}',
+            "line 3: FlowRule 2 ('s'): unknown field 'cuont'; did you mean 'count'?",
+        ),
+        (
+            '{"flow": [\n{"resource": "r",\n"maxQueueingTimeMs": 1}]}',
+            "line 3: FlowRule 1 ('r'): unknown field 'maxQueueingTimeMs'; "
+            "did you mean 'max_queueing_time_ms'?",
+        ),
+        (
+            '{"flow": [\n{"resource": "r", "count": 1},\n{"resource": "s"}]}',
+            "line 3: FlowRule 2 ('s'): the field 'count' is missing",
+        ),
+        ('{"flow": [\n{"resource": "r", "count": 1,]}', "line 2: this is not JSON"),
+        ('{"flow": [{"count": 1, "count": 2}]}', "'count' is written twice in one object"),
+        ('{"flow": [\n{"resource": "r", "count": NaN}]}', "line 2: FlowRule 1 ('r'): FlowRule of"),
+        ('{"flow": [1]}', 'line 1: write the rules of flow as "flow": [{...}]'),
+        ("[]", 'write {"flow": [...]}, not []'),
+    ],
+)
+def test_a_mistake_in_json_is_an_error_with_its_place(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = write(tmp_path, "rules.json", text)
+    with pytest.raises(ConfigurationError, match=re.escape(message)) as raised:
+        Guard.from_file(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_files_that_hold_no_rules(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"a \.toml or a \.json file"):
+        Guard.from_file(write(tmp_path, "rules.yaml", ""))
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        Guard.from_file(tmp_path / "latin.toml")
+    with pytest.raises(FileNotFoundError):
+        Guard.from_file(tmp_path / "none.toml")

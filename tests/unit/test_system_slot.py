@@ -1,0 +1,147 @@
+"""System rules: what all calls of a process together may do."""
+
+from __future__ import annotations
+
+import builtins
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import pytest
+
+from distwindow import (
+    AsyncGuard,
+    AuthorityRule,
+    ConfigurationError,
+    FlowRule,
+    Guard,
+    SystemOverloaded,
+    SystemRule,
+)
+
+from .guard_worlds import WORLDS, Recorder, World
+
+EACH_WORLD = pytest.mark.parametrize("kind", WORLDS)
+
+
+@EACH_WORLD
+async def test_qps_is_that_of_all_resources_in_the_last_second(kind: Any) -> None:
+    rule = SystemRule(qps=3)
+    world = World(kind, [rule])
+    await world.call("a", cost=2)
+    world.clock.advance(0.5)
+    await world.call("b")
+    with pytest.raises(SystemOverloaded, match="qps would be 4, above 3; refused by") as refused:
+        await world.call("c")
+    assert refused.value.rule is rule
+    world.clock.advance(0.5)  # the two permits of "a" have left the last second
+    assert [await world.outcome("c") for _ in range(3)] == ["passed", "passed", "SystemOverloaded"]
+
+
+@EACH_WORLD
+async def test_a_call_that_a_later_slot_refuses_is_not_counted(kind: Any) -> None:
+    later = Recorder()
+    later.refusal = OSError("refused")
+    world = World(kind, [SystemRule(qps=1, max_thread=1)], slots=[later])
+    assert await world.outcome() == "OSError"
+    later.refusal = None
+    assert [await world.outcome(), await world.outcome()] == ["passed", "SystemOverloaded"]
+
+
+@EACH_WORLD
+async def test_the_number_of_running_calls(kind: Any) -> None:
+    world = World(kind, [SystemRule(max_thread=2)])
+    if kind is AsyncGuard:
+        async with AsyncExitStack() as tasks:
+            for _ in range(2):
+                await tasks.enter_async_context(world.guard.entry("r"))
+            assert await world.outcome() == "SystemOverloaded"
+    else:
+        with ExitStack() as stack:
+            for _ in range(2):
+                stack.enter_context(world.guard.entry("r"))
+            assert await world.outcome() == "SystemOverloaded"
+    assert await world.outcome() == "passed"
+
+
+@EACH_WORLD
+async def test_the_average_rt_of_the_last_second(kind: Any) -> None:
+    world = World(kind, [SystemRule(avg_rt=100)])
+    await world.call(body=lambda: world.clock.advance(0.3))
+    assert await world.outcome() == "SystemOverloaded"
+    world.clock.advance(1.1)
+    assert await world.outcome() == "passed"
+
+
+@EACH_WORLD
+async def test_the_machine_is_sampled_once_a_second(kind: Any) -> None:
+    samples = [(0.0, 0.5), (0.0, 0.95), (0.0, 0.9)]
+    world = World(kind, [SystemRule(highest_cpu_usage=0.9)], sampler=lambda: samples.pop(0))
+    outcomes = []
+    for _ in range(3):
+        outcomes += [await world.outcome(), await world.outcome()]
+        world.clock.advance(1.0)
+    passed, refused = "passed", "SystemOverloaded"
+    assert outcomes == [passed, passed, refused, refused, passed, passed]
+    assert samples == []
+
+
+def test_under_load_as_many_run_as_the_process_completes() -> None:
+    """Sentinel's checkBbr: the best rate per second times the shortest rt."""
+    world = World(Guard, [SystemRule(highest_system_load=2)], sampler=lambda: (5.0, 0.0))
+    with world.guard.entry("r"):
+        world.clock.advance(0.1)
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(world.guard.entry("r"))
+        with pytest.raises(SystemOverloaded, match="highest_system_load would be 5, above 2"):
+            world.guard.entry("r").__enter__()
+
+
+async def test_authority_is_asked_before_and_flow_after() -> None:
+    rules = [SystemRule(qps=1), AuthorityRule("r", "app-a"), FlowRule("r", 1)]
+    world = World(Guard, rules)
+    assert await world.outcome(origin="app-b") == "AuthorityDenied"
+    assert await world.outcome() == "passed"
+    assert await world.outcome() == "SystemOverloaded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "give at least one threshold"),
+        ({"qps": -1}, "qps must be a finite number of at least 0, not -1"),
+        ({"avg_rt": float("nan")}, "avg_rt must be a finite number"),
+        ({"highest_cpu_usage": 80}, "highest_cpu_usage must be from 0 to 1, not 80"),
+        ({"max_thread": 1.5}, "max_thread must be an int"),
+        ({"max_thread": True}, "max_thread must be a finite number"),
+    ],
+)
+def test_bad_fields(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SystemRule(**fields)
+
+
+def test_a_guard_has_one_system_rule() -> None:
+    with pytest.raises(ConfigurationError, match="in the same place"):
+        Guard("memory://", [SystemRule(qps=1), SystemRule(qps=2)])
+
+
+def test_without_psutil_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_psutil(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "psutil":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_psutil)
+    with pytest.raises(ConfigurationError, match=r"install distwindow\[system\]"):
+        Guard("memory://", [SystemRule(highest_cpu_usage=0.9)])
+    with Guard("memory://", [SystemRule(qps=1)]) as guard, guard.entry("r"):
+        pass
+
+
+def test_psutil_samples_this_machine() -> None:
+    with Guard("memory://", [SystemRule(highest_cpu_usage=1.0)]) as guard:
+        with guard.entry("r"):
+            pass
