@@ -33,6 +33,15 @@ from tests.servers import (
 T = TypeVar("T")
 
 
+SLOW_MODULES = {
+    "test_borrowing", "test_borrowing_agrees", "test_breaker_fleet", "test_breaker_oracle",
+    "test_call_sharing", "test_endings", "test_examples",
+    "test_interrupted_calls", "test_interrupted_leases", "test_interruptions",
+    "test_memory_shortcut", "test_pacing", "test_servers_cleanup", "test_slots", "test_unclosed",
+}  # fmt: skip
+"""Modules that take three seconds or more in all: each of their tests is marked `slow`."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     owner = os.getpid()
 
@@ -53,6 +62,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         slow = metafunc.definition.path.stem not in event_loops.IN_QUICK_TIER
         kinds = ["asyncio", event_loops.uvloop_param(slow=slow)]
         metafunc.parametrize("event_loop_kind", kinds, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)

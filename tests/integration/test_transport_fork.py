@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
+from distwindow.store.redis.blocking.transport import close_detached
 from tests.event_loops import program_header
 from tests.integration.harness import PLENTY, Call, admin, count_outcomes, timed, used
 from tests.servers import Cluster
@@ -111,6 +113,27 @@ def test_parent_and_child_go_on_over_their_own_connections(redis_url: str, prefi
         assert used(server, prefix) == 3 + 1 + 50 + 50 + 1
         assert named(server, prefix) == before
     limiter.close()
+
+
+def test_a_connection_that_was_just_opened_is_its_parents() -> None:
+    """A thread of the parent has opened it, and no call has used it yet, when the child discards
+    it: a shutdown in the child would end it for both.
+    """
+    ours, servers = socket.socketpair()
+    with ours, servers:
+        ours.settimeout(5)
+        parent = os.getpid()
+
+        def discard(child: Child) -> bool:
+            close_detached(ours, parent)
+            return True
+
+        assert Child(discard).result()
+        servers.sendall(b"+OK")
+        assert not os.get_blocking(ours.fileno()), "the child has changed the mode of the socket"
+        assert ours.recv(3) == b"+OK"
+        close_detached(ours, parent)
+        assert servers.recv(1) == b""
 
 
 @pytest.mark.compat
@@ -262,6 +285,7 @@ def test_a_child_that_drops_the_parents_loop_does_not_disconnect_the_parent(
 PROGRAM = """
 import asyncio, os, sys
 from distwindow import AsyncLimiter, Limiter
+from distwindow.store.redis.blocking.transport import close_detached
 
 url, prefix = sys.argv[1:]
 blocking = Limiter(url, "1000/hour", prefix=prefix, timeout=5)

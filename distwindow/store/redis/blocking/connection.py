@@ -18,6 +18,7 @@ from __future__ import annotations
 # would wait for the import's lock, or find half of a module.
 import email.parser  # noqa: F401 - imported before a fork, see above
 import encodings.idna  # noqa: F401 - imported before a fork, see above
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from ..attempts import NoReply, RawReply, Request
 from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..timeouts import BackgroundJob, JobAbandoned
 from ..topology import Node
-from .transport import Transport, detach_socket, make_transport
+from .transport import Transport, close_detached, detach_socket, make_transport
 
 _FRESH_S = 0.005
 """Seconds after the start of a call in which a connection is taken to be open, because a check
@@ -188,7 +189,7 @@ class BlockingConnection:
             if (why := node.unavailable_reason()) is not None:
                 return NoReply(why, sent=False)
             opening = self._opening = BackgroundJob(
-                partial(_connect, node, self._clock), partial(_close_opened, clock=self._clock)
+                partial(_connect, node, self._clock), _close_opened
             )
         opening.start()
         if not opening.wait(deadline - self._clock.monotonic()):
@@ -226,12 +227,14 @@ class _Opened(NamedTuple):
 
     socket: Any
     """See `detach_socket`."""
+    opened_by: int
+    """The process that has opened it. A child that is forked meanwhile has this object, too."""
     generation: int
     handshake: HandshakeResult
 
 
-def _close_opened(opened: _Opened, clock: Clock) -> None:
-    make_transport(opened.socket, clock).close()
+def _close_opened(opened: _Opened) -> None:
+    close_detached(opened.socket, opened.opened_by)
 
 
 def _connect(node: Node, clock: Clock) -> _Opened:
@@ -241,7 +244,7 @@ def _connect(node: Node, clock: Clock) -> _Opened:
     try:
         connection.connect()
         result = _run_handshake(connection, node, clock)
-        return _Opened(detach_socket(connection), generation, result)
+        return _Opened(detach_socket(connection), os.getpid(), generation, result)
     except BaseException:  # whatever it is: nobody else could close this connection
         connection.disconnect()
         raise

@@ -85,6 +85,16 @@ def make_transport(opened: Any, clock: Clock) -> Transport:
     return SelectTransport(opened, clock)
 
 
+def close_detached(opened: Any, opened_by: int) -> None:
+    """Close what `detach_socket` has returned in process `opened_by`. No transport is made of it:
+    that would change the mode of a socket which a forked child shares with its parent.
+    """
+    if isinstance(opened, socket.socket):
+        _close(opened, opened_by)
+    else:
+        ClientTransport(opened).close()
+
+
 def _readable_within(sock: socket.socket) -> Callable[[float], object]:
     """A function that waits up to so many milliseconds for `sock` to be readable, and returns a
     true value if it is. `poll` costs less than `select`, and takes descriptors of any number.
