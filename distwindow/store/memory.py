@@ -16,6 +16,7 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
+from ..core.priority_record import PriorityRecord
 from ..core.ring import RETIRED_START, Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
@@ -23,7 +24,7 @@ from ..protocol.borrowing import Borrow, BorrowReply
 from ..protocol.commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
 from ..protocol.decisions import decision_of
 from ..protocol.frames import Command
-from ..protocol.keys import shaping_name
+from ..protocol.keys import priority_name, shaping_name
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from ..protocol.shaped_commands import AcquireShaped, PeekShaped
 from .memory_adaptive import MemoryAdaptive
@@ -61,9 +62,11 @@ class MemoryStore:
         *,
         slots: dict[bytes, dict[bytes, int]] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
+        priority_records: dict[bytes, PriorityRecord] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings, `slots`, by their own names, and
-        `shapings`, by their `shaping_name`: where to keep them. A store that keeps rings elsewhere
+        """`rings` and `senders`, by the names of the rings, `slots`, by their own names,
+        `shapings`, by their `shaping_name`, and `priority_records`, by their `priority_name`: where
+        to keep them. A store that keeps rings elsewhere
         passes those of one command, and stores what is in the dicts after it. With `rings` alone,
         concurrency limits are refused.
         """
@@ -73,6 +76,7 @@ class MemoryStore:
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
         self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
+        self._priority_records = {} if priority_records is None else priority_records
         self._lock: Lock | _Closed = threading.Lock()
         self._sweep_size = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
@@ -208,7 +212,12 @@ class MemoryStore:
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
-        return borrow(command, [self._ring_at(charge, now) for charge in command.charges], now)
+        rings = [self._ring_at(charge, now) for charge in command.charges]
+        names = [priority_name(charge.ring) for charge in command.charges]
+        records = [self._priority_records.get(name) or PriorityRecord() for name in names]
+        reply = borrow(command, rings, records, now)
+        self._priority_records.update(zip(names, records, strict=True))
+        return reply
 
     def _acquire_shaped(self, command: AcquireShaped, now: int) -> AcquireReply:
         charges = command.charges
@@ -336,7 +345,8 @@ class MemoryStore:
         """Remove the ring of this name. Return True if there was one."""
         ring = self._rings.get(name)
         if ring is None:
-            return self._shapings.pop(name, None) is not None
+            beside = self._shapings if name in self._shapings else self._priority_records
+            return beside.pop(name, None) is not None
         # Both without a call, so that no signal handler raises in between: a linked command would
         # go on counting in a ring that nobody finds.
         ring.shortcut_start = RETIRED_START
@@ -372,6 +382,9 @@ class MemoryStore:
         expired = [name for name, each in self._shapings.items() if now >= each.expires_at_ms]
         for name in expired:
             del self._shapings[name]
+        expired = [name for name, r in self._priority_records.items() if now >= r.expires_at_ms]
+        for name in expired:
+            del self._priority_records[name]
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 

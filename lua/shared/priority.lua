@@ -1,0 +1,134 @@
+-- What priority calls have taken of a ring, and what plain calls have asked of it: the ring's key and
+-- `:priority` (lua/README.md, "Shares"). It mirrors distwindow/core/priority_record.py, which has the terms. In a script
+-- such a ring has beside the fields of shared/ring.lua and shared/reservations.lua:
+--   record            the key of this hash
+--   taken refused     permits of priority calls in the newest bucket: counted while there was room; refused
+--   outdated_record   names of the fields of its record that count no more
+--   period            number of the period of the newest bucket
+--   asked asked_before    the most that plain calls asked for, in this period and the one before
+--   held              priority permits by number of their bucket: in the window, and of coming buckets
+--   held_now fullest  in the window, and in the fullest one in which a call in the newest bucket counts
+
+-- Permits that were refused in each bucket, by number, of a ring whose buckets are loaded.
+local function blocked_buckets(ring)
+  local span, newest, blocked, all = ring.span, ring.start / ring.bucket_ms, {}, ring.fields
+  local stored = ring.closing or newest
+  for i = 1, #all, 2 do
+    local slot = tonumber(all[i])
+    if slot then
+      local number = stored - (stored - slot) % span
+      local permits = number ~= stored and string.match(all[i + 1], '^%d+ (%d+)')
+      if permits then blocked[number] = permits - 0 end
+    elseif all[i] == 'block' then
+      blocked[stored] = all[i + 1] - 0
+    end
+  end
+  return blocked
+end
+
+-- Complete `ring` with its record, and with what plain calls have asked for up to now; writes nothing.
+local function load_priority(ring, record)
+  load_buckets(ring)
+  local span, newest, blocked = ring.span, ring.start / ring.bucket_ms, blocked_buckets(ring)
+  local taken, refused, outdated, all = {}, {}, {}, redis.call('HGETALL', record)
+  local period, asked, asked_before = 0, 0, 0
+  for i = 1, #all, 2 do
+    local first, second, third = string.match(all[i + 1], '^(%d+) (%d+) (%d+)$')
+    first, second, third = first - 0, second - 0, third - 0
+    if all[i] == 'asked' then
+      period, asked, asked_before = first, second, third
+    elseif first > newest - span and first <= newest then
+      taken[first], refused[first] = second, third
+    else
+      outdated[#outdated + 1] = all[i]
+    end
+  end
+  ring.record, ring.taken, ring.refused = record, taken[newest] or 0, refused[newest] or 0
+  ring.held, ring.held_now, ring.period = {}, 0, math.floor(newest / span)
+  local asked_now, any_refused = 0, false
+  for number = newest + 1 - span, newest do
+    local passed = permits_at(ring, number)
+    local held = math.min(passed, (ring.borrowed[number] or 0) + (taken[number] or 0))
+    local refused_here = math.max(0, (blocked[number] or 0) - (refused[number] or 0))
+    asked_now = asked_now + passed - held + refused_here
+    if refused_here > 0 then asked_now, any_refused = asked_now + passed - held, true end
+    ring.held[number], ring.held_now = held, ring.held_now + held
+  end
+  if period ~= ring.period then
+    asked, asked_before = 0, period + 1 == ring.period and asked or 0
+  end
+  if any_refused or asked > 0 or asked_before > 0 then
+    asked = math.max(asked, math.min(asked_now, MAX_TOTAL))
+  end
+  ring.asked, ring.asked_before = asked, asked_before
+  if asked == 0 and asked_before == 0 and period > 0 then outdated[#outdated + 1] = 'asked' end
+  ring.outdated_record = outdated
+  local held, last = ring.held_now, ring.last or newest
+  ring.fullest = held
+  for number = newest + 1, last do
+    ring.held[number] = ring.borrowed[number]
+    if number < newest + span then
+      held = held + (ring.held[number] or 0) - (ring.held[number - span] or 0)
+      ring.fullest = math.max(ring.fullest, held)
+    end
+  end
+end
+
+-- How much priority calls may hold in a window at `moment`, if nobody calls until then.
+local function priority_cap(ring, moment)
+  local number = math.max(ring.start, moment - moment % ring.bucket_ms) / ring.bucket_ms
+  local period, reserve = math.floor(number / ring.span), 0
+  if period == ring.period then
+    reserve = math.max(ring.asked, ring.asked_before)
+  elseif period == ring.period + 1 then
+    reserve = ring.asked
+  end
+  return math.max(math.min(ring.limit, ring.max_borrowed), ring.limit - reserve)
+end
+
+-- When the cap has risen, if nobody calls until then.
+local function cap_changes(ring)
+  local period_ms = ring.span * ring.bucket_ms
+  return (ring.period + 1) * period_ms, (ring.period + 2) * period_ms
+end
+
+-- From when on the priority permits leave room for the call in the newest bucket, if nobody calls until
+-- then; `now` if they do not keep it out.
+local function priority_room_at(ring, now)
+  local newest, span, held, first = ring.start / ring.bucket_ms, ring.span, ring.held, nil
+  for _, moment in ipairs({now, cap_changes(ring)}) do
+    local most = priority_cap(ring, moment) - ring.cost
+    if most >= 0 then
+      local number, sum, room = newest, ring.held_now, 0
+      while true do
+        if sum > most then room = number + 1 end
+        number = number + 1
+        if number > (ring.last or newest) + span then break end
+        sum = sum + (held[number] or 0) - (held[number - span] or 0)
+      end
+      moment = math.max(moment, now, room * ring.bucket_ms)
+      first = math.min(first or moment, moment)
+    end
+  end
+  return first or now
+end
+
+-- Count permits of the call in the newest bucket of a ring that has been rotated, and write the record.
+local function write_priority(ring, taken, refused)
+  local newest, call = ring.start / ring.bucket_ms, redis.call
+  if ring.outdated_record[1] then call('HDEL', ring.record, unpack(ring.outdated_record)) end
+  local any = ring.asked > 0 or ring.asked_before > 0
+  if any then
+    call('HSET', ring.record, 'asked',
+      string.format('%.0f %.0f %.0f', ring.period, ring.asked, ring.asked_before))
+  end
+  if taken + refused > 0 then
+    call('HSET', ring.record, string.format('%.0f', newest % ring.span),
+      string.format('%.0f %.0f %.0f', newest, ring.taken + taken, ring.refused + refused))
+    any = true
+  end
+  if any then
+    call('PEXPIRE', ring.record,
+      string.format('%.0f', (newest + 2 * ring.span + 1) * ring.bucket_ms - now))
+  end
+end
