@@ -26,6 +26,7 @@ from itertools import takewhile
 
 from .reservations import window_sums
 from .ring import MAX_TOTAL, Ring
+from .stats import RingState
 
 
 class PriorityRecord:
@@ -60,8 +61,30 @@ class PriorityRecord:
                 counts[newest] = counts.get(newest, 0) + permits
         self.expires_at_ms = (newest + 2 * span + 1) * ring.bucket_ms
 
-    def observe(self, period: int, asked: int, *, any_refused: bool) -> None:
-        """Keep what plain calls have asked for in the present window, where it is contended."""
+    def held_by_number(self, state: RingState, bucket_ms: int) -> dict[int, int]:
+        """Return the priority permits of each bucket, by number, coming ones included."""
+        held = {bucket.start // bucket_ms: bucket.borrowed for bucket in state.reserved}
+        for bucket in state.buckets:
+            number = bucket.start // bucket_ms
+            held[number] = min(bucket.passed, bucket.borrowed + self.taken.get(number, 0))
+        return held
+
+    def observe(self, ring: Ring) -> None:
+        """Keep what plain calls have asked for in the window that ends with the newest bucket of
+        `ring`, where it is contended.
+        """
+        state, bucket_ms = ring.state(), ring.bucket_ms
+        held = self.held_by_number(state, bucket_ms)
+        asked, any_refused = 0, False
+        for bucket in state.buckets:
+            number = bucket.start // bucket_ms
+            of_plain = bucket.passed - held[number]
+            refused = max(0, bucket.blocked - self.refused.get(number, 0))
+            asked += of_plain + refused
+            if refused:
+                asked += of_plain
+                any_refused = True
+        period = ring.newest_number // ring.span
         if period != self.period:
             self.asked_before = self.asked if period == self.period + 1 else 0
             self.asked, self.period = 0, period
@@ -70,26 +93,14 @@ class PriorityRecord:
 
 
 class PriorityWindows:
-    """The priority permits in the windows of one ring, which has been rotated, and their cap. Made
-    for each priority call, which thereby observes what plain calls have asked for.
+    """The priority permits in the windows of one ring, and their cap. Made for each priority call,
+    once the ring has been rotated, and once its record has observed it.
     """
 
     def __init__(self, ring: Ring, record: PriorityRecord, amount: int, max_borrowed: int) -> None:
         self._ring, self._record = ring, record
         self._amount, self._max_borrowed = amount, max_borrowed
-        state, bucket_ms = ring.state(), ring.bucket_ms
-        self._held = {bucket.start // bucket_ms: bucket.borrowed for bucket in state.reserved}
-        asked, any_refused = 0, False
-        for bucket in state.buckets:
-            number = bucket.start // bucket_ms
-            held = min(bucket.passed, bucket.borrowed + record.taken.get(number, 0))
-            self._held[number] = held
-            refused = max(0, bucket.blocked - record.refused.get(number, 0))
-            asked += bucket.passed - held + refused
-            if refused:
-                asked += bucket.passed - held
-                any_refused = True
-        record.observe(ring.newest_number // ring.span, asked, any_refused=any_refused)
+        self._held = record.held_by_number(ring.state(), ring.bucket_ms)
         newest = ring.newest_number
         self._held_now = sum(held for number, held in self._held.items() if number <= newest)
         fullest = self._held_now

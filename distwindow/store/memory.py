@@ -212,12 +212,17 @@ class MemoryStore:
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
-        rings = [self._ring_at(charge, now) for charge in command.charges]
-        names = [priority_name(charge.ring) for charge in command.charges]
-        records = [self._priority_records.get(name) or PriorityRecord() for name in names]
-        reply = borrow(command, rings, records, now)
-        self._priority_records.update(zip(names, records, strict=True))
-        return reply
+        charges, records = command.charges, []
+        for charge in charges:
+            record = self._priority_records.setdefault(priority_name(charge.ring), PriorityRecord())
+            ring = self._rings.get(charge.ring)
+            if ring is not None:  # its newest bucket may be over, and the calls after the last
+                record.observe(ring)  # priority call in it have not been seen
+            records.append(record)
+        rings = [self._ring_at(charge, now) for charge in charges]
+        for ring, record in zip(rings, records, strict=True):
+            record.observe(ring)
+        return borrow(command, rings, records, now)
 
     def _acquire_shaped(self, command: AcquireShaped, now: int) -> AcquireReply:
         charges = command.charges

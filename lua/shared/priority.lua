@@ -9,27 +9,47 @@
 --   held              priority permits by number of their bucket: in the window, and of coming buckets
 --   held_now fullest  in the window, and in the fullest one in which a call in the newest bucket counts
 
--- Permits that were refused in each bucket, by number, of a ring whose buckets are loaded.
-local function blocked_buckets(ring)
-  local span, newest, blocked, all = ring.span, ring.start / ring.bucket_ms, {}, ring.fields
-  local stored = ring.closing or newest
+-- Permits that passed, were refused and were borrowed in each bucket, by number, as the hash of a ring has
+-- them; and the number of the bucket that is the newest there, nil where there is no hash. `load_buckets`
+-- has been called before.
+local function stored_buckets(ring)
+  local span, all, head = ring.span, ring.fields, ring.head
+  local passed, blocked, borrowed, stored = {}, {}, {}, ring.closing or ring.start / ring.bucket_ms
+  if ring.is_empty then
+    if not head then return passed, blocked, borrowed, nil end
+    local start = tonumber(head) or string.match(head, RESERVED_PATTERN) or string.match(head, '^%d+')
+    all, stored = redis.call('HGETALL', ring.key), start / ring.bucket_ms
+  end
   for i = 1, #all, 2 do
-    local slot = tonumber(all[i])
+    local name, value = all[i], all[i + 1]
+    local slot = tonumber(name)
     if slot then
       local number = stored - (stored - slot) % span
-      local permits = number ~= stored and string.match(all[i + 1], '^%d+ (%d+)')
-      if permits then blocked[number] = permits - 0 end
-    elseif all[i] == 'block' then
-      blocked[stored] = all[i + 1] - 0
+      if number ~= stored then
+        passed[number], blocked[number] = passed_in(value), string.match(value, '^%d+ (%d+)')
+      end
+    elseif name == 'used' then
+      passed[stored] = (passed[stored] or 0) + value
+    elseif name == 'closed' then
+      passed[stored] = (passed[stored] or 0) - value
+    elseif name == 'block' then
+      blocked[stored] = value
+    elseif string.find(name, '^b%d+$') then
+      local number, permits = string.match(value, '^(%d+) (%d+)$')
+      borrowed[number - 0] = permits - 0
     end
   end
-  return blocked
+  for number, permits in pairs(borrowed) do
+    if number > stored then passed[number] = permits end
+  end
+  return passed, blocked, borrowed, stored
 end
 
 -- Complete `ring` with its record, and with what plain calls have asked for up to now; writes nothing.
 local function load_priority(ring, record)
   load_buckets(ring)
-  local span, newest, blocked = ring.span, ring.start / ring.bucket_ms, blocked_buckets(ring)
+  local span, newest = ring.span, ring.start / ring.bucket_ms
+  local passed, blocked, borrowed, stored = stored_buckets(ring)
   local taken, refused, outdated, all = {}, {}, {}, redis.call('HGETALL', record)
   local period, asked, asked_before = 0, 0, 0
   for i = 1, #all, 2 do
@@ -37,40 +57,47 @@ local function load_priority(ring, record)
     first, second, third = first - 0, second - 0, third - 0
     if all[i] == 'asked' then
       period, asked, asked_before = first, second, third
-    elseif first > newest - span and first <= newest then
-      taken[first], refused[first] = second, third
     else
-      outdated[#outdated + 1] = all[i]
+      taken[first], refused[first] = second, third
+      if first <= newest - span or first > newest then outdated[#outdated + 1] = all[i] end
     end
   end
+  local function held_in(number)
+    return math.min(passed[number] or 0, (borrowed[number] or 0) + (taken[number] or 0))
+  end
+  -- Keep what plain calls have asked for in the window that ends with bucket `last`, where it is contended.
+  local function observe(last)
+    local now_asked, any_refused = 0, false
+    for number = last + 1 - span, last do
+      local of_plain = (passed[number] or 0) - held_in(number)
+      local refused_here = math.max(0, (blocked[number] or 0) - (refused[number] or 0))
+      now_asked = now_asked + of_plain + refused_here
+      if refused_here > 0 then now_asked, any_refused = now_asked + of_plain, true end
+    end
+    local of_last = math.floor(last / span)
+    if of_last ~= period then
+      asked, asked_before, period = 0, of_last == period + 1 and asked or 0, of_last
+    end
+    if any_refused or asked > 0 or asked_before > 0 then
+      asked = math.max(asked, math.min(now_asked, MAX_TOTAL))
+    end
+  end
+  -- The calls after the last priority call in the bucket that `rotate` will close are seen here.
+  if stored and stored ~= newest then observe(stored) end
+  observe(newest)
   ring.record, ring.taken, ring.refused = record, taken[newest] or 0, refused[newest] or 0
-  ring.held, ring.held_now, ring.period = {}, 0, math.floor(newest / span)
-  local asked_now, any_refused = 0, false
-  for number = newest + 1 - span, newest do
-    local passed = permits_at(ring, number)
-    local held = math.min(passed, (ring.borrowed[number] or 0) + (taken[number] or 0))
-    local refused_here = math.max(0, (blocked[number] or 0) - (refused[number] or 0))
-    asked_now = asked_now + passed - held + refused_here
-    if refused_here > 0 then asked_now, any_refused = asked_now + passed - held, true end
-    ring.held[number], ring.held_now = held, ring.held_now + held
+  ring.period, ring.asked, ring.asked_before = period, asked, asked_before
+  if asked == 0 and asked_before == 0 and all[1] then outdated[#outdated + 1] = 'asked' end
+  ring.outdated_record, ring.held, ring.held_now = outdated, {}, 0
+  for number = newest + 1 - span, ring.last or newest do
+    ring.held[number] = held_in(number)
+    if number <= newest then ring.held_now = ring.held_now + ring.held[number] end
   end
-  if period ~= ring.period then
-    asked, asked_before = 0, period + 1 == ring.period and asked or 0
-  end
-  if any_refused or asked > 0 or asked_before > 0 then
-    asked = math.max(asked, math.min(asked_now, MAX_TOTAL))
-  end
-  ring.asked, ring.asked_before = asked, asked_before
-  if asked == 0 and asked_before == 0 and period > 0 then outdated[#outdated + 1] = 'asked' end
-  ring.outdated_record = outdated
-  local held, last = ring.held_now, ring.last or newest
+  local held = ring.held_now
   ring.fullest = held
-  for number = newest + 1, last do
-    ring.held[number] = ring.borrowed[number]
-    if number < newest + span then
-      held = held + (ring.held[number] or 0) - (ring.held[number - span] or 0)
-      ring.fullest = math.max(ring.fullest, held)
-    end
+  for number = newest + 1, math.min(ring.last or newest, newest + span - 1) do
+    held = held + ring.held[number] - ring.held[number - span]
+    ring.fullest = math.max(ring.fullest, held)
   end
 end
 

@@ -244,6 +244,8 @@ class Run:
 
     def call(self, step: Step) -> None:
         for ledger in self.ledgers:
+            if step.kind == "priority":
+                ledger.observe()  # the window as the calls before this one have left it
             ledger.open(self.now)
             if step.kind == "priority":
                 ledger.observe()
