@@ -10,16 +10,16 @@
 --   held_now fullest  in the window, and in the fullest one in which a call in the newest bucket counts
 
 -- Permits that passed, were refused and were borrowed in each bucket, by number, as the hash of a ring has
--- them; and the number of the bucket that is the newest there, nil where there is no hash. `load_buckets`
--- has been called before.
+-- them; and the number of the bucket that is the newest there, nil where there is no hash.
 local function stored_buckets(ring)
-  local span, all, head = ring.span, ring.fields, ring.head
+  local span, head = ring.span, ring.head
   local passed, blocked, borrowed, stored = {}, {}, {}, ring.closing or ring.start / ring.bucket_ms
   if ring.is_empty then
     if not head then return passed, blocked, borrowed, nil end
     local start = tonumber(head) or string.match(head, RESERVED_PATTERN) or string.match(head, '^%d+')
-    all, stored = redis.call('HGETALL', ring.key), start / ring.bucket_ms
+    stored = start / ring.bucket_ms
   end
+  local all = redis.call('HGETALL', ring.key)
   for i = 1, #all, 2 do
     local name, value = all[i], all[i + 1]
     local slot = tonumber(name)

@@ -3,7 +3,6 @@
 --   last              number of the last bucket with a reservation; nil if there is none
 --   peak_excess       what the fullest window that contains the newest bucket holds more than `used`
 -- and once its buckets are loaded (load_buckets):
---   fields            the whole hash, as HGETALL has it
 --   passed            permits of the closed buckets in the window, by number
 --   borrowed          borrowed permits by number of their bucket: in the window, and of coming buckets
 --   outdated_fields   names of the fields that hold borrowed permits of expired buckets
@@ -55,7 +54,6 @@ local function load_buckets(ring)
   end
   if ring.closing and ring.closing >= oldest then passed[ring.closing] = ring.closing_passed end
   ring.passed, ring.borrowed, ring.outdated_fields, ring.entered = passed, borrowed, outdated, entered
-  ring.fields = all
 end
 
 -- Set `last` and `peak_excess` of a ring whose buckets are loaded.
