@@ -326,7 +326,7 @@ class MemoryStore:
                 borrowed = isinstance(charge, BorrowedCharge)
                 ring = self._ring_at(charge, now)
                 refunded.append(ring.refund(charge.cost, start, borrowed=borrowed))
-        return CountReply(min(refunded), now)
+        return CountReply(max(refunded), now)
 
     def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)

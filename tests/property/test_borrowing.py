@@ -310,7 +310,7 @@ class Run:
             expected.append(
                 ledger.give_back(start // ledger.bucket_ms, decision.cost, borrowed=flag)
             )
-        assert self.execute(command).affected == min(expected)
+        assert self.execute(command).affected == max(expected)
 
     def compare_windows(self) -> None:
         """Whoever reads the rings, now or later, finds what the ledgers have, even if nobody calls
