@@ -91,9 +91,7 @@ local function priority_refusal(rings, max_wait)
   end
   -- What may be borrowed is more once the cap of a ring has risen.
   local moments = {now}
-  for i = 1, #rings do
-    moments[2 * i], moments[2 * i + 1] = cap_changes(rings[i])
-  end
+  for i = 1, #rings do append_cap_changes(rings[i], moments, now) end
   for i = 1, #moments do
     local at = first_moment(rings, math.max(now, moments[i]))
     if at then retry_at = math.min(retry_at, math.max(moments[i], at - max_wait)) end

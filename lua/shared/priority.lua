@@ -1,6 +1,7 @@
--- What priority calls have taken of a ring, and what plain calls have asked of it: the ring's key and
--- `:priority` (lua/README.md, "Shares"). It mirrors distwindow/core/priority_record.py, which has the terms. In a script
--- such a ring has beside the fields of shared/ring.lua and shared/reservations.lua:
+-- What priority calls have taken of a ring, and what plain calls have asked of it: the hash of the ring's
+-- key and `:priority` (lua/README.md, "Priority records"). It mirrors distwindow/core/priority_record.py,
+-- which has the terms. In a script such a ring has beside the fields of shared/ring.lua and
+-- shared/reservations.lua:
 --   record            the key of this hash
 --   taken refused     permits of priority calls in the newest bucket: counted while there was room; refused
 --   outdated_record   names of the fields of its record that count no more
@@ -26,7 +27,10 @@ local function stored_buckets(ring)
     if slot then
       local number = stored - (stored - slot) % span
       if number ~= stored then
-        passed[number], blocked[number] = passed_in(value), string.match(value, '^%d+ (%d+)')
+        passed[number] = tonumber(value)
+        if not passed[number] then
+          passed[number], blocked[number] = passed_in(value), string.match(value, '^%d+ (%d+)')
+        end
       end
     elseif name == 'used' then
       passed[stored] = (passed[stored] or 0) + value
@@ -63,16 +67,19 @@ local function load_priority(ring, record)
     end
   end
   local function held_in(number)
-    return math.min(passed[number] or 0, (borrowed[number] or 0) + (taken[number] or 0))
+    local of_priority = (borrowed[number] or 0) + (taken[number] or 0)
+    return of_priority > 0 and math.min(passed[number] or 0, of_priority) or 0
   end
   -- Keep what plain calls have asked for in the window that ends with bucket `last`, where it is contended.
   local function observe(last)
     local now_asked, any_refused = 0, false
     for number = last + 1 - span, last do
       local of_plain = (passed[number] or 0) - held_in(number)
-      local refused_here = math.max(0, (blocked[number] or 0) - (refused[number] or 0))
-      now_asked = now_asked + of_plain + refused_here
-      if refused_here > 0 then now_asked, any_refused = now_asked + of_plain, true end
+      local refused_here = (blocked[number] or 0) - (refused[number] or 0)
+      now_asked = now_asked + of_plain
+      if refused_here > 0 then
+        now_asked, any_refused = now_asked + of_plain + refused_here, true
+      end
     end
     local of_last = math.floor(last / span)
     if of_last ~= period then
@@ -113,17 +120,22 @@ local function priority_cap(ring, moment)
   return math.max(math.min(ring.limit, ring.max_borrowed), ring.limit - reserve)
 end
 
--- When the cap has risen, if nobody calls until then.
-local function cap_changes(ring)
-  local period_ms = ring.span * ring.bucket_ms
-  return (ring.period + 1) * period_ms, (ring.period + 2) * period_ms
+-- `moments`, with those appended at which the cap of the ring rises, if nobody calls until then.
+local function append_cap_changes(ring, moments, now)
+  local cap = priority_cap(ring, now)
+  for later = 1, 2 do
+    local moment = (ring.period + later) * ring.span * ring.bucket_ms
+    local risen = priority_cap(ring, moment)
+    if risen > cap then cap, moments[#moments + 1] = risen, moment end
+  end
+  return moments
 end
 
 -- From when on the priority permits leave room for the call in the newest bucket, if nobody calls until
 -- then; `now` if they do not keep it out.
 local function priority_room_at(ring, now)
   local newest, span, held, first = ring.start / ring.bucket_ms, ring.span, ring.held, nil
-  for _, moment in ipairs({now, cap_changes(ring)}) do
+  for _, moment in ipairs(append_cap_changes(ring, {now}, now)) do
     local most = priority_cap(ring, moment) - ring.cost
     if most >= 0 then
       local number, sum, room = newest, ring.held_now, 0

@@ -67,9 +67,7 @@ def test_the_records_of_senders_are_kept(cli: Cli, redis_url: str, prefix: str) 
         assert 0 < client.pttl(left) <= 11 * 360_000
 
 
-def test_what_priority_calls_have_taken_is_deleted(
-    cli: Cli, redis_url: str, prefix: str
-) -> None:
+def test_what_priority_calls_have_taken_is_deleted(cli: Cli, redis_url: str, prefix: str) -> None:
     """It is neither listed as a key of its own, nor skipped as one that is not known."""
     with (
         Limiter(redis_url, "10/hour", prefix=prefix) as limiter,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
 from tests.event_loops import uvloop_param
@@ -307,6 +308,23 @@ def test_in_memory_every_consistency_lends(consistency: Any) -> None:
     limiter = Limiter("memory://", "2/minute 1 buckets", consistency=consistency, max_wait=60)
     limiter.try_acquire("key", 2)
     assert limiter.try_acquire("key", priority=True).reason == "borrowed"
+
+
+def test_plain_calls_write_nothing_for_those_with_priority(redis_url: str) -> None:
+    plain, other = fresh_key(), fresh_key()
+    with (
+        Limiter(redis_url, "2/hour", timeout=10) as limiter,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        for _ in range(3):
+            limiter.try_acquire(plain)
+            limiter.try_acquire(other)
+        fields = client.hkeys(next(client.scan_iter(f"*{{{plain}}}*", count=10_000)))
+        limiter.try_acquire(other, priority=True)
+        names = sorted(client.scan_iter(f"*{{{other}}}*", count=10_000))
+        assert [name.rpartition(b":")[2] for name in names] == [b"10", b"priority"]
+        assert len(list(client.scan_iter(f"*{{{plain}}}*", count=10_000))) == 1
+        assert set(client.hkeys(names[0])) - set(fields) <= {b"b0"}
 
 
 def test_leased_permits_are_left_to_plain_calls(redis_url: str) -> None:
