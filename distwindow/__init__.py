@@ -30,6 +30,7 @@ from .core.errors import (
 from .core.key import Key
 from .core.limit import Limit
 from .core.minute_view import MinuteStats
+from .core.shaping_stats import ShapingStats
 from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
 from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, guarded
@@ -90,6 +91,7 @@ __all__ = [
     "Outcome",
     "RateLimitExceeded",
     "RollingWindow",
+    "ShapingStats",
     "SlidingWindowMetric",
     "Slot",
     "SlowRatio",

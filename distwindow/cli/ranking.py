@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -32,15 +32,17 @@ Score = tuple[float, float]
 """What a key is ranked by: the lowest comes first."""
 
 
-def rank(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
+def rank(
+    rings: Iterable[Ring], order: Order, top: int, shaped: Container[bytes] = ()
+) -> list[Stats]:
     """Return the keys of `rings` in their order. With `top`, return only the first ones, and hold
-    only about that many in memory.
+    only about that many in memory. `shaped`: the rings that the scan has found to be shaped.
 
     `blocked` and `passed` put the largest count of any limit first. Of equal counts, the one with
     the largest used share of its limit comes first: where nothing is blocked, these are the keys
     that are nearly full. Equal keys, and all keys by `key`, are in alphabetical order.
     """
-    keys = _rank_top(rings, order, top) if top else _group_all(rings)
+    keys = _rank_top(rings, order, top, shaped) if top else _group_all(rings)
     keys.sort(key=lambda stats: (_key_score(order, stats), str(stats.key)))
     return keys
 
@@ -67,7 +69,8 @@ def _key_score(order: Order, stats: Stats) -> Score:
 
 
 def _group_all(rings: Iterable[Ring]) -> list[Stats]:
-    # SCAN may return a ring twice; bucket length and span identify it within its key.
+    # SCAN may return a ring twice, and shaped ones come again; bucket length and span identify it
+    # within its key.
     keys: dict[bytes, dict[tuple[int, int], Ring]] = {}
     for ring in rings:
         parameters = ring.name.bucket_ms, ring.name.span
@@ -88,7 +91,9 @@ class _Candidate(NamedTuple):
     key: str
 
 
-def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
+def _rank_top(
+    rings: Iterable[Ring], order: Order, top: int, shaped: Container[bytes]
+) -> list[Stats]:
     """Rank in bounded memory.
 
     Dropping a candidate loses no key: a key's score is that of its best ring, and if that ring
@@ -112,7 +117,7 @@ def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
             (b"%s:%d:%d" % (one.key_prefix, *pair), RingNameParts(one.key, *pair))
             for pair in sorted(parameters)
         ]
-        if own := list(read_rings(one.server, page, ScanCounts())):
+        if own := list(read_rings(one.server, page, ScanCounts(), shaped)):
             keys.append(_stats(own))
     return keys
 

@@ -140,6 +140,13 @@ class Shaping:
             return float(self._amount)
         return self._rate_at(state.tokens)
 
+    @property
+    def token_sizes(self) -> tuple[float, float] | None:
+        """The tokens at the warning line and of a cold limit, in permits; None: no warm-up."""
+        if not self._warms_up:
+            return None
+        return self._warning / self._interval_ms, self._max_tokens / self._interval_ms
+
     def _rate_at(self, tokens: int) -> float:
         above = (tokens - self._warning) / self._interval_ms
         rate = math.nextafter(1.0 / (above * self._slope + 1.0 / self._amount), math.inf)

@@ -32,10 +32,10 @@ def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Oper
     """Return the statistics of a key. What this process has counted is sent first."""
     key = charges[0].key
     yield from _flush_key(strategy, key, clock)
-    states, now_ms = yield from send(Read(charges))
+    states, now_ms, shapings = yield from send(Read(charges))
     windows = tuple(
-        window_at(state, charge.limit, now_ms)
-        for state, charge in zip(states, charges, strict=True)
+        window_at(state, charge.limit, now_ms, shaping)
+        for state, charge, shaping in zip(states, charges, shapings, strict=True)
     )
     return stats_of(key, windows, now_ms)
 
