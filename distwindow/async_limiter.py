@@ -25,6 +25,7 @@ from .connect import (
     make_views,
     open_async_store,
 )
+from .core.async_with import only_async_with
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError
@@ -58,6 +59,7 @@ _YIELD_EVERY = 64
 """Calls in a row that may return without letting other tasks run."""
 
 
+@only_async_with
 class AsyncLimiter(BaseLimiter):
     """`Limiter` for tasks: the same names and signatures, awaited where there is I/O. Safe to share
     between tasks, and between event loops.

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from .core.async_with import only_async_with
 from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError, RateLimitExceeded, short_repr
@@ -174,6 +175,7 @@ class Entry(_BaseEntry[Decision, object]):
             self._log_unrecorded(failed, rt_ms, failure)
 
 
+@only_async_with
 class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
     """`async with limiter.entry(key) as entry:`, the same for tasks."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ..base_limiter import ignore_wake, raise_failure
 from ..connect import open_async_store
 from ..consistency.breaker_source import BreakerSource, FollowedBreaker, SourceOptions
+from ..core.async_with import only_async_with
 from ..core.errors import DistwindowError
 from ..core.key import AnyKey
 from ..operations.breaker import admit, send_state
@@ -32,6 +33,7 @@ S = TypeVar("S", bound=FollowedBreaker)
 A = TypeVar("A")
 
 
+@only_async_with
 class AwaitedBreaker(BaseBreaker, Generic[S, A]):
     """A breaker for tasks."""
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ..core.async_with import only_async_with
 from .outcomes import FailureTypes
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Call(_BaseCall[A]):
         self._finish(*self._end(exc))
 
 
+@only_async_with
 class AsyncCall(_BaseCall[A]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
 

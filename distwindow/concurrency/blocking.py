@@ -152,6 +152,7 @@ class Concurrency(BaseConcurrency):
                 self._store.clock.sleep(settled_at - self._store.clock.monotonic())
                 failure = self._flush_now(True)
             if self._owns_store:
+                self._held.close()
                 self._store.close()
             self._flush_job.record_close(failure)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..base_limiter import check_timeout, raise_failure
 from ..connect import ClockChoice, open_async_store
+from ..core.async_with import only_async_with
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import DistwindowError
 from ..core.key import AnyKey
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@only_async_with
 class AsyncConcurrency(BaseConcurrency):
     """`Concurrency` for tasks: the same names and signatures, awaited where there is I/O. Safe to
     share between tasks, and between event loops.
@@ -119,6 +121,7 @@ class AsyncConcurrency(BaseConcurrency):
                 await self._store.sleep(settled_at - self._store.clock.monotonic())
                 failure = await self._flush_now(True)
             if self._owns_store:
+                self._held.close()
                 await self._store.aclose()
             self._flush_job.record_close(failure)
 

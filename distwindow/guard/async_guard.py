@@ -11,6 +11,7 @@ from ..breaker import AsyncCircuitBreaker
 from ..breaker.outcomes import ErrorTypes
 from ..concurrency.tasks import AsyncConcurrency
 from ..connect import ClockChoice, Consistency, open_async_store
+from ..core.async_with import only_async_with
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
 from ..rules import Rule
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@only_async_with
 class AsyncGuard(BaseGuard):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 

@@ -11,7 +11,7 @@ from ..breaker.outcomes import ErrorTypes, FailureTypes
 from ..connect import ClockChoice, Consistency, store_name
 from ..core.breaker_rules import BreakerRule
 from ..core.clock import Clock
-from ..core.errors import ConfigurationError, short_repr
+from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.limit import Limit
 from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
@@ -155,7 +155,7 @@ class BaseGuard:
     def _begin(self, resource: Any, origin: Any, cost: Any) -> tuple[Chain, GuardCall]:
         """Return the chain of a call, and the call. Raises for what no call can be."""
         if self._is_closed:
-            raise ConfigurationError("this guard is closed; make a new one")
+            raise closed_failure("guard")
         check_name("resource", resource)
         if type(origin) is not str:
             raise TypeError(f"origin={short_repr(origin)} is not a str")

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..core.async_with import only_async_with
 from ..core.errors import short_repr
 from .base import BaseGuard, Chain
 from .chain import Entered, GuardCall, run_in_task, run_in_thread
@@ -96,6 +97,7 @@ class GuardEntry(_BaseEntry):
         run_in_thread(self._end(exc))
 
 
+@only_async_with
 class AsyncGuardEntry(_BaseEntry):
     """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
     while the entry is left, it is left to the end before `CancelledError` is raised.
