@@ -28,7 +28,8 @@ class _ShapedRing:
         if limit.is_shaped:
             self.shaping = shaping_of(limit, max_wait_ms_of(limit, cap_ms))
             self.state = self.shaping.at(stored, now)
-            self.is_refilled = stored is None or self.state.filled_ms != stored.filled_ms
+            filled_ms = None if stored is None else stored.filled_ms
+            self.is_refilled = self.state.filled_ms != filled_ms
 
     def admits(self, now: int) -> bool:
         if self.shaping is None:
