@@ -34,7 +34,9 @@ _NOTHING: dict[Shown, tuple[str, str]] = {
 def stats(
     pattern: Annotated[
         str | None,
-        typer.Argument(help="A glob over keys: 'user:*'. Without wildcards, this one key."),
+        typer.Argument(
+            metavar="PATTERN", help="A glob over keys: 'user:*'. Without wildcards, this one key."
+        ),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C, every --interval seconds.")
@@ -50,11 +52,9 @@ def stats(
             show_default=False,
         ),
     ] = None,
-    slots: Annotated[
-        bool, typer.Option("--slots", help="Show concurrency limits only, also with --json.")
-    ] = False,
+    slots: Annotated[bool, typer.Option("--slots", help="Show concurrency limits only.")] = False,
     breakers: Annotated[
-        bool, typer.Option("--breakers", help="Show circuit breakers only, also with --json.")
+        bool, typer.Option("--breakers", help="Show circuit breakers only.")
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
     by: Annotated[
@@ -75,7 +75,8 @@ def stats(
     tokens, which are 0 when it is warm.
 
     Below are the concurrency limits, with those who hold their slots, and the circuit breakers:
-    their states, and the calls in their windows.
+    their states, and the calls in their windows. With --json, only what --slots or --breakers
+    asks for, or the limits.
 
     KEY is quoted for bash, so it can be copied into `reset`. In a terminal that is too narrow,
     columns are omitted; in a pipe nothing is omitted.

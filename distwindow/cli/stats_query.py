@@ -36,6 +36,15 @@ class Found(NamedTuple):
             return [breaker_object(one) for one in self.breakers]
         return [limits_object(one) for one in self.keys]
 
+    def options_note(self) -> str:
+        """Return which options show what else was found, as the end of a message."""
+        options = [
+            option
+            for option, has_any in (("--slots", self.slots), ("--breakers", self.breakers))
+            if has_any
+        ]
+        return f"; there is more with {' and '.join(options)}" if options else ""
+
     def tables(self, width: int | None) -> list[Table]:
         """Return the tables of limits, slots and breakers, without those that are empty."""
         tables = [limits_table(self.keys, width)] if self.keys else []

@@ -26,7 +26,7 @@ def print_once(
         objects = found.objects(query.shown)
         _print_json(objects)
         if not objects:
-            typer.echo(nothing, err=True)
+            typer.echo(nothing + found.options_note(), err=True)
         return
     tables = found.tables(console.width if has_size(console) else None)
     for number, table in enumerate(tables):

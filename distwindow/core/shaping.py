@@ -111,7 +111,7 @@ class Shaping:
         """Return the state at `now_ms`, with the tokens refilled. A state that is ahead by more
         than the window, because the clock was set back far, is dropped.
         """
-        if state is None or state.decided_ms - now_ms > self._window_ms:
+        if state is None or self._is_dropped(state, now_ms):
             state = _NO_CALLS
         if state.moment_us is not None and state.moment_parts != self._amount:
             # The amount was changed: round the moment up, as its remainder has other parts.
@@ -133,6 +133,17 @@ class Shaping:
             tokens = min(self._max_tokens, tokens + (period - filled) * self._amount)
         tokens = max(0, tokens - passed_before * self._interval_ms)
         return state._replace(tokens=tokens, filled_ms=period, passed=0)
+
+    def refills(self, state: ShapingState | None, now_ms: int) -> bool:
+        """True if `at` refills the tokens of this state, so that it has to be stored."""
+        if not self._warms_up:
+            return False
+        if state is None or self._is_dropped(state, now_ms):
+            return True
+        return self.at(state, now_ms).filled_ms != state.filled_ms
+
+    def _is_dropped(self, state: ShapingState, now_ms: int) -> bool:
+        return state.decided_ms - now_ms > self._window_ms
 
     def rate(self, state: ShapingState) -> float:
         """Return how many permits an interval admits; `state` as `at` has returned it."""

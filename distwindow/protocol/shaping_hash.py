@@ -41,7 +41,7 @@ def shaped_limit(fields: Mapping[bytes, bytes], bucket_ms: int, span: int) -> Li
 
     Raises `ConfigurationError` or `ValueError` if it is not one.
     """
-    words = fields.get(b"limit", b"").split()
+    words = fields.get(b"terms", b"").split()
     if len(words) != 4:
         return None
     amount, max_wait_ms, warmup_ms, cold_factor = (

@@ -28,8 +28,7 @@ class _ShapedRing:
         if limit.is_shaped:
             self.shaping = shaping_of(limit, max_wait_ms_of(limit, cap_ms))
             self.state = self.shaping.at(stored, now)
-            filled_ms = None if stored is None else stored.filled_ms
-            self.is_refilled = self.state.filled_ms != filled_ms
+            self.is_refilled = self.shaping.refills(stored, now)
 
     def admits(self, now: int) -> bool:
         if self.shaping is None:

@@ -11,8 +11,8 @@
 --   tokens filled passed   of the warm-up
 --   is_refilled         true if that period has begun since the last call
 --   is_dropped          true if the state in the hash is far ahead of now, and counts no more
---   limit_field         the limit with its terms as text, which `stats` reads
---   stored_limit        the same as it is in the hash
+--   words               the limit and its terms as text, which `stats` reads
+--   stored_words        the same as it is in the hash
 local MIN_PERIOD_MS, MAX_SHAPED_MS, MAX_SHAPED_AMOUNT = 1000, 86400000, 1e7
 local MAX_COLD_FACTOR, MAX_RETRY_ROUNDS = 100, 8
 
@@ -60,7 +60,7 @@ local function parse_terms(ring, at, cap_ms)
     terms.forget_ms = 2 * (warmup_ms + terms.period_ms)
     terms.longest_step_ms = interval_ms * factor
   end
-  terms.limit_field = table.concat({ring.limit_field, max_wait ~= '' and max_wait or '-',
+  terms.words = table.concat({ring.limit_field, max_wait ~= '' and max_wait or '-',
     warmup ~= '' and warmup or '-', cold_factor ~= '' and cold_factor or '-'}, ' ')
   return terms
 end
@@ -83,11 +83,11 @@ end
 -- Read the state of a ring at `now`, with the tokens refilled; writes nothing.
 local function read_shaping(ring, now)
   local terms = ring.shaping
-  local values = redis.call('HMGET', terms.key, 'decided', 'moment', 'tokens', 'limit')
+  local values = redis.call('HMGET', terms.key, 'decided', 'moment', 'tokens', 'terms')
   local decided = values[1] and values[1] - 0
   terms.is_dropped = decided and decided - now > ring.bucket_ms * ring.span
   if decided and not terms.is_dropped then
-    terms.stored_limit = values[4]
+    terms.stored_words = values[4]
     if values[2] then
       local us, rest, parts = string.match(values[2], '^(%d+) (%d+) (%d+)$')
       us, rest = us - 0, rest - 0
@@ -176,8 +176,8 @@ local function write_shaping(ring, now)
   local terms, call, format, lives_ms = ring.shaping, redis.call, string.format, 0
   if terms.is_dropped then call('DEL', terms.key) end
   call('HSET', terms.key, 'decided', format('%.0f', now))
-  if terms.stored_limit ~= terms.limit_field then
-    call('HSET', terms.key, 'limit', terms.limit_field)
+  if terms.stored_words ~= terms.words then
+    call('HSET', terms.key, 'terms', terms.words)
   end
   if terms.moment then
     call('HSET', terms.key, 'moment', format('%.0f %.0f %.0f', terms.moment, terms.rest, ring.limit))

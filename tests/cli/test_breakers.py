@@ -46,7 +46,9 @@ def test_the_states_are_below_the_keys(cli: Cli, redis_url: str, prefix: str) ->
 def test_without_keys_the_breakers_alone_are_shown(cli: Cli) -> None:
     out = cli("stats", "pay*").out
     assert [line.split()[0] for line in out.splitlines()] == ["BREAKER", "payments"]
-    assert cli("stats", "--json").out == "[]\n"
+    as_json = cli("stats", "--json")
+    assert as_json.out == "[]\n"
+    assert as_json.err.endswith("(--prefix, --url); there is more with --breakers\n")
 
 
 @pytest.mark.usefixtures("breakers")
