@@ -105,6 +105,7 @@ def test_what_the_end_of_a_loop_has_not_closed_is_sent_at_exit(
     store.answers.set()
     TASK_WORKER.flush_all(SYSTEM.monotonic() + 5, final=True)
     assert not it._flush_job.has_unsent
+    asyncio.run(it.aclose())  # no loop of another test goes on with it
 
 
 async def test_a_cancelled_aclose_of_a_guard_closes_all_of_its_parts() -> None:
