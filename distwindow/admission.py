@@ -73,8 +73,11 @@ class _BaseAdmission(Generic[D, S]):
         command = self._commands.acquire_command(key, cost)
         if isinstance(command, AcquireShaped):
             return command, partial(wait_until_paced, command), self._execute
-        attempt = partial(self._try_acquire, key, cost)
-        return command, partial(wait_until_admitted, command), lambda _: attempt()
+        return (
+            command,
+            partial(wait_until_admitted, command),
+            lambda _: self._try_acquire(key, cost),
+        )
 
 
 class Admission(_BaseAdmission[Decision, object]):
