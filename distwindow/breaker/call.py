@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..core.async_with import only_async_with
-from .outcomes import FailureTypes
+from ..failure_types import FailureTypes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
