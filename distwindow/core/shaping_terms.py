@@ -134,10 +134,11 @@ def check_terms(amount: int, interval_ms: int, terms: ShapingTerms) -> CheckedTe
                 "warms up; make warmup longer, or leave it out"
             )
         if max_wait_ms is None and amount < factor:
+            name = "the cold factor" if terms.words else "cold_factor"
             raise ConfigurationError(
-                f"an amount of {amount} is less than the cold factor, {factor}, so a cold limit "
-                "would admit nothing and never warm up; raise the amount (with a longer interval, "
-                "if need be), lower the cold factor, or pace the limit"
+                f"an amount of {amount} is less than {name} {factor}, so a cold limit would admit "
+                f"nothing and never warm up; raise the amount (with a longer interval, if need "
+                f"be), lower {name}, or pace the limit"
             )
     return CheckedTerms(max_wait_ms, warmup_ms, factor)
 

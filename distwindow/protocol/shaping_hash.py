@@ -41,12 +41,10 @@ def shaped_limit(fields: Mapping[bytes, bytes], bucket_ms: int, span: int) -> Li
 
     Raises `ConfigurationError` or `ValueError` if it is not one.
     """
-    words = fields.get(b"terms", b"").split()
+    words = fields.get(b"terms", b"").split(b",")
     if len(words) != 4:
         return None
-    amount, max_wait_ms, warmup_ms, cold_factor = (
-        None if word == b"-" else int(word) for word in words
-    )
+    amount, max_wait_ms, warmup_ms, cold_factor = (int(word) if word else None for word in words)
     if amount is None:
         return None
     buckets = span - (amount < 0)

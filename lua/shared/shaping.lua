@@ -60,8 +60,7 @@ local function parse_terms(ring, at, cap_ms)
     terms.forget_ms = 2 * (warmup_ms + terms.period_ms)
     terms.longest_step_ms = interval_ms * factor
   end
-  terms.words = table.concat({ring.limit_field, max_wait ~= '' and max_wait or '-',
-    warmup ~= '' and warmup or '-', cold_factor ~= '' and cold_factor or '-'}, ' ')
+  terms.words = ring.limit_field .. ',' .. ARGV[at] .. ',' .. warmup .. ',' .. cold_factor
   return terms
 end
 

@@ -126,7 +126,7 @@ def test_the_longest_wait_is_that_of_the_limit_and_not_of_the_last_caller(
 
 
 def test_a_foreign_hash_of_that_name_is_skipped(cli: Cli, prefix: str, client: Any) -> None:
-    client.hset(f"{prefix}:{{k}}:100:10:shaping", "terms", "10 5 - -")
-    client.hset(f"{prefix}:{{j}}:100:10:shaping", "terms", "10 5 x -")
+    client.hset(f"{prefix}:{{k}}:100:10:shaping", "terms", "10,5,,")
+    client.hset(f"{prefix}:{{j}}:100:10:shaping", "terms", "10,5,x,")
     client.set(f"{prefix}:{{i}}:100:10:shaping", "x")
     assert "no limits on any key" in cli("stats").out

@@ -125,7 +125,7 @@ def test_a_bad_term_is_an_error_that_names_it(terms: dict[str, Any], message: st
         ("100/s cold factor 1 warmup 10s", "cold factor 1 is not a whole number"),
         ("100/s paced nan", "not understood"),
         ("100/s warmup 10s 5 buckets", "not understood"),
-        ("2/s warmup 10s", "an amount of 2 is less than the cold factor, 3, so a cold limit"),
+        ("2/s warmup 10s", "an amount of 2 is less than the cold factor 3, so a cold limit"),
         ("1/s warmup 1s paced 1s", "warmup 1s is too short for 1 permits in 1 s"),
         ("5000/day warmup 1h", "warmup 1h is shorter than one second, or than the interval"),
         ("10000001/s paced 1s", "an amount of 10000001 is more than 10000000"),
