@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -32,17 +32,15 @@ Score = tuple[float, float]
 """What a key is ranked by: the lowest comes first."""
 
 
-def rank(
-    rings: Iterable[Ring], order: Order, top: int, shaped: Container[bytes] = ()
-) -> list[Stats]:
+def rank(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     """Return the keys of `rings` in their order. With `top`, return only the first ones, and hold
-    only about that many in memory. `shaped`: the rings that the scan has found to be shaped.
+    only about that many in memory.
 
     `blocked` and `passed` put the largest count of any limit first. Of equal counts, the one with
     the largest used share of its limit comes first: where nothing is blocked, these are the keys
     that are nearly full. Equal keys, and all keys by `key`, are in alphabetical order.
     """
-    keys = _rank_top(rings, order, top, shaped) if top else _group_all(rings)
+    keys = _rank_top(rings, order, top) if top else _group_all(rings)
     keys.sort(key=lambda stats: (_key_score(order, stats), str(stats.key)))
     return keys
 
@@ -69,12 +67,15 @@ def _key_score(order: Order, stats: Stats) -> Score:
 
 
 def _group_all(rings: Iterable[Ring]) -> list[Stats]:
-    # SCAN may return a ring twice, and shaped ones come again; bucket length and span identify it
-    # within its key.
+    # SCAN may return a ring twice, and shaped ones come with and without their shaping; bucket
+    # length and span identify it within its key.
     keys: dict[bytes, dict[tuple[int, int], Ring]] = {}
     for ring in rings:
+        own = keys.setdefault(ring.key_prefix, {})
         parameters = ring.name.bucket_ms, ring.name.span
-        keys.setdefault(ring.key_prefix, {})[parameters] = ring
+        known = own.get(parameters)
+        if known is None or known.window.shaping is None or ring.window.shaping is not None:
+            own[parameters] = ring
     return [_stats(own.values()) for own in keys.values()]
 
 
@@ -91,9 +92,7 @@ class _Candidate(NamedTuple):
     key: str
 
 
-def _rank_top(
-    rings: Iterable[Ring], order: Order, top: int, shaped: Container[bytes]
-) -> list[Stats]:
+def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
     """Rank in bounded memory.
 
     Dropping a candidate loses no key: a key's score is that of its best ring, and if that ring
@@ -117,7 +116,7 @@ def _rank_top(
             (b"%s:%d:%d" % (one.key_prefix, *pair), RingNameParts(one.key, *pair))
             for pair in sorted(parameters)
         ]
-        if own := list(read_rings(one.server, page, ScanCounts(), shaped)):
+        if own := list(read_rings(one.server, page, ScanCounts(), with_shaping=True)):
             keys.append(_stats(own))
     return keys
 

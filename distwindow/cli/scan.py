@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -67,10 +67,8 @@ class ScanCounts:
     """The selected circuit breakers: names under the prefix that are no rings."""
     slots: dict[bytes, tuple[Server, str]] = field(default_factory=dict)
     """The selected slots of concurrency limits, by name: their server, and the text of the key."""
-    shaped: dict[bytes, tuple[Server, RingNameParts]] = field(default_factory=dict)
-    """The selected rings whose limits are paced or warm up, by name: of these, the promised moment
-    or the tokens are kept.
-    """
+    shaped: Page = field(default_factory=list)
+    """The selected rings of which the last page has the promised moment or the tokens."""
     on_progress: Callable[[int], None] = field(default=lambda names: None)
     """Called with `names` after every page."""
 
@@ -112,13 +110,10 @@ def scan_names(
             elif ring is None:
                 counts.foreign += 1
             elif selection.includes(ring_key_prefix(name), ring.key):
-                if shaped is not None:
-                    counts.shaped[name] = server, ring
-                if shaped is None or with_shaping:
-                    page.append((name, ring))
+                (page if shaped is None or with_shaping else counts.shaped).append((name, ring))
         counts.names += len(found)
         counts.on_progress(counts.names)
-        if page:
+        if page or counts.shaped:
             yield page
         if cursor == 0:
             return
@@ -128,25 +123,26 @@ def scan_rings(
     servers: Sequence[Server], prefix: str, selection: Selection, counts: ScanCounts
 ) -> Iterator[Ring]:
     """Yield every selected ring on all servers. Those of limits that are paced or warm up come
-    again at the end, with their shaping.
+    once more, with their shaping: the scan has its name, too.
     """
     for server in servers:
         for page in scan_names(server, prefix, selection, counts):
             yield from read_rings(server, page, counts)
-        shaped = [(name, ring) for name, (at, ring) in counts.shaped.items() if at is server]
-        for ring in read_rings(server, shaped, ScanCounts(), counts.shaped):
-            counts.rings += ring.is_expired  # the others have been counted
-            yield ring
+            shaped, counts.shaped = counts.shaped, []
+            for ring in read_rings(server, shaped, ScanCounts(), with_shaping=True):
+                counts.rings += ring.is_expired  # the others are counted by their own names
+                yield ring
 
 
 def read_rings(
     server: Server,
     page: Sequence[tuple[bytes, RingNameParts]],
     counts: ScanCounts,
-    shaped: Container[bytes] = (),
+    *,
+    with_shaping: bool = False,
 ) -> Iterator[Ring]:
-    """Yield the rings of these names that still exist; those that are `shaped` with their shaping,
-    also where only that is left.
+    """Yield the rings of these names that still exist. `with_shaping`: with the promised moment and
+    the tokens of their limits, also where only these are left.
     """
     for at in range(0, len(page), _PIPELINE_SIZE):
         part = page[at : at + _PIPELINE_SIZE]
@@ -154,14 +150,12 @@ def read_rings(
         pipeline.time()
         for raw, _ in part:
             pipeline.hgetall(raw)
-        for raw, _ in part:
-            if raw in shaped:
-                pipeline.hgetall(shaping_name(raw))
+        for raw, _ in part if with_shaping else ():
+            pipeline.hgetall(shaping_name(raw))
         (seconds, micros), *replies = _execute(pipeline)
         now_ms = int(seconds) * 1000 + int(micros) // 1000
-        shapings = iter(replies[len(part) :])
-        for (raw, name), fields in zip(part, replies, strict=False):
-            shaping = next(shapings) if raw in shaped else {}
+        shapings = replies[len(part) :] if with_shaping else [{}] * len(part)
+        for (raw, name), fields, shaping in zip(part, replies[: len(part)], shapings, strict=True):
             if not fields and not shaping:
                 counts.expired += 1
                 continue

@@ -71,7 +71,7 @@ class Query:
         with ProgressLine(enabled=progress) as line:
             counts = ScanCounts(on_progress=line.update)
             rings = scan_rings(servers, self._prefix, self._selection, counts)
-            keys = rank(rings, self._sort, top, counts.shaped)
+            keys = rank(rings, self._sort, top)
         notes = []
         if top and len(keys) == top:
             notes.append(

@@ -19,8 +19,8 @@ def only_async_with(cls: type[T]) -> type[T]:
 def _enter(self: object) -> NoReturn:
     raise TypeError(
         f"{type(self).__name__} is entered by `async with`, because that awaits the store: write "
-        "`async with` in place of `with`, in an `async def`; for code without tasks there is the "
-        "class of the same name without Async"
+        "`async with` in place of `with`, in an `async def`; where there are no tasks, use the "
+        "class without Async, such as Limiter in place of AsyncLimiter"
     )
 
 

@@ -12,7 +12,14 @@ from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
 from .errors import ConfigurationError
-from .limit_text import MAX_INTERVAL_MS, UNITS_MS, LimitText, interval_ms_of, parse_limit_text
+from .limit_text import (
+    MAX_INTERVAL_MS,
+    UNITS_MS,
+    LimitText,
+    first_unknown_words,
+    interval_ms_of,
+    parse_limit_text,
+)
 from .shaping_terms import ShapingTerms, check_terms, terms_text
 
 Bound = Literal["leap", "strict"]
@@ -41,6 +48,10 @@ _UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
 _EXAMPLES = (
     'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
     '"100/second warmup 10s paced 500ms"'
+)
+_ORDER = (
+    'what may follow the interval is, in this order: "strict", "24 buckets", "cold factor 3", '
+    '"warmup 10s", "paced 500ms"'
 )
 
 
@@ -237,8 +248,12 @@ def _parse(text: str) -> LimitText:
     if written is None:
         if _THOUSANDS.search(text):
             raise ConfigurationError(_comma_message(text))
-        hint = "; write several limits as a list" if re.search(_SEPARATORS, text) else ""
-        raise ConfigurationError(f"not understood; {_EXAMPLES}{hint}")
+        if re.search(_SEPARATORS, text):
+            raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
+        unknown = first_unknown_words(text)
+        if unknown is not None:
+            raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")
+        raise ConfigurationError(f"not understood; {_EXAMPLES}")
     return written
 
 

@@ -72,6 +72,15 @@ def parse_limit_text(text: str) -> LimitText | None:
     return LimitText(int(found["amount"]), interval_ms, bound, buckets, terms)
 
 
+def first_unknown_words(text: str) -> str | None:
+    """Return what follows the longest beginning of `text` that is a limit; None if none is."""
+    words = text.split()
+    for count in range(len(words) - 1, 0, -1):
+        if _LIMIT_TEXT.fullmatch(" ".join(words[:count])):
+            return " ".join(words[count:])
+    return None
+
+
 def interval_ms_of(per: float) -> int:
     """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
     if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
