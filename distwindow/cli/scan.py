@@ -91,7 +91,7 @@ def scan_names(
         cursor, found = server.client.scan(
             cursor, match=selection.scan_pattern, count=_SCAN_COUNT, _type=redis_type
         )
-        page = []
+        page: Page = []
         for name in found:
             if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
                 continue

@@ -81,6 +81,19 @@ def test_json_has_the_shaping_of_the_library(cli: Cli, redis_url: str, prefix: s
     assert dataclasses.replace(found, backlog_ms=own.backlog_ms) == own
 
 
+def test_each_limit_is_shown_with_its_terms(cli: Cli, redis_url: str, prefix: str) -> None:
+    limits = [
+        "7/hour strict paced 0ms",
+        "60/2 hours strict 24 buckets paced 24h",
+        "3600/hour 5 buckets warmup 1h",
+        "10000000/hour cold factor 100 warmup 24h paced 1500ms",
+    ]
+    for number, limit in enumerate(limits):
+        call(redis_url, prefix, limit, f"k{number}")
+    found = json.loads(cli("stats", "--sort", "key", "--json").out)
+    assert [one["limits"] for one in found] == [[limit] for limit in limits]
+
+
 @pytest.mark.parametrize("more", [[], ["--top", "5"]], ids=str)
 def test_a_limit_of_which_only_the_promised_moment_is_left_is_shown(
     cli: Cli, redis_url: str, prefix: str, client: Any, more: list[str]
