@@ -17,6 +17,7 @@ from distwindow import (
     SystemOverloaded,
     SystemRule,
 )
+from distwindow.guard.system_slot import psutil_sampler
 
 from .guard_worlds import WORLDS, Recorder, World
 
@@ -142,6 +143,6 @@ def test_without_psutil_an_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_psutil_samples_this_machine() -> None:
-    with Guard("memory://", [SystemRule(highest_cpu_usage=1.0)]) as guard:
-        with guard.entry("r"):
-            pass
+    sample = psutil_sampler()()
+    assert 0.0 <= sample.cpu <= 1.0
+    assert sample.load >= 0.0

@@ -1,0 +1,16 @@
+"""What the pages and examples must not depend on: how busy this machine is."""
+
+from __future__ import annotations
+
+import pytest
+
+from distwindow.guard import system_slot
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have psutil's sampler say that the machine is idle: a page with a `SystemRule` would refuse
+    its calls on a busy one, as it has to.
+    """
+    sample = system_slot.SystemSample(load=0.1, cpu=0.1)
+    monkeypatch.setattr(system_slot, "psutil_sampler", lambda: lambda: sample)
