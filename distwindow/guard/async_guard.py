@@ -14,9 +14,11 @@ from ..connect import ClockChoice, Consistency, open_async_store
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
 from ..rules import Rule
+from ..worker import TASK_WORKER
 from .base import BaseGuard, GuardOptions, Parts
 from .entry import AsyncGuardEntry
 from .lent_store import lend, own
+from .system_sampling import SamplingJob
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,6 +68,10 @@ class AsyncGuard(BaseGuard):
                     lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
                     **shared,
                 ),
+                lambda sampling: TASK_WORKER.add_limiter(
+                    sampling, sampling.take_async, self._clock, name=self._name,
+                    handle_sigterm=False, job_type=SamplingJob,
+                ),
             )
         )  # fmt: skip
         own(self._parts.values(), lent)
@@ -78,6 +84,8 @@ class AsyncGuard(BaseGuard):
     async def flush(self) -> None:
         """See `Guard.flush`."""
         failure: Exception | None = None
+        if self._sampling_job is not None:
+            self._sampling_job.record_flush(await self._sampling_job.flush(False))
         for part in self._parts.values():
             try:
                 await part.flush()
@@ -89,6 +97,8 @@ class AsyncGuard(BaseGuard):
     async def aclose(self) -> None:
         """See `Guard.close`."""
         self._is_closed = True
+        if self._sampling_job is not None:
+            await TASK_WORKER.detach(self._sampling_job)
         for part in self._parts.values():
             await part.aclose()
         if self._owns_store:

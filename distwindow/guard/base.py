@@ -19,9 +19,11 @@ from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule, SystemRule
 from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
 from ..sentinel.rules import LIMIT_APP_DEFAULT
+from ..worker.flush_job import FlushJob
 from .chain import ChainSlot, GuardCall, Outcome
 from .installed_slots import make_installed_slots
 from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
+from .system_sampling import PsutilSampler, SystemSampling
 from .system_slot import SystemSlot
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class Parts(NamedTuple):
     limiter: Callable[[Limit], Any]
     concurrency: Callable[[int], Any]
     breaker: Callable[[BreakerRule], Any]
+    sample: Callable[[SystemSampling], FlushJob]
+    """Has the worker sample."""
 
 
 class BaseGuard:
@@ -74,6 +78,8 @@ class BaseGuard:
         self._slots = [_checked_slot(slot) for slot in (*installed, *options.slots)]
         self._parts: dict[Limit | BreakerRule | int, Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
+        self._sampling_job: FlushJob | None = None
+        """That of the `SystemRule`, if it needs samples of the machine."""
         self._is_closed = False
 
     @classmethod
@@ -106,7 +112,7 @@ class BaseGuard:
                 named.setdefault(rule.resource, set()).add(rule.limit_app)
         for rule in _in_order(self._rules):
             if isinstance(rule, SystemRule):
-                slot = SystemSlot(rule, self._clock, self._sampler)
+                slot = SystemSlot(rule, self._clock, self._sampling_of(rule, parts))
                 self._common.append(register_after_fork(slot))
                 continue
             of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
@@ -114,6 +120,15 @@ class BaseGuard:
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
         self._chain_of_others = _sorted(self._common)
+
+    def _sampling_of(self, rule: SystemRule, parts: Parts) -> SystemSampling | None:
+        """Return what samples the machine for `rule`; None if it needs no sample."""
+        if not rule.needs_sample:
+            return None
+        sampler = PsutilSampler(self._clock) if self._sampler is None else self._sampler
+        sampling = register_after_fork(SystemSampling(sampler, self._clock))
+        self._sampling_job = parts.sample(sampling)
+        return sampling
 
     def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: Parts) -> ChainSlot:
         if isinstance(rule, AuthorityRule):

@@ -14,9 +14,11 @@ from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
 from ..limiter import Limiter
 from ..rules import Rule
+from ..worker import THREAD_WORKER
 from .base import BaseGuard, GuardOptions, Parts
 from .entry import GuardEntry
 from .lent_store import lend, own
+from .system_sampling import SamplingJob
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,7 +45,8 @@ class Guard(BaseGuard):
     `installed_slots` is False.
 
     `sampler` returns the load and the CPU usage (0 to 1) of the machine for a `SystemRule`; by
-    default psutil does (extra `system`). It is called at most once a second.
+    default psutil does (extra `system`). It is called when the guard is made, and then once
+    a second by the background worker while calls are made, never in a call.
 
     `consistency` is that of the flow rules, and `prefix`, `timeout` (seconds), `clock`, `name`,
     `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for rules and
@@ -91,6 +94,10 @@ class Guard(BaseGuard):
                     lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
                     **shared,
                 ),
+                lambda sampling: THREAD_WORKER.add_limiter(
+                    sampling, sampling.take, self._clock, name=self._name, handle_sigterm=False,
+                    job_type=SamplingJob,
+                ),
             )
         )  # fmt: skip
         own(self._parts.values(), lent)
@@ -107,10 +114,13 @@ class Guard(BaseGuard):
         return GuardEntry(self, chain, call, self._clock.sleep)
 
     def flush(self) -> None:
-        """Send now what was counted in this process. Raises what the first of the guard's limiters
-        and breakers raised, when all have tried.
+        """Send now what was counted in this process, and sample the machine if a `SystemRule`
+        needs that; with a clock of one's own (`time=`) nothing else does. Raises what the first of
+        the guard's limiters and breakers raised, when all have tried.
         """
         failure: Exception | None = None
+        if self._sampling_job is not None:
+            self._sampling_job.record_flush(self._sampling_job.flush(False))
         for part in self._parts.values():
             try:
                 part.flush()
@@ -125,6 +135,8 @@ class Guard(BaseGuard):
         stays open.
         """
         self._is_closed = True
+        if self._sampling_job is not None:
+            THREAD_WORKER.detach(self._sampling_job)
         for part in self._parts.values():
             part.close()
         if self._owns_store:

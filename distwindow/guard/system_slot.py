@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..consistency.key_state import NEVER
 from ..core.clock import Clock
-from ..core.errors import ConfigurationError, SystemOverloaded
+from ..core.errors import SystemOverloaded
 from ..rules.system import SystemRule
 from ..sentinel.statistic_node import StatisticNode
 from .chain import ChainSlot, GuardCall, Outcome
+from .system_sampling import SAMPLE_EVERY_S, UNKNOWN, SystemSampling
 
-_SAMPLE_EVERY_S = 1.0
 _SECOND_MS = 1000
-
-
-class SystemSample(NamedTuple):
-    """What the machine does."""
-
-    load: float
-    """The load average of one minute."""
-    cpu: float
-    """The CPU usage since the sample before, from 0 to 1."""
-
-
-def psutil_sampler() -> Callable[[], SystemSample]:
-    """Return what samples this machine. Raises `ConfigurationError` without psutil."""
-    try:
-        import psutil
-    except ImportError:
-        raise ConfigurationError(
-            "highest_system_load and highest_cpu_usage need psutil; install distwindow[system], or "
-            "give a sampler"
-        ) from None
-    psutil.cpu_percent(None)  # the first call has nothing to compare with
-    return lambda: SystemSample(psutil.getloadavg()[0], psutil.cpu_percent(None) / 100)
 
 
 class _Pass:
@@ -52,21 +30,19 @@ class _Pass:
 class SystemSlot(ChainSlot):
     """Counts all calls of a guard in this process, and refuses those above a threshold.
 
-    The machine is sampled by the first call of each second; other calls compare a time.
+    The machine is sampled by the background worker. The first call of each second tells it that the
+    guard is in use; other calls compare a time.
     """
 
     order = 200
 
-    def __init__(
-        self, rule: SystemRule, clock: Clock, sampler: Callable[[], SystemSample] | None
-    ) -> None:
+    def __init__(self, rule: SystemRule, clock: Clock, sampling: SystemSampling | None) -> None:
         self.rule: SystemRule = rule
         self._clock = clock
-        self._sampler: Callable[[], SystemSample] | None = None
-        if rule.needs_sample:
-            self._sampler = psutil_sampler() if sampler is None else sampler
-        self._sample = SystemSample(0.0, 0.0)
-        self._sampled_at = clock.monotonic() - _SAMPLE_EVERY_S
+        self._sampling = sampling
+        """None if the rule needs no sample."""
+        self._report_at = NEVER if sampling is None else clock.monotonic()
+        """When a call has to report that the guard is in use (monotonic seconds)."""
         self._lock = threading.Lock()
         self._threads = 0
         self._node = StatisticNode()
@@ -80,11 +56,16 @@ class SystemSlot(ChainSlot):
         self._lock = threading.Lock()
         self._threads = self._passed = 0
         self._node, self._passes = StatisticNode(), deque()
+        if self._sampling is not None:
+            self._report_at = self._clock.monotonic()
 
     def enter(self, call: GuardCall) -> _Pass:
         """See `ChainSlot.enter`."""
-        self._sample_if_due()
-        now = round(self._clock.monotonic() * 1000)
+        seconds = self._clock.monotonic()
+        if seconds >= self._report_at and self._sampling is not None:
+            self._report_at = seconds + SAMPLE_EVERY_S
+            self._sampling.on_call(seconds)
+        now = round(seconds * 1000)
         with self._lock:
             while self._passes and self._passes[0].at_ms <= now - _SECOND_MS:
                 self._passed -= self._passes.popleft().cost
@@ -107,7 +88,8 @@ class SystemSlot(ChainSlot):
                 token.cost = 0
 
     def _check(self, call: GuardCall, now: int) -> None:
-        rule, sample = self.rule, self._sample
+        rule = self.rule
+        sample = UNKNOWN if self._sampling is None else self._sampling.sample
         measured = [
             ("qps", self._passed + call.cost, rule.qps),
             ("max_thread", self._threads + 1, rule.max_thread),
@@ -121,9 +103,3 @@ class SystemSlot(ChainSlot):
         for field, value, threshold in measured:
             if threshold is not None and value > threshold:
                 raise SystemOverloaded(call.resource, field, value, threshold)
-
-    def _sample_if_due(self) -> None:
-        now = self._clock.monotonic()
-        if self._sampler is not None and now - self._sampled_at >= _SAMPLE_EVERY_S:
-            self._sampled_at = now  # before it: other threads go on meanwhile
-            self._sample = SystemSample(*self._sampler())

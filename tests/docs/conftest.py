@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distwindow.guard import system_slot
+from distwindow.guard import base
+from distwindow.guard.system_sampling import SystemSample
 
 
 @pytest.fixture(autouse=True)
@@ -12,5 +13,5 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have psutil's sampler say that the machine is idle: a page with a `SystemRule` would refuse
     its calls on a busy one, as it has to.
     """
-    sample = system_slot.SystemSample(load=0.1, cpu=0.1)
-    monkeypatch.setattr(system_slot, "psutil_sampler", lambda: lambda: sample)
+    sample = SystemSample(load=0.1, cpu=0.1)
+    monkeypatch.setattr(base, "PsutilSampler", lambda clock: lambda: sample)
