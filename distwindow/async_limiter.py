@@ -236,6 +236,7 @@ class AsyncLimiter(BaseLimiter):
         origin: str | None = None,
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
+        any_thread: bool = False,
     ) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
         origin = check_origin(origin)
@@ -247,6 +248,7 @@ class AsyncLimiter(BaseLimiter):
             self._entry_settings,
             self._counted_errors.changed(errors, ignore),
             origin,
+            any_thread,
         )
 
     async def flush(self) -> None:

@@ -297,14 +297,16 @@ class Limiter(BaseLimiter):
         origin: str | None = None,
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
+        any_thread: bool = False,
     ) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
 
         `origin` says who calls: the entry counts in its minute view, too (`origins`). `errors` and
-        `ignore` replace those of the limiter. Raises `TypeError` for an origin that is no str,
-        `ValueError` for an empty one or one of more than 128 characters, and `ConfigurationError`
-        for `errors` and `ignore` that are no types of exceptions.
+        `ignore` replace those of the limiter. The entry is left in the thread that has entered it,
+        or in any with `any_thread`; else `RuntimeError` is raised. Raises `TypeError` for an origin
+        that is no str, `ValueError` for an empty one or one of more than 128 characters, and
+        `ConfigurationError` for `errors` and `ignore` that are no types of exceptions.
         """
         origin = check_origin(origin)
         if origin:
@@ -315,6 +317,7 @@ class Limiter(BaseLimiter):
             self._entry_settings,
             self._counted_errors.changed(errors, ignore),
             origin,
+            any_thread,
         )
 
     def flush(self) -> None:

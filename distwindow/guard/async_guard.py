@@ -76,10 +76,12 @@ class AsyncGuard(BaseGuard):
         )  # fmt: skip
         own(self._parts.values(), lent)
 
-    def entry(self, resource: str, origin: str = "", cost: int = 1) -> AsyncGuardEntry:
+    def entry(
+        self, resource: str, origin: str = "", cost: int = 1, *, any_thread: bool = False
+    ) -> AsyncGuardEntry:
         """See `Guard.entry`; `async with`."""
         chain, call = self._begin(resource, origin, cost)
-        return AsyncGuardEntry(self, chain, call, self._store.sleep)
+        return AsyncGuardEntry(self, chain, call, any_thread, self._store.sleep)
 
     async def flush(self) -> None:
         """See `Guard.flush`."""

@@ -102,16 +102,20 @@ class Guard(BaseGuard):
         )  # fmt: skip
         own(self._parts.values(), lent)
 
-    def entry(self, resource: str, origin: str = "", cost: int = 1) -> GuardEntry:
+    def entry(
+        self, resource: str, origin: str = "", cost: int = 1, *, any_thread: bool = False
+    ) -> GuardEntry:
         """Return a context manager for one call of `resource` by `origin`: raises a `Blocked` at
         the beginning of its block if a rule refuses the call, and records how the block ends.
         `fail()` of the object that `as` gives counts it as failed though it raises nothing.
 
-        `cost` is the number of permits that flow rules count; a cost that exceeds a rule's limit
-        is a `ValueError`. A `StoreError` is raised where the store does not answer a flow rule.
+        The entry is left in the thread that has entered it, or in any with `any_thread`; else
+        `RuntimeError` is raised. `cost` is the number of permits that flow rules count; a cost that
+        exceeds a rule's limit is a `ValueError`. A `StoreError` is raised where the store does not
+        answer a flow rule.
         """
         chain, call = self._begin(resource, origin, cost)
-        return GuardEntry(self, chain, call, self._clock.sleep)
+        return GuardEntry(self, chain, call, any_thread, self._clock.sleep)
 
     def flush(self) -> None:
         """Send now what was counted in this process, and sample the machine if a `SystemRule`
