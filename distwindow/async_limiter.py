@@ -16,6 +16,7 @@ from .base_limiter import (
     ignore_wake,
     raise_failure,
 )
+from .breaker.entry import AsyncBreakerEntry, AsyncEntryBreaker, async_call_of
 from .connect import (
     ClockChoice,
     Consistency,
@@ -237,12 +238,13 @@ class AsyncLimiter(BaseLimiter):
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
         any_thread: bool = False,
+        breaker: AsyncEntryBreaker | None = None,
     ) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        return AsyncEntry(
+        arguments = (
             functools.partial(self._admission, key, cost),
             self._record,
             self._entry_settings,
@@ -250,6 +252,9 @@ class AsyncLimiter(BaseLimiter):
             origin,
             any_thread,
         )
+        if breaker is not None:
+            return AsyncBreakerEntry(async_call_of(breaker, key), *arguments)
+        return AsyncEntry(*arguments)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""

@@ -19,6 +19,7 @@ from .base_limiter import (
     ignore_wake,
     raise_failure,
 )
+from .breaker.entry import BreakerEntry, EntryBreaker, call_of
 from .connect import (
     ClockChoice,
     Consistency,
@@ -298,20 +299,27 @@ class Limiter(BaseLimiter):
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
         any_thread: bool = False,
+        breaker: EntryBreaker | None = None,
     ) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
 
         `origin` says who calls: the entry counts in its minute view, too (`origins`). `errors` and
         `ignore` replace those of the limiter. The entry is left in the thread that has entered it,
-        or in any with `any_thread`; else `RuntimeError` is raised. Raises `TypeError` for an origin
-        that is no str, `ValueError` for an empty one or one of more than 128 characters, and
-        `ConfigurationError` for `errors` and `ignore` that are no types of exceptions.
+        or in any with `any_thread`; else `RuntimeError` is raised.
+
+        `breaker` is a `CircuitBreaker` or an `AdaptiveBreaker`, for the same key, or what
+        `breaker.call(key)` returns, for another one. It is asked before the limit (`BreakerOpen`),
+        and counts how the block ends by its own `errors` and `ignore`.
+
+        Raises `TypeError` for an origin that is no str, `ValueError` for an empty one or one of
+        more than 128 characters, and `ConfigurationError` for `errors` and `ignore` that are no
+        types of exceptions, and for a `breaker` that is none for threads.
         """
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        return Entry(
+        arguments = (
             functools.partial(self._admission, key, cost),
             self._record,
             self._entry_settings,
@@ -319,6 +327,9 @@ class Limiter(BaseLimiter):
             origin,
             any_thread,
         )
+        if breaker is not None:
+            return BreakerEntry(call_of(breaker, key), *arguments)
+        return Entry(*arguments)
 
     def flush(self) -> None:
         """Send now what was counted in this process, instead of within `flush_interval` (or
