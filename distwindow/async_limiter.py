@@ -186,7 +186,10 @@ class AsyncLimiter(BaseLimiter):
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
-        charges = self._command_cache.acquire_command(key).charges
+        return await self._peek(key, 1)
+
+    async def _peek(self, key: AnyKey, cost: int) -> Decision:
+        charges = self._command_cache.acquire_command(key, cost).charges
         return await self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:

@@ -240,7 +240,10 @@ class Limiter(BaseLimiter):
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
         number before that call.
         """
-        charges = self._command_cache.acquire_command(key).charges
+        return self._peek(key, 1)
+
+    def _peek(self, key: AnyKey, cost: int) -> Decision:
+        charges = self._command_cache.acquire_command(key, cost).charges
         return self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:

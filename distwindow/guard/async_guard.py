@@ -55,11 +55,13 @@ class AsyncGuard(BaseGuard):
         self._clock = self._store.clock
         lent = lend(self._store, self._store_name, owned=self._owns_store)
         shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
+        counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
             Parts(
-                lambda limit: AsyncLimiter(
-                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
-                ),
+                lambda limit: AsyncLimiter(lent, limit, consistency=consistency, **of_limiter),
+                lambda limit: AsyncLimiter(lent, limit, consistency=counting, **of_limiter),
+                lambda limit: AsyncLimiter(lent, limit, **of_limiter),
                 lambda limit: AsyncConcurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
                     **shared,
@@ -77,10 +79,16 @@ class AsyncGuard(BaseGuard):
         own(self._parts.values(), lent)
 
     def entry(
-        self, resource: str, origin: str = "", cost: int = 1, *, any_thread: bool = False
+        self,
+        resource: str,
+        origin: str = "",
+        cost: int = 1,
+        *,
+        context: str = "",
+        any_thread: bool = False,
     ) -> AsyncGuardEntry:
         """See `Guard.entry`; `async with`."""
-        chain, call = self._begin(resource, origin, cost)
+        chain, call = self._begin(resource, origin, cost, context)
         return AsyncGuardEntry(self, chain, call, any_thread, self._store.sleep)
 
     async def flush(self) -> None:

@@ -29,13 +29,15 @@ Steps: TypeAlias = "Generator[Any, Any, Any]"
 class GuardCall:
     """One call on its way through the chain."""
 
-    __slots__ = ("cost", "origin", "resource", "wait")
+    __slots__ = ("context", "cost", "origin", "resource", "wait")
 
-    def __init__(self, resource: str, origin: str, cost: int) -> None:
+    def __init__(self, resource: str, origin: str, cost: int, context: str = "") -> None:
         self.resource = resource
         self.origin = origin
         """Who calls; empty if that is not known."""
         self.cost = cost
+        self.context = context
+        """The entrance from which it comes (`call_context`); empty if that is not known."""
         self.wait = 0.0
         """Seconds for which the slot that was just entered holds the call back."""
 

@@ -81,11 +81,13 @@ class Guard(BaseGuard):
         self._clock = self._store.clock
         lent = lend(self._store, self._store_name, owned=self._owns_store)
         shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
+        counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
             Parts(
-                lambda limit: Limiter(
-                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
-                ),
+                lambda limit: Limiter(lent, limit, consistency=consistency, **of_limiter),
+                lambda limit: Limiter(lent, limit, consistency=counting, **of_limiter),
+                lambda limit: Limiter(lent, limit, **of_limiter),
                 lambda limit: Concurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
                     **shared,
@@ -103,18 +105,27 @@ class Guard(BaseGuard):
         own(self._parts.values(), lent)
 
     def entry(
-        self, resource: str, origin: str = "", cost: int = 1, *, any_thread: bool = False
+        self,
+        resource: str,
+        origin: str = "",
+        cost: int = 1,
+        *,
+        context: str = "",
+        any_thread: bool = False,
     ) -> GuardEntry:
         """Return a context manager for one call of `resource` by `origin`: raises a `Blocked` at
         the beginning of its block if a rule refuses the call, and records how the block ends.
         `fail()` of the object that `as` gives counts it as failed though it raises nothing.
+
+        `context` is the entrance from which the call comes, for flow rules with the strategy
+        `"chain"`; by default that of `call_context`, which has an origin, too.
 
         The entry is left in the thread that has entered it, or in any with `any_thread`; else
         `RuntimeError` is raised. `cost` is the number of permits that flow rules count; a cost that
         exceeds a rule's limit is a `ValueError`. A `StoreError` is raised where the store does not
         answer a flow rule.
         """
-        chain, call = self._begin(resource, origin, cost)
+        chain, call = self._begin(resource, origin, cost, context)
         return GuardEntry(self, chain, call, any_thread, self._clock.sleep)
 
     def flush(self) -> None:

@@ -52,7 +52,12 @@ class World:
         self.ends: list[bool | None] = []
         """What the breaker was told of ends, in order."""
         finish = self.breaker._finish
-        self.breaker._finish = lambda call, failed: self.ends.append(failed) or finish(call, failed)
+
+        def note(admission: Any, failed: bool | None) -> Any:
+            self.ends.append(failed)
+            return finish(admission, failed)
+
+        self.breaker._finish = note
         self.entry = self.new_entry()
 
     def new_entry(self, **options: Any) -> Any:
@@ -236,6 +241,7 @@ async def test_an_open_breaker_takes_no_permits_of_the_limit(is_async: bool) -> 
 async def test_the_wait_of_a_paced_limit_is_no_time_of_the_service(is_async: bool) -> None:
     rule = SlowRatio(max_rt=0.1, ratio=0.3, min_calls=1)
     world = World(is_async, rule, limit="1/second paced 5s")
+    waited = 0.0
     for _ in range(2):
         entry = world.new_entry()
         began = world.clock.monotonic()

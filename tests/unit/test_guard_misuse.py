@@ -36,7 +36,6 @@ THREAD = FlowRule("r", 1, grade="thread")
         ([FlowRule("r", 0)], r"FlowRule of 'r': count=0 would refuse every call"),
         ([FlowRule("r", 1.23456789)], "is no whole number of calls in any interval"),
         ([FlowRule("r", 1.5, grade="thread")], "not a whole number of running calls"),
-        ([FlowRule("r", 1, strategy="relate", ref_resource="s")], "works in one process only"),
         ([FlowRule("r", 1), FlowRule("r", 2)], "count the same calls in the same place"),
         ([AuthorityRule("r", "a"), AuthorityRule("r", "b")], "in the same place"),
         ([FlowRule("r", 1, control_behavior="warm_up")], "FlowRule of 'r': .*cold_factor"),
