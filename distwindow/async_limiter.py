@@ -342,7 +342,9 @@ class AsyncLimiter(BaseLimiter):
         return decision
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
+        if recording is not None:
+            await self._run(recording)
 
     async def _flush_now(self, everything: bool) -> DistwindowError | None:
         """See `Limiter._flush_now`."""

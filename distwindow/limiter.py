@@ -423,7 +423,9 @@ class Limiter(BaseLimiter):
         )
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
+        if recording is not None:
+            self._run(recording)
 
     def _flush_now(self, everything: bool) -> DistwindowError | None:
         """Send what is due; with `everything`, all that is pending. Each exchange has a deadline of

@@ -60,6 +60,16 @@ class FlowRuleSlot(ChainSlot):
         self.rule: FlowRule = rule
         self._named_origins = named_origins
         """The origins that have rules of their own, for `"other"`."""
+        self._key = self._key_of_rule()
+        """The key of all calls that the rule is about, whose resource is its own. Of `"other"` each
+        origin has a key.
+        """
+
+    def _key_of_rule(self) -> str:
+        rule = self.rule
+        if rule.strategy == "chain":
+            return key_of_context(rule.resource, rule.ref_resource or "")
+        return key_of(rule.resource, "" if rule.limit_app == LIMIT_APP_DEFAULT else rule.limit_app)
 
     def key_for(self, call: GuardCall) -> str | None:
         """Return the key that counts `call`; None if the rule is not about it (Sentinel
@@ -67,16 +77,15 @@ class FlowRuleSlot(ChainSlot):
         """
         app = self.rule.limit_app
         if self.rule.strategy == "chain":
-            context = self.rule.ref_resource or ""
-            return key_of_context(call.resource, context) if call.context == context else None
+            return self._key if call.context == self.rule.ref_resource else None
         if app == LIMIT_APP_DEFAULT:
-            return key_of(call.resource)
+            return self._key
         if not call.origin:
             return None
         if app == LIMIT_APP_OTHER:
             is_named = call.origin in self._named_origins
             return None if is_named else key_of(call.resource, call.origin)
-        return key_of(call.resource, call.origin) if app == call.origin else None
+        return self._key if app == call.origin else None
 
 
 class FlowSlot(FlowRuleSlot):

@@ -47,6 +47,7 @@ class SystemSlot(ChainSlot):
         self._threads = 0
         self._node = StatisticNode()
         """Completed calls."""
+        self._needs_node = rule.avg_rt is not None or rule.highest_system_load is not None
         self._passes: deque[_Pass] = deque()
         """The admitted calls of the last second."""
         self._passed = 0
@@ -82,24 +83,33 @@ class SystemSlot(ChainSlot):
         with self._lock:
             self._threads = max(0, self._threads - 1)
             if outcome.admitted:
-                self._node.add_rt_and_success(now, round(outcome.rt * 1000), 1)
+                if self._needs_node:
+                    self._node.add_rt_and_success(now, round(outcome.rt * 1000), 1)
             elif token in self._passes:
                 self._passed -= token.cost
                 token.cost = 0
 
     def _check(self, call: GuardCall, now: int) -> None:
+        """Raise `SystemOverloaded` for the first threshold that the call would exceed. Only what
+        has a threshold is computed.
+        """
         rule = self.rule
         sample = UNKNOWN if self._sampling is None else self._sampling.sample
-        measured = [
-            ("qps", self._passed + call.cost, rule.qps),
-            ("max_thread", self._threads + 1, rule.max_thread),
-            ("avg_rt", self._node.avg_rt(now), rule.avg_rt),
-            ("highest_cpu_usage", sample.cpu, rule.highest_cpu_usage),
-        ]
-        if self._threads > 1 and self._threads > (
-            self._node.max_success_qps(now) * self._node.min_rt(now) / 1000
-        ):
-            measured.append(("highest_system_load", sample.load, rule.highest_system_load))
-        for field, value, threshold in measured:
-            if threshold is not None and value > threshold:
-                raise SystemOverloaded(call.resource, field, value, threshold)
+        if rule.qps is not None and self._passed + call.cost > rule.qps:
+            raise SystemOverloaded(call.resource, "qps", self._passed + call.cost, rule.qps)
+        if rule.max_thread is not None and self._threads + 1 > rule.max_thread:
+            raise SystemOverloaded(call.resource, "max_thread", self._threads + 1, rule.max_thread)
+        if rule.avg_rt is not None and (rt := self._node.avg_rt(now)) > rule.avg_rt:
+            raise SystemOverloaded(call.resource, "avg_rt", rt, rule.avg_rt)
+        most_cpu, most_load = rule.highest_cpu_usage, rule.highest_system_load
+        if most_cpu is not None and sample.cpu > most_cpu:
+            raise SystemOverloaded(call.resource, "highest_cpu_usage", sample.cpu, most_cpu)
+        if most_load is not None and sample.load > most_load and self._runs_above_capacity(now):
+            raise SystemOverloaded(call.resource, "highest_system_load", sample.load, most_load)
+
+    def _runs_above_capacity(self, now: int) -> bool:
+        """True if more calls run than the process completes at its best rate and rt (Sentinel
+        `checkBbr`).
+        """
+        capacity = self._node.max_success_qps(now) * self._node.min_rt(now) / 1000
+        return self._threads > 1 and self._threads > capacity
