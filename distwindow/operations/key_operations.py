@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from ..core.charge import Charge
 from ..core.clock import Clock
@@ -61,7 +62,7 @@ def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
 
 def record(
     strategy: Strategy, decision: Decision, failed: bool, rt_ms: int
-) -> Operation[object] | None:
+) -> Operation[Any] | None:
     """Record one finished call, in the bucket in which it ended. None if that is counted in this
     process, which is not worth a generator and its driver at the end of each entry.
     """
