@@ -27,6 +27,8 @@ SECTIONS = {
     "slots": "slots",
     "breakers": "breakers",
     "guard": "guards",
+    "fleet": "fleet_commands",
+    "resource": "whole_resource",
 }
 
 

@@ -32,6 +32,7 @@ from distwindow.guard.system_sampling import (
     cpu_usage,
 )
 from distwindow.testing import ManualClock
+from distwindow.worker import THREAD_WORKER
 
 from .guard_worlds import WORLDS, World
 
@@ -106,6 +107,15 @@ async def test_a_rule_without_load_and_cpu_samples_nothing(kind: Any) -> None:
     world = World(kind, [SystemRule(qps=5)], sampler=lambda: pytest.fail("sampled"))
     assert await world.outcome() == "passed"
     await world.flush()
+
+
+def test_a_closed_guard_is_not_sampled_any_more() -> None:
+    guard = Guard("memory://", [RULE], sampler=lambda: (0.0, 0.0))
+    with guard.entry("r"):
+        pass
+    assert guard._sampling_job in THREAD_WORKER.jobs.active()
+    guard.close()
+    assert guard._sampling_job not in THREAD_WORKER.jobs.active()
 
 
 # -- when -----------------------------------------------------------------------------------------
