@@ -18,6 +18,7 @@ class _Place:
         self, ring: Ring, record: PriorityRecord, cost: int, amount: int, max_borrowed: int
     ) -> None:
         self.ring, self.cost = ring, cost
+        record.observe(ring)
         self.windows = PriorityWindows(ring, record, amount, max_borrowed)
         self._record, self._amount, self._max_borrowed = record, amount, max_borrowed
 
