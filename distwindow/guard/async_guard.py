@@ -24,6 +24,8 @@ from .system_sampling import SamplingJob
 class AsyncGuard(BaseGuard, AsyncClosable):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 
+    _awaits_slots = True
+
     def __init__(
         self,
         store: Any,

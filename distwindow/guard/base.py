@@ -12,6 +12,7 @@ from ..core.breaker_rules import BreakerRule
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.limit import Limit
+from ..decorator import function_name
 from ..failure_types import ErrorTypes, FailureTypes
 from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
@@ -20,7 +21,7 @@ from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
 from ..sentinel.rules import LIMIT_APP_DEFAULT
 from ..worker.flush_job import FlushJob
-from .chain import ChainSlot, GuardCall, Outcome
+from .chain import ChainLink, ChainSlot, GuardCall, Outcome, is_coroutine_function, link_of
 from .context import NO_CONTEXT, current_context
 from .installed_slots import make_installed_slots
 from .related import RelateSlot, rules_that_count
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _DEFAULT_URL = "redis://localhost:6379/0"
 """That of the command line, too."""
 
-Chain = tuple[Any, ...]
+Chain = tuple[ChainLink, ...]
 
 
 class GuardOptions(NamedTuple):
@@ -73,6 +74,8 @@ class BaseGuard:
     """What `Guard` and `AsyncGuard` share. They document the arguments."""
 
     _clock: Clock
+    _awaits_slots = False
+    """True if slots may have coroutine functions."""
 
     def __init__(self, store: Any, rules: Iterable[Rule], options: GuardOptions) -> None:
         self._prefix = check_prefix(options.prefix)
@@ -82,7 +85,9 @@ class BaseGuard:
         self._store_name = store_name(store)
         self._name = f"guard {options.prefix!r} at {self._store_name}"
         installed = make_installed_slots() if options.installed_slots else []
-        self._slots = [_checked_slot(slot) for slot in (*installed, *options.slots)]
+        self._slots = [
+            _checked_slot(slot, self._awaits_slots) for slot in (*installed, *options.slots)
+        ]
         self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
         self._sampling_job: FlushJob | None = None
@@ -215,7 +220,8 @@ def check_name(what: str, name: object) -> None:
 
 
 def _sorted(slots: list[Any]) -> Chain:
-    return tuple(sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order)))
+    in_order = sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order))
+    return tuple(map(link_of, in_order))
 
 
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
@@ -228,7 +234,7 @@ def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
     )
 
 
-def _checked_slot(slot: Any) -> Any:
+def _checked_slot(slot: Any, may_await: bool) -> Any:
     if isinstance(slot, type) or not all(
         callable(getattr(slot, method, None)) for method in ("enter", "exit")
     ):
@@ -236,6 +242,12 @@ def _checked_slot(slot: Any) -> Any:
             f"{short_repr(slot)} is no slot: it needs the methods enter(call) and "
             "exit(call, token, outcome); see ChainSlot"
         )
+    for method in (slot.enter, slot.exit):
+        if not may_await and is_coroutine_function(method):
+            raise ConfigurationError(
+                f"{function_name(method)} is a coroutine function, which only AsyncGuard awaits; "
+                "give a Guard slots with plain functions"
+            )
     return slot
 
 

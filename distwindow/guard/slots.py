@@ -117,7 +117,14 @@ class FlowSlot(FlowRuleSlot):
 
 
 class ConcurrencySlot(FlowRuleSlot):
-    """Holds one of the places that the fleet has for running calls, whatever the call's cost."""
+    """Holds one of the places that the fleet has for running calls, whatever the call's cost.
+
+    It comes after the other flow rules, so that no place is held while one of these has a call
+    wait.
+    """
+
+    order = 310
+    _exit_repeats = True
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], concurrency: Any) -> None:
         super().__init__(rule, named_origins)

@@ -156,26 +156,37 @@ def test_a_slot_that_is_no_slot() -> None:
         Guard("memory://", slots=[ChainSlot])
 
 
-def test_a_coroutine_slot_in_a_guard_of_threads_gives_back_what_was_taken() -> None:
-    class ForTasks(ChainSlot):
-        async def enter(self, call: GuardCall) -> None: ...
-
-    world = World(Guard, [THREAD, FlowRule("r", 10)], slots=[ForTasks()])
-    with pytest.raises(ConfigurationError, match="only AsyncGuard awaits"):
-        world.guard.entry("r").__enter__()
-    assert (world.stats().passed, world.held()) == (0, 0)
-
-
 async def test_a_closed_guard_says_so() -> None:
     guard = Guard("memory://", [FlowRule("r", 1)])
+    made_before = [guard.entry(resource) for resource in ("r", "without rules")]
     guard.close()
     guard.close()
-    with pytest.raises(ConfigurationError, match="closed"):
+    with pytest.raises(ConfigurationError, match="this guard is closed"):
         guard.entry("r")
+    for entry in made_before:
+        with pytest.raises(ConfigurationError, match="this guard is closed"):
+            entry.__enter__()
     async_guard = AsyncGuard("memory://", [FlowRule("r", 1)])
+    async_made_before = [async_guard.entry(resource) for resource in ("r", "without rules")]
     await async_guard.aclose()
-    with pytest.raises(ConfigurationError, match="closed"):
+    with pytest.raises(ConfigurationError, match="this guard is closed"):
         async_guard.entry("r")
+    for async_entry in async_made_before:
+        with pytest.raises(ConfigurationError, match="this guard is closed"):
+            await async_entry.__aenter__()
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_fail_is_for_the_block(kind: Any) -> None:
+    world = World(kind, [FlowRule("r", 10)])
+    entry = world.guard.entry("r")
+    with pytest.raises(RuntimeError, match="'r' is marked as failed, but has not been entered"):
+        entry.fail()
+    await _enter(entry)
+    await _leave_here(entry)
+    with pytest.raises(RuntimeError, match="'r' is marked as failed, but was left before"):
+        entry.fail()
+    assert (world.stats().success, world.stats().error) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", WORLDS)
