@@ -17,7 +17,6 @@ from distwindow import (
     DegradeRule,
     FlowRule,
     Guard,
-    GuardCall,
 )
 from distwindow.sentinel import Rule
 

@@ -146,6 +146,7 @@ async def test_what_an_exit_raises_reaches_the_caller_when_all_others_are_left(k
 async def test_a_call_that_is_held_back_holds_no_slot_meanwhile(kind: Any) -> None:
     """In whatever order the rules are given."""
     held: list[int] = []
+    world: World
 
     class Look(ChainSlot):
         """Stands between the two kinds of flow rules, after the wait."""
