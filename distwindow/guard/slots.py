@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+from ..core.call_end import CallEnd
 from ..core.errors import AuthorityDenied, RateLimitExceeded
 from ..rules import AuthorityRule, DegradeRule, FlowRule
 from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER
@@ -88,8 +89,17 @@ class FlowRuleSlot(ChainSlot):
         return self._key if app == call.origin else None
 
 
+class _Taken(CallEnd):
+    """The permits of a call, and whether its end is recorded."""
+
+    def __init__(self, decision: Any) -> None:
+        self.decision = decision
+
+
 class FlowSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
+
+    _exit_repeats = True
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
         super().__init__(rule, named_origins)
@@ -104,16 +114,18 @@ class FlowSlot(FlowRuleSlot):
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         call.wait = decision.wait
-        return decision
+        return _Taken(decision)
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
         """See `ChainSlot.exit`."""
-        if token is None:
+        if token is None or token.is_recorded:
             return
         if not outcome.admitted:
-            yield self._limiter.refund(token)
+            token.is_recorded = True  # a refund that was interrupted may have given back
+            yield self._limiter.refund(token.decision)
         elif outcome.failed is not None:
-            yield self._limiter._record(token, outcome.failed, round(outcome.rt * 1000))
+            rt_ms = round(outcome.rt * 1000)
+            yield self._limiter._record(token.decision, outcome.failed, rt_ms, token)
 
 
 class ConcurrencySlot(FlowRuleSlot):

@@ -58,7 +58,8 @@ async def test_a_token_of_any_type_comes_back_as_it_is(kind: Any) -> None:
     future.set_result(None)
     task = asyncio.create_task(sleep())
     task.cancel()
-    for token in (generator, future, task, [], None, ()):
+    tokens: list[Any] = [generator, future, task, [], None, ()]
+    for token in tokens:
         slot = Handing(token)
         await World(kind, [], slots=[slot]).call()
         assert [one is token for one in slot.returned] == [True]
@@ -142,11 +143,14 @@ async def test_what_an_exit_raises_reaches_the_caller_when_all_others_are_left(k
     assert (world.stats().error, world.stats().success, world.held()) == (1, 1, 0)
 
 
+PACED = FlowRule("r", 1, control_behavior="rate_limiter", max_queueing_time_ms=2000)
+
+
 @EACH_WORLD
-async def test_a_call_that_is_held_back_holds_no_slot_meanwhile(kind: Any) -> None:
+@pytest.mark.parametrize("rules", [[PACED, THREAD], [THREAD, PACED]])
+async def test_a_call_that_is_held_back_holds_no_slot_meanwhile(kind: Any, rules: Any) -> None:
     """In whatever order the rules are given."""
     held: list[int] = []
-    world: World
 
     class Look(ChainSlot):
         """Stands between the two kinds of flow rules, after the wait."""
@@ -156,12 +160,9 @@ async def test_a_call_that_is_held_back_holds_no_slot_meanwhile(kind: Any) -> No
         def enter(self, call: GuardCall) -> None:
             held.append(world.held())
 
-    paced = FlowRule("r", 1, control_behavior="rate_limiter", max_queueing_time_ms=2000)
-    for rules in ([paced, THREAD], [THREAD, paced]):
-        world = World(kind, rules, slots=[Look()])
-        started = world.clock.monotonic()
-        await world.call()
-        await world.call(body=lambda: held.append(world.held()))
-        assert world.clock.monotonic() - started == pytest.approx(1.0, abs=0.01)
-        assert held == [0, 0, 1]
-        held.clear()
+    world = World(kind, rules, slots=[Look()])
+    started = world.clock.monotonic()
+    await world.call()
+    await world.call(body=lambda: held.append(world.held()))
+    assert world.clock.monotonic() - started == pytest.approx(1.0, abs=0.01)
+    assert held == [0, 0, 1]
