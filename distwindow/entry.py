@@ -66,8 +66,11 @@ class EntrySettings(NamedTuple):
     """The limiter and its store, for log lines; without passwords."""
 
 
-class _BaseEntry(CallEnd, Generic[D, R]):
-    """The decision of an entry, and the time at which its block began."""
+class _BaseEntry(Generic[D, R]):
+    """The decision of an entry, and the time at which its block began. A `CallEnd`."""
+
+    is_recorded = False
+    is_viewed = False
 
     def __init__(
         self,
@@ -202,7 +205,13 @@ class Entry(_BaseEntry[Decision, object]):
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._count_end(*self._end(exc))
+            # What `_count_end` does, which would be one more call.
+            decision, failed, rt_ms = self._end(exc)
+            self._record(decision, failed, rt_ms, self)
+            self._view_end(decision, failed, rt_ms)
+        except DistwindowError as failure:
+            _, failed, rt_ms = self._end_again(exc)
+            self._log_unrecorded(failed, rt_ms, failure)
         except BaseException as failure:
             if is_interruption(failure):
                 self._count_end(*self._end_again(exc))

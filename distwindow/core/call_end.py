@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Protocol
 
-class CallEnd:
+
+class CallEnd(Protocol):
     """Whoever counts the end of a call sets its mark in the same step, without a call in between
     (`interrupts.py`). Where a signal handler raises on the way, the end is counted again, and only
     what has no mark yet is added.
     """
 
-    is_recorded = False
+    is_recorded: bool
     """True once it is in the statistics of the call's windows."""
-    is_viewed = False
+    is_viewed: bool
     """True once it is in the minute view."""

@@ -207,8 +207,11 @@ class BaseGuard:
         return chain, GuardCall(resource, origin, cost, context)
 
     def _outcome(self, admitted: bool, exc: BaseException | None, rt: float) -> Outcome:
-        failed = self._failure_types.failed(exc) if admitted else None
-        return Outcome(admitted, exc, failed, rt)
+        failed: bool | None = False
+        if exc is not None or not admitted:
+            failed = self._failure_types.failed(exc) if admitted else None
+        # `Outcome(...)` takes several times as long.
+        return tuple.__new__(Outcome, (admitted, exc, failed, rt))
 
 
 def check_name(what: str, name: object) -> None:

@@ -28,9 +28,9 @@ Steps: TypeAlias = "Generator[Any, Any, Any]"
 
 
 class GuardCall:
-    """One call on its way through the chain."""
+    """One call on its way through the chain. It is the `CallEnd` of each slot that it leaves."""
 
-    __slots__ = ("context", "cost", "origin", "resource", "wait")
+    __slots__ = ("context", "cost", "is_recorded", "is_viewed", "origin", "resource", "wait")
 
     def __init__(self, resource: str, origin: str, cost: int, context: str = "") -> None:
         self.resource = resource
@@ -39,6 +39,7 @@ class GuardCall:
         self.cost = cost
         self.context = context
         """The entrance from which it comes (`call_context`); empty if that is not known."""
+        self.is_recorded = self.is_viewed = False
         self.wait = 0.0
         """Seconds for which the slot that was just entered holds the call back."""
 
@@ -189,6 +190,7 @@ class Entered:
             except GeneratorExit:  # by `close`: what `exit` goes on to do needs nobody to wait
                 if repeats:
                     del taken[-1]
+                    self._call.is_recorded = False
                 raise
             except DistwindowError as exc:
                 LOG.warning(
@@ -202,6 +204,7 @@ class Entered:
                     continue
             if repeats:
                 del taken[-1]
+                self._call.is_recorded = False
         if failure is not None:
             raise failure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,16 @@ class _BaseEntry:
     may still be in the block.
     """
 
-    def __init__(self, guard: BaseGuard, chain: Chain, call: GuardCall, any_thread: bool) -> None:
+    def __init__(
+        self,
+        guard: BaseGuard,
+        chain: Chain,
+        call: GuardCall,
+        any_thread: bool,
+        sleep: Callable[[float], Any],
+    ) -> None:
         self._guard = guard
+        self._sleep = sleep
         self._call = call
         self._entered = Entered(chain, call, guard._name)
         self._state = "new"
@@ -36,8 +44,6 @@ class _BaseEntry:
         self._forks = 0
         """That of the process that has entered it."""
         self._began_at = 0.0
-        self._rt: float | None = None
-        """Seconds; None until it ends."""
         self._marked_failed = False
 
     @property
@@ -90,9 +96,8 @@ class _BaseEntry:
         self._state = "left"
         if self._forks != _fork.forks:
             self._entered.taken.clear()  # they are the parent's, which leaves them
-        if self._rt is None:
-            self._rt = self._guard._clock.monotonic() - self._began_at
-        outcome = self._guard._outcome(admitted, exc, self._rt)
+        rt = self._guard._clock.monotonic() - self._began_at
+        outcome = self._guard._outcome(admitted, exc, rt)
         if admitted and exc is None and self._marked_failed:
             outcome = outcome._replace(failed=True)
         return self._entered.leave(outcome)
@@ -100,17 +105,6 @@ class _BaseEntry:
 
 class GuardEntry(_BaseEntry):
     """`with guard.entry(resource) as entry:`."""
-
-    def __init__(
-        self,
-        guard: BaseGuard,
-        chain: Chain,
-        call: GuardCall,
-        any_thread: bool,
-        sleep: Callable[[float], object],
-    ) -> None:
-        super().__init__(guard, chain, call, any_thread)
-        self._sleep = sleep
 
     def __enter__(self) -> Self:
         self._begin()
@@ -145,17 +139,6 @@ class AsyncGuardEntry(_BaseEntry):
     """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
     while the entry is left, it is left to the end before `CancelledError` is raised.
     """
-
-    def __init__(
-        self,
-        guard: BaseGuard,
-        chain: Chain,
-        call: GuardCall,
-        any_thread: bool,
-        sleep: Callable[[float], Awaitable[object]],
-    ) -> None:
-        super().__init__(guard, chain, call, any_thread)
-        self._sleep = sleep
 
     async def __aenter__(self) -> Self:
         self._begin()

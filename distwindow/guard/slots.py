@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from ..core.call_end import CallEnd
 from ..core.errors import AuthorityDenied, RateLimitExceeded
 from ..rules import AuthorityRule, DegradeRule, FlowRule
 from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER
@@ -89,13 +88,6 @@ class FlowRuleSlot(ChainSlot):
         return self._key if app == call.origin else None
 
 
-class _Taken(CallEnd):
-    """The permits of a call, and whether its end is recorded."""
-
-    def __init__(self, decision: Any) -> None:
-        self.decision = decision
-
-
 class FlowSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
 
@@ -114,18 +106,18 @@ class FlowSlot(FlowRuleSlot):
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         call.wait = decision.wait
-        return _Taken(decision)
+        return decision
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
         """See `ChainSlot.exit`."""
-        if token is None or token.is_recorded:
+        if token is None or call.is_recorded:
             return
         if not outcome.admitted:
-            token.is_recorded = True  # a refund that was interrupted may have given back
-            yield self._limiter.refund(token.decision)
+            call.is_recorded = True  # a refund that was interrupted may have given back
+            yield self._limiter.refund(token)
         elif outcome.failed is not None:
             rt_ms = round(outcome.rt * 1000)
-            yield self._limiter._record(token.decision, outcome.failed, rt_ms, token)
+            yield self._limiter._record(token, outcome.failed, rt_ms, call)
 
 
 class ConcurrencySlot(FlowRuleSlot):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from ..consistency.key_state import NEVER
@@ -37,10 +36,10 @@ class _RunningCall:
 
     __slots__ = ("__weakref__", "has_ended", "reference", "taken")
 
-    def __init__(self, taken: _Pass | None, on_death: Callable[[Any], object] | None) -> None:
-        self.taken = taken
-        self.has_ended = False
-        self.reference = None if on_death is None else weakref.ref(self, on_death)
+    # Set where it is made, as a constructor takes as long as all of them.
+    taken: _Pass | None
+    has_ended: bool
+    reference: weakref.ref[_RunningCall] | None
 
 
 class SystemSlot(ChainSlot):
@@ -89,15 +88,19 @@ class SystemSlot(ChainSlot):
             self._sampling.on_call(seconds)
         now = round(seconds * 1000)
         with self._lock:
-            self._drop_expired(now)
+            if self._passes and self._passes[0].at_ms <= now - _SECOND_MS:
+                self._drop_expired(now)
             self._check(call, now)
-            taken = None if self.rule.qps is None else _Pass(now, call.cost)
-            running = _RunningCall(taken, self._running.discard if self._needs_running else None)
-            if taken is not None:
+            running = _RunningCall()
+            running.taken = running.reference = None
+            running.has_ended = False
+            if self.rule.qps is not None:
+                running.taken = taken = _Pass(now, call.cost)
                 # One step for signal handlers: no call has returned in between.
                 self._passed += taken.cost
                 self._passes.append(taken)
-            if running.reference is not None:
+            if self._needs_running:
+                running.reference = weakref.ref(running, self._running.discard)
                 self._running.add(running.reference)
         return running
 
@@ -105,7 +108,8 @@ class SystemSlot(ChainSlot):
         """See `ChainSlot.exit`. A second time changes nothing."""
         now = round(self._clock.monotonic() * 1000)
         with self._lock:
-            self._running.discard(token.reference)
+            if token.reference is not None:
+                self._running.discard(token.reference)
             if outcome.admitted:
                 if self._needs_node and not token.has_ended:
                     token.has_ended = True
