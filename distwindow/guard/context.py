@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from ..core.errors import short_repr
+from ..entry_options import check_origin
 
 
 class CallContext(NamedTuple):
@@ -25,7 +26,7 @@ current_context = _context.get
 
 
 @contextmanager
-def call_context(name: str, origin: str = "") -> Iterator[None]:
+def call_context(name: str, origin: str | None = None) -> Iterator[None]:
     """Have the entries of guards inside the block, in this thread or task and in tasks that it
     creates, come from the entrance `name` and from `origin`, unless they say otherwise.
 
@@ -36,15 +37,15 @@ def call_context(name: str, origin: str = "") -> Iterator[None]:
     context holds: one inside it has no effect, as in Sentinel (`ContextUtil.trueEnter`). Raises
     `TypeError` and `ValueError` for what is no name.
     """
-    for what, value in (("name", name), ("origin", origin)):
-        if type(value) is not str:
-            raise TypeError(f"{what}={short_repr(value)} is not a str")
+    caller = check_origin(origin)
+    if type(name) is not str:
+        raise TypeError(f"name={short_repr(name)} is not a str")
     if not name:
         raise ValueError("name must not be empty")
     if _context.get() is not NO_CONTEXT:
         yield
         return
-    token = _context.set(CallContext(name, origin))
+    token = _context.set(CallContext(name, caller))
     try:
         yield
     finally:

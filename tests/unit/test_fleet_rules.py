@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import AuthorityRule, DegradeRule, FlowRule, Limit
-from distwindow.rules.fleet import breaker_rule_of, limit_of, slots_of
+from distwindow import (
+    AuthorityRule,
+    Concurrency,
+    ConfigurationError,
+    DegradeRule,
+    FlowRule,
+    Limit,
+)
+from distwindow.rules.fleet import MAX_RUNNING, breaker_rule_of, limit_of, slots_of
+from distwindow.rules.together import place_of
 from distwindow.sentinel.rules import breaker_of
 
 
@@ -31,6 +43,59 @@ def test_a_flow_rule_is_a_limit(rule: FlowRule, limit: str) -> None:
 
 def test_a_flow_rule_about_running_calls_is_a_number_of_slots() -> None:
     assert slots_of(FlowRule("r", 20.0, grade="thread")) == 20
+
+
+NUMBERS = st.one_of(
+    st.sampled_from([0, 0.001, 0.3, 1, 2, 3, 60, 1e12, 1e13, 1e300, 10**7 + 1, 10**9, 10**13]),
+    st.floats(0, 1e15),
+    st.integers(0, 10**10),
+)
+FLOW_FIELDS = {
+    "count": NUMBERS,
+    "grade": st.sampled_from(["qps", "thread"]),
+    "control_behavior": st.sampled_from(
+        ["default", "rate_limiter", "warm_up", "warm_up_rate_limiter"]
+    ),
+    "warm_up_period_sec": NUMBERS,
+    "cold_factor": NUMBERS,
+    "max_queueing_time_ms": NUMBERS,
+}
+DEGRADE_FIELDS = {
+    "count": NUMBERS,
+    "time_window_s": NUMBERS,
+    "grade": st.sampled_from(["slow_request_ratio", "error_ratio", "error_count"]),
+    "min_request_amount": NUMBERS,
+    "slow_ratio_threshold": NUMBERS,
+    "stat_interval_ms": NUMBERS,
+}
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just(FlowRule), st.fixed_dictionaries({}, optional=FLOW_FIELDS)),
+        st.tuples(st.just(DegradeRule), st.fixed_dictionaries({}, optional=DEGRADE_FIELDS)),
+    )
+)
+def test_an_error_names_a_field_of_the_rule_and_nothing_that_it_has_not(case: Any) -> None:
+    kind, fields = case
+    needed = {"count": 1} | ({"time_window_s": 1} if kind is DegradeRule else {})
+    try:
+        place_of(kind("r", **needed | fields))
+    except ConfigurationError as exc:
+        names = {field.name for field in dataclasses.fields(kind)}
+        name, _, message = str(exc).partition(": ")
+        assert name == f"{kind.__name__} of 'r'"
+        assert set(re.findall(r"\w+", message)) & names
+        foreign = {"amount", "buckets", "limit", "max_wait", "open_for", "warmup", "window"}
+        foreign |= {"max_rt", "min_calls", "ratio", "stat_duration_ms"} - names
+        assert not set(re.findall(r"(\w+)=", message)) & foreign, message
+        assert "amount" not in re.findall(r"\w+", message), message
+
+
+def test_the_most_running_calls_are_those_of_a_concurrency_limit() -> None:
+    Concurrency("memory://", slots_of(FlowRule("r", MAX_RUNNING, grade="thread")))
+    with pytest.raises(ConfigurationError):
+        Concurrency("memory://", MAX_RUNNING + 1)
 
 
 THRESHOLDS = st.one_of(st.sampled_from([0.0, 0.1, 0.3, 0.5, 2 / 3, 0.9]), st.floats(0, 0.999))
