@@ -193,7 +193,7 @@ class BaseGuard:
         if self._is_closed:
             raise closed_failure("guard")
         check_name("resource", resource)
-        caller = check_origin(origin)
+        caller = "" if origin is None else check_origin(origin)
         if type(context) is not str:
             raise TypeError(f"context={short_repr(context)} is not a str")
         ambient = current_context()
