@@ -77,9 +77,9 @@ def _check(run: Run, server: Standalone, logs: ClientLogs, mode: str) -> None:
                             f"{of_origins} in those of origins",
                             [f"{name}: {stats}" for name, stats in by_origin.items()],
                         )
-    # A call of each thread may be under way in a process that is killed. It may count a pass, a
-    # block and an end in the ring and in the view. `eventual` and `leased` count in the process.
-    under_way = len(logs.dead) * 4 * 6
+    # Four calls may be under way in a process that is killed. Each counts a pass in the view, and
+    # its end in the view and the ring, or a block in both.
+    under_way = len(logs.dead) * 4 * 3
     check_tallies("entries", stored, logs, sent_later=True, under_way=under_way)
     certain, _ = logs.tallies()
     run.count("calls", sum(n for name, n in certain.items() if name.startswith("view")))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded, StoreError
 from tests.attack.client import Client, ClientLog, Op, Work
+from tests.attack.planted import send_flushes_twice
 
 ORIGINS = [f"app-{number}" for number in range(5)]
 """More than `max_origins`: some are counted together."""
@@ -110,10 +110,8 @@ class Entries(Work):
 def plant(what: str) -> None:
     """Put a fault into the library, so that a test can see that the scenario finds it."""
     from distwindow import entry
-    from distwindow.consistency.entry_views import EntryViewCounts
 
     planted_entry: Any = entry.Entry
-    planted_views: Any = EntryViewCounts
     if what == "twice":
         real = entry.Entry.__exit__
 
@@ -123,16 +121,8 @@ def plant(what: str) -> None:
             real(self, *exc)
 
         planted_entry.__exit__ = twice
-    else:  # a flush whose reply was lost is sent again under another number
-        real_flush: Any = EntryViewCounts._flush_of
-
-        def renumbered(self: Any, views: Any) -> Any:
-            if views.in_flight is not None:
-                command = replace(views.in_flight.command, seq=next(self._seq))
-                views.in_flight = views.in_flight._replace(command=command)
-            return real_flush(self, views)
-
-        planted_views._flush_of = renumbered
+    else:
+        send_flushes_twice()
 
 
 if __name__ == "__main__":

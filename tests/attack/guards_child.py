@@ -26,6 +26,9 @@ LIMITED, BREAKABLE = "limited", "breakable"
 FREED_S = 2.0
 HEALED_S = 14.0
 """A probe whose call was interrupted is replaced after ten seconds."""
+ENOUGH = 3
+"""So many calls in a row are let through only if the first, a probe, has closed the breaker."""
+STUCK = "the service works, and calls stay refused"
 
 
 class ServiceError(Exception):
@@ -167,10 +170,11 @@ class Guards(Work):
             while self._holds() and self._is_before(freed_by, "a place stays taken"):
                 self.guard.flush()
                 time.sleep(0.02)  # between two polls
-            while self._is_before(healed_by, "the service works, and calls stay refused"):
+            passed = 0
+            while passed < ENOUGH and self._is_before(healed_by, STUCK):
                 with suppress(BreakerOpen):
                     with self.guard.entry(BREAKABLE):
-                        break
+                        passed += 1
                 time.sleep(0.02)  # between two polls
         self.guard.flush()
         self.guard.close()
@@ -180,10 +184,11 @@ class Guards(Work):
         while self._holds() and self._is_before(freed_by, "a place stays taken"):
             await self.guard.flush()
             await asyncio.sleep(0.02)  # between two polls
-        while self._is_before(healed_by, "the service works, and calls stay refused"):
+        passed = 0
+        while passed < ENOUGH and self._is_before(healed_by, STUCK):
             with suppress(BreakerOpen):
                 async with self.guard.entry(BREAKABLE):
-                    break
+                    passed += 1
             await asyncio.sleep(0.02)  # between two polls
         await self.guard.flush()
         await self.guard.aclose()
@@ -211,13 +216,18 @@ def plant(what: str) -> None:
     flow_slot: Any = slots.FlowSlot
     concurrency_slot: Any = slots.ConcurrencySlot
     breaker_slot: Any = slots.BreakerSlot
+    real_flow_exit, real_breaker_exit = flow_slot.exit, breaker_slot.exit
     if what == "no refund":
-        flow_slot.exit = ChainSlot.exit
+        flow_slot.exit = lambda self, call, token, outcome: (
+            real_flow_exit(self, call, token, outcome) if outcome.admitted else None
+        )
     elif what == "kept place":
         kept: list[Any] = []
         concurrency_slot.exit = lambda self, *given: kept.append(given)
     else:  # a breaker that hears of no end of a probe
-        breaker_slot.exit = ChainSlot.exit
+        breaker_slot.exit = lambda self, call, token, outcome: (
+            None if token.probe_id else real_breaker_exit(self, call, token, outcome)
+        )
 
 
 if __name__ == "__main__":

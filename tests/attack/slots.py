@@ -23,7 +23,7 @@ from tests.servers import Standalone
 VARIANTS = ["shared", "taken"]
 RUN_S = 8.0
 TTL_S, TIMEOUT_S = 1.0, 0.2
-SLACK_MS = 700
+SLACK_MS = 500
 """What a busy machine may add to a time, beyond the pauses that a process has noticed."""
 
 

@@ -29,7 +29,7 @@ class Holding(Op):
         self.key = rng.choice(plan["keys"])
         self.timeout = rng.choice([0, 0.05, 0.3])
         is_long = rng.random() < plan["long_share"]
-        self.seconds = rng.random() * (1.5 * plan["ttl"] if is_long else 0.02)
+        self.seconds = rng.random() * (3 * plan["ttl"] if is_long else 0.02)
         self.how = rng.choice(["hold", "hold", "try", "drop"])
 
     def run(self) -> None:

@@ -174,7 +174,7 @@ def test_a_breaker_that_does_not_open_is_found() -> None:
         (borrowing, "direct", "twice", "more than was called"),
         (borrowing, "direct", "share", "permits of 'k' in the window"),
         (entries, "direct", "twice", "more than was called"),
-        (entries, "direct", "numbers", "more than was called"),
+        (entries, "eventual", "numbers", "more than was called"),
         (guards, "direct", "no refund", "more than was called"),
         (guards, "direct", "kept place", "a place stays taken"),
         (guards, "direct", "deaf", "calls stay refused"),
