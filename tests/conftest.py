@@ -7,6 +7,7 @@ or configures a server starts one of its own from `tests.servers`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import uuid
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import event_loops
 from tests.servers import (
@@ -31,6 +33,12 @@ from tests.servers import (
 )
 
 T = TypeVar("T")
+
+# How long an example takes depends on what else the machine does: no test may fail because of it.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("any machine")
 
 
 SLOW_MODULES = {
@@ -68,6 +76,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW_MODULES:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Several tests collect garbage, and the interpreter does as well: thousands of collected tests
+    # need not be looked through each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

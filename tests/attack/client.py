@@ -125,7 +125,7 @@ class Client:
             asyncio.run(self._run_async())
         else:
             self._run_sync()
-        self.log.write(ended=True)
+        self.log.write(closed=True)
 
     def _rng(self, name: object) -> random.Random:
         return random.Random(f"{self.plan['seed']} {self.log.name} {name}")
@@ -166,6 +166,8 @@ class Client:
                 self._fork(self.forks.get_nowait())
             op = self.work.op(rng)
             outcome = interrupter.round(op.name, op.run, rng.choice([100e-6, 1e-3, 10e-3, 0.1]))
+            if outcome.interrupted and "listeners.py" in interrupter.where:
+                self.log.write(interrupted_listener=True)
             op.end(self.log, outcome.caught, outcome.interrupted)
             time.sleep(rng.random() * PAUSE_S)
         restart_watchdog(2 * HANG_S)
@@ -208,7 +210,7 @@ class Client:
             threading.Thread(target=self._log_pauses, daemon=True).start()
             self._call(self._rng("child"))
             self.work.close()
-            self.log.write(ended=True)
+            self.log.write(closed=True)
         finally:
             os._exit(0)
 

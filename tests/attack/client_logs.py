@@ -65,7 +65,7 @@ def read_client_logs(folder: Path, run: Run) -> ClientLogs:
         logs.lines[path.name] = lines
         logs.started.add(path.name)
         logs.started.update(line["fork"] for line in lines if "fork" in line)
-        if any("ended" in line for line in lines):
+        if any("closed" in line for line in lines):
             logs.ended.add(path.name)
     for process, line in logs.having("wrong"):
         raise Violation(f"{process}: {line['wrong']}", logs.lines[process][-10:])

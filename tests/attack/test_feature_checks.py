@@ -43,7 +43,9 @@ def counted(sure: int, unsure: int = 0) -> dict[str, Any]:
 
 
 def test_lost_and_additional_tallies_are_found(tmp_path: Path) -> None:
-    logs = logs_of(tmp_path, p0=[counted(3), counted(0, 2), {"ended": True}], p1=[counted(4)])
+    logs = logs_of(
+        tmp_path, p0=[counted(3), counted(0, 2), {"closed": True}], p1=[counted(4), {"ended": 5}]
+    )
     assert logs.dead == {"p1"}
 
     def check(stored: int, *, sent_later: bool = False, under_way: int = 0) -> None:
