@@ -17,9 +17,8 @@ from types import FrameType
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests import event_loops
+from tests import event_loops, examples
 from tests.servers import (
     Cluster,
     Container,
@@ -34,20 +33,7 @@ from tests.servers import (
 
 T = TypeVar("T")
 
-# How long an example takes depends on what else the machine does: no test may fail because of it.
-settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
-settings.load_profile("any machine")
-
-
-SLOW_MODULES = {
-    "test_borrowing", "test_borrowing_agrees", "test_breaker_fleet", "test_breaker_oracle",
-    "test_call_sharing", "test_endings", "test_examples",
-    "test_interrupted_calls", "test_interrupted_leases", "test_interruptions",
-    "test_memory_shortcut", "test_pacing", "test_servers_cleanup", "test_slots", "test_unclosed",
-}  # fmt: skip
-"""Modules that take three seconds or more in all: each of their tests is marked `slow`."""
+examples.load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,10 +58,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("event_loop_kind", kinds, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in SLOW_MODULES:
-            item.add_marker(pytest.mark.slow)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("markexpr") == "not slow":
+        for item in items:
+            examples.limit_to_quick(getattr(item, "function", None))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
