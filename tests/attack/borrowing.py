@@ -53,8 +53,8 @@ def _play(run: Run, rng: random.Random, server: Standalone, mode: str, seconds: 
     }  # fmt: skip
     with FaultyFleet(rng, server, "borrowing_child", plan) as fleet:
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)])
-        logs = read_client_logs(fleet.folder, run)
         try:
+            logs = read_client_logs(fleet.folder, run)
             _check_windows(run, logs, limit, share)
             if mode == "direct":  # with `leased`, a lost lease is counted as well
                 keys = {line["key"] for _, line in logs.having("call") if line["call"] == "long"}

@@ -62,8 +62,8 @@ def _play(run: Run, rng: random.Random, server: Standalone, variant: str, second
     faults = PROCESS_FAULTS if variant == "bound" else ALL_FAULTS
     with FaultyFleet(rng, server, "breakers_child", plan, faults) as fleet:
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)])
-        logs = read_client_logs(fleet.folder, run)
         try:
+            logs = read_client_logs(fleet.folder, run)
             if variant == "counts":
                 _check_counts(run, server, logs)
             else:

@@ -47,8 +47,8 @@ def _play(run: Run, rng: random.Random, server: Standalone, mode: str, seconds: 
     }  # fmt: skip
     with FaultyFleet(rng, server, "entries_child", plan) as fleet:
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)])
-        logs = read_client_logs(fleet.folder, run)
         try:
+            logs = read_client_logs(fleet.folder, run)
             _check(run, server, logs, mode)
         except Violation as violation:
             raise Violation(

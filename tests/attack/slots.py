@@ -61,8 +61,11 @@ def _play(run: Run, rng: random.Random, server: Standalone, *, taken: bool, seco
                 fleet.note(f"slots of {key} deleted")
 
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)], take)
-        logs = read_client_logs(fleet.folder, run)
         history = [f"plan {plan}", *fleet.notes[-25:]]
+        try:
+            logs = read_client_logs(fleet.folder, run)
+        except Violation as violation:
+            raise Violation(violation.what, [*history, *violation.history]) from None
         spans = held_spans(logs)
         run.count("calls", len(spans))
         run.count("slots lost", sum(span.told for span in spans))
