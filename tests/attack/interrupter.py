@@ -94,7 +94,7 @@ class Interrupter:
         if pending is None:
             return Outcome(caught, False)
         self.figures["interruptions"] += 1
-        if caught is None and self._destroying:
+        if caught is not pending and self._destroying:
             self.figures["lost in destructors of other packages"] += 1
         elif caught is not pending:
             wrong = "swallowed" if caught is None else f"replaced by {type(caught).__name__}"

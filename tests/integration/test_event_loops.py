@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections import Counter
 from typing import Any
@@ -106,11 +105,9 @@ def test_a_loop_may_end_without_aclose(
                 pass
 
     for turn in range(2):
-        began = time.monotonic()
         asyncio.run(some())
         gc.collect()
-        # A flush that gets no reply would take 3 s, and the end of a loop waits for it.
-        assert time.monotonic() - began < 2.5
+        # If a flush got no reply, its counts would be reported as lost.
         assert caplog.messages == []
         assert asyncio.run(stored_ends(url, prefix)) == 20 * (turn + 1)
 
