@@ -149,23 +149,28 @@ def test_a_loop_that_is_closed_under_the_limiter(redis_url: str, prefix: str) ->
         gc.collect()
 
 
+@pytest.mark.parametrize("ticks", [None, *range(16)])
 async def test_after_a_cancelled_connect_the_next_call_makes_another_connection(
-    proxy: Proxy, prefix: str
+    proxy: Proxy, prefix: str, ticks: int | None
 ) -> None:
     """`asyncio.run` cancels every task, also the one that connects, and the last flush comes after
-    that.
+    that. It is cancelled once it is connected, or after so many ticks of the loop: maybe before
+    its first step.
     """
-    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
+    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=20) as limiter:
         with proxy.inject(Silent()):
             call = asyncio.ensure_future(limiter.try_acquire("k"))
-            await asyncio.to_thread(until, lambda: proxy.open > 0)
+            if ticks is None:
+                await asyncio.to_thread(until, lambda: proxy.open > 0)
+            for _ in range(ticks or 0):
+                await asyncio.sleep(0)
             me = asyncio.current_task()
             for task in asyncio.all_tasks():
                 if task is not me:
                     task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-        assert await asyncio.wait_for(limiter.try_acquire("k"), 2)
+        assert await asyncio.wait_for(limiter.try_acquire("k"), 10)
 
 
 @pytest.mark.event_loops

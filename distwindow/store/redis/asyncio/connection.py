@@ -85,6 +85,12 @@ class _TransportTaken:
         return True
 
 
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Mark the exception of `task` as retrieved: asyncio logs an error for one that is not."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _takes_protocol(transport: Any) -> bool:
     """True if `transport` can pass what it receives to another protocol. Decided by its methods,
     because the transports of uvloop do not derive from `asyncio.Transport`.
@@ -116,6 +122,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._through_client: asyncio.Queue[tuple[bytes, ReplyReceiver]] | None = None
         self._ended = False
         self._opening = asyncio.ensure_future(self._open(settings.timeout))
+        self._opening.add_done_callback(self._on_opened)
 
     @property
     def opening(self) -> bool:
@@ -233,21 +240,28 @@ class PipelinedConnection(asyncio.Protocol):
         if (why := node.unavailable_reason()) is not None:
             self.end(why)
             return
+        # Not `wait_for`: if it is cancelled, it waits for `_connect`, and redis-py may drop the
+        # cancellation and go on.
+        connecting = asyncio.ensure_future(self._connect())
+        connecting.add_done_callback(retrieve_exception)
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
-            result = await asyncio.wait_for(self._connect(), _CONNECT_TIMEOUTS * timeout)
+            await asyncio.wait([connecting], timeout=_CONNECT_TIMEOUTS * timeout)
+            if not connecting.done():
+                raise asyncio.TimeoutError
+            result = connecting.result()
         except asyncio.CancelledError:
+            connecting.cancel()
             self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to
             # open another connection: the flush at the end of the loop needs it. Callers that wait
             # for this one end by their deadlines, because their retries would start new tasks in a
             # loop whose tasks are being ended.
-            if not self._ended:
-                self._ended = True
-                self._owner.on_connection_ended(self)
+            self._on_cancelled()
             raise
         except asyncio.TimeoutError:
+            connecting.cancel()
             node.on_connect_failed("connecting takes longer than the timeout", slow=True)
             # redis-py would have asked the next sentinel, if it had not been stopped here.
             node.rotate_sentinels()
@@ -259,7 +273,7 @@ class PipelinedConnection(asyncio.Protocol):
                 node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             self.end(error or exc)
             return
-        if self._ended:  # a cancellation that comes together with the result is not raised here
+        if self._ended:
             self._close_writer()
             return
         result.apply(node)
@@ -287,6 +301,17 @@ class PipelinedConnection(asyncio.Protocol):
                 await self._serve_through_client(self._through_client)
             finally:  # cancelled at the end of the loop: nobody would read the replies
                 self.end("the task that reads the replies has ended")
+
+    def _on_opened(self, opening: asyncio.Task[None]) -> None:
+        """Take in the end of `_open`: a task that is cancelled before its first step never runs."""
+        if opening.cancelled():
+            self._on_cancelled()
+
+    def _on_cancelled(self) -> None:
+        """Have the next call open another connection."""
+        if not self._ended:
+            self._ended = True
+            self._owner.on_connection_ended(self)
 
     def _close_writer(self) -> None:
         """Close a connection that nobody will use."""
