@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..protocol.keys import RingNameParts, check_prefix, shaping_name
+from ..protocol.keys import RingNameParts, check_prefix, priority_name, shaping_name
 from .breakers import breaker_page, is_breaker_name
 from .errors import report_errors
 from .key_text import shell_word, spellings
@@ -36,7 +36,7 @@ def reset(
     keys: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...",
+            metavar="KEY",
             help="Keys, as `stats` shows them. Put -- before a key that begins with a dash.",
             show_default=False,
         ),
@@ -130,7 +130,7 @@ def _delete(server: Server, page: Page) -> Page:
         part = page[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
         for name, _ in part:
-            pipeline.unlink(name, shaping_name(name))
+            pipeline.unlink(name, shaping_name(name), priority_name(name))
         for ring, count in zip(part, pipeline.execute(), strict=True):
             if count:
                 deleted.append(ring)

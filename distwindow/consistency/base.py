@@ -132,9 +132,6 @@ class LocalStrategy(Generic[S]):
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         raise NotImplementedError  # each strategy has one
 
-    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
-        return None
-
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""
         state = self._key_states.drop(self._name_of(key))
@@ -299,6 +296,8 @@ class LocalStrategy(Generic[S]):
         charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
+        if state is not None and charges is state.charges:
+            return state
         rings = tuple(charge.ring for charge in charges)
         if state is not None and rings == tuple(charge.ring for charge in state.charges):
             return state

@@ -42,6 +42,7 @@ from ..call_share import short_reply_time_ms
 from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..outcome import restore_code
 from ..topology import CallSettings, Node
+from .task_results import result_within
 
 _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
@@ -83,12 +84,6 @@ class _TransportTaken:
     @staticmethod
     def is_closing() -> bool:
         return True
-
-
-def retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Mark the exception of `task` as retrieved: asyncio logs an error for one that is not."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _takes_protocol(transport: Any) -> bool:
@@ -240,19 +235,11 @@ class PipelinedConnection(asyncio.Protocol):
         if (why := node.unavailable_reason()) is not None:
             self.end(why)
             return
-        # Not `wait_for`: if it is cancelled, it waits for `_connect`, and redis-py may drop the
-        # cancellation and go on.
-        connecting = asyncio.ensure_future(self._connect())
-        connecting.add_done_callback(retrieve_exception)
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
-            await asyncio.wait([connecting], timeout=_CONNECT_TIMEOUTS * timeout)
-            if not connecting.done():
-                raise asyncio.TimeoutError
-            result = connecting.result()
+            result = await result_within(self._connect(), _CONNECT_TIMEOUTS * timeout)
         except asyncio.CancelledError:
-            connecting.cancel()
             self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to
             # open another connection: the flush at the end of the loop needs it. Callers that wait
@@ -261,7 +248,6 @@ class PipelinedConnection(asyncio.Protocol):
             self._on_cancelled()
             raise
         except asyncio.TimeoutError:
-            connecting.cancel()
             node.on_connect_failed("connecting takes longer than the timeout", slow=True)
             # redis-py would have asked the next sentinel, if it had not been stopped here.
             node.rotate_sentinels()

@@ -27,7 +27,8 @@ from ..handshake import connect_failure
 from ..outcome import timed_out
 from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
 from .batch import PING, Batch, LoopTick, Ping
-from .connection import PipelinedConnection, retrieve_exception
+from .connection import PipelinedConnection
+from .task_results import retrieve_exception
 from .ticks_in_flight import TicksInFlight
 
 Reply = TypeVar("Reply")
