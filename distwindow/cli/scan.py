@@ -18,7 +18,13 @@ from distwindow import ConfigurationError, Limit, WindowStats
 
 from ..core.stats import window_at
 from ..protocol.breaker_commands import parse_breaker_name
-from ..protocol.keys import RingNameParts, is_senders_name, parse_ring_name, ring_of_shaping
+from ..protocol.keys import (
+    RingNameParts,
+    is_line_name,
+    is_senders_name,
+    parse_ring_name,
+    ring_of_shaping,
+)
 from ..protocol.replies import ring_state
 from ..protocol.slot_commands import parse_slots_name
 from ..protocol.view_commands import parse_views_name
@@ -83,6 +89,8 @@ def scan_names(
         page = []
         for name in found:
             if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
+                continue
+            if is_line_name(prefix, name):
                 continue
             slots_key = parse_slots_name(prefix, name)
             if slots_key is not None:

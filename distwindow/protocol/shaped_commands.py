@@ -15,7 +15,7 @@ from ..core.limit import Limit
 from .arguments import ring_arguments
 from .commands import COMMANDS, Acquire, Peek, Reset
 from .frames import Command, ScriptReply
-from .keys import shaping_name
+from .keys import line_name, shaping_name
 from .replies import AcquireReply, CountReply
 
 
@@ -31,10 +31,11 @@ def peek_command(charges: tuple[Charge, ...]) -> Command[AcquireReply]:
 
 
 def reset_command(charges: tuple[Charge, ...]) -> Command[CountReply]:
-    """Return the command that deletes the rings of these charges, and their shaping."""
+    """Return the command that deletes the rings of these charges, their lines and their shaping."""
+    lines = [charge._replace(ring=line_name(charge.ring)) for charge in charges]
     shaped = [charge for charge in charges if charge.limit.is_shaped]
     named = [charge._replace(ring=shaping_name(charge.ring)) for charge in shaped]
-    return Reset((*charges, *named))
+    return Reset((*charges, *lines, *named))
 
 
 def max_wait_ms_of(limit: Limit, cap_ms: int | None) -> int | None:

@@ -16,6 +16,7 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
+from ..core.line import Line
 from ..core.ring import RETIRED_START, Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
@@ -26,12 +27,14 @@ from ..protocol.frames import Command
 from ..protocol.keys import shaping_name
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from ..protocol.shaped_commands import AcquireShaped, PeekShaped
+from ..protocol.turn_commands import AcquireTurn, TurnReply
 from .memory_adaptive import MemoryAdaptive
 from .memory_borrow import borrow
 from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
 from .memory_shaping import decide_shaped
 from .memory_slots import slot_handlers
+from .memory_turns import MemoryLines
 from .memory_views import MemoryViews
 
 Reply = TypeVar("Reply")
@@ -61,11 +64,12 @@ class MemoryStore:
         *,
         slots: dict[bytes, dict[bytes, int]] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
+        lines: dict[bytes, Line] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings, `slots`, by their own names, and
-        `shapings`, by their `shaping_name`: where to keep them. A store that keeps rings elsewhere
-        passes those of one command, and stores what is in the dicts after it. With `rings` alone,
-        concurrency limits are refused.
+        """`rings` and `senders`, by the names of the rings, `slots`, by their own names,
+        `shapings`, by their `shaping_name`, and `lines`, by their `line_name`: where to keep
+        them. A store that keeps rings elsewhere passes those of one command, and stores what is in
+        the dicts after it. With `rings` alone, concurrency limits are refused.
         """
         self.clock = clock
         self._now_ms = clock.now_ms
@@ -73,11 +77,13 @@ class MemoryStore:
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
         self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
+        self._lines = MemoryLines(lines)
         self._lock: Lock | _Closed = threading.Lock()
         self._sweep_size = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "acquire_shaped": self._acquire_shaped,
+            "acquire_turn": self._acquire_turn,
             "peek_shaped": self._peek_shaped,
             "peek": self._peek,
             "borrow": self._borrow,
@@ -206,6 +212,11 @@ class MemoryStore:
             _store_refusal(command.charges[0], rings[0], reply)
         starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
+
+    def _acquire_turn(self, command: AcquireTurn, now: int) -> TurnReply:
+        reply = self._acquire(Acquire(command.charges), now)
+        rings = [self._rings[charge.ring] for charge in command.charges]
+        return self._lines.turn(command, reply, rings, now)
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
         return borrow(command, [self._ring_at(charge, now) for charge in command.charges], now)
@@ -336,7 +347,7 @@ class MemoryStore:
         """Remove the ring of this name. Return True if there was one."""
         ring = self._rings.get(name)
         if ring is None:
-            return self._shapings.pop(name, None) is not None
+            return self._shapings.pop(name, None) is not None or self._lines.remove(name)
         # Both without a call, so that no signal handler raises in between: a linked command would
         # go on counting in a ring that nobody finds.
         ring.shortcut_start = RETIRED_START
@@ -372,6 +383,7 @@ class MemoryStore:
         expired = [name for name, each in self._shapings.items() if now >= each.expires_at_ms]
         for name in expired:
             del self._shapings[name]
+        self._lines.sweep(now)
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 

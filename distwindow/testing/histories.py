@@ -30,7 +30,8 @@ from ..protocol.commands import (
 )
 from ..protocol.frames import Command
 from ..protocol.keys import ring_name_prefix
-from ..protocol.shaped_commands import AcquireShaped, PeekShaped
+from ..protocol.shaped_commands import AcquireShaped, PeekShaped, reset_command
+from ..protocol.turn_commands import AcquireTurn
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000
@@ -52,7 +53,7 @@ LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
 COMMAND_NAMES = (
     *["acquire"] * 5, *["borrow"] * 3, *["lease"] * 2, *["flush"] * 3, *["refund"] * 2, "peek",
-    "read", "reset", *["acquire_shaped"] * 3, "peek_shaped",
+    "read", "reset", *["acquire_shaped"] * 3, "peek_shaped", *["acquire_turn"] * 3,
 )  # fmt: skip
 """The commands of a history. The more often one is named here, the more often it is drawn."""
 
@@ -172,7 +173,12 @@ def _command(
     if step.name == "read":
         return Read(charges, now)
     if step.name == "reset":
-        return Reset(charges, now)
+        deleted = reset_command(charges) if step.flag else Reset(charges)
+        return Reset(deleted.charges, now)
+    if step.name == "acquire_turn":
+        # Turns that are over, and such that are still to come.
+        held_ms = past[-1 - step.size % len(past)] + step.calls * MINUTE_MS // 2
+        return AcquireTurn(charges, now, held_ms=held_ms if step.size else 0, takes_next=step.flag)
     return _shaped(step, charges, now)
 
 
