@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError, RateLimitExceeded, short_repr
-from .entry_options import CountedErrors
+from .failure_types import FailureTypes
 from .operations.minute_views import EntryEvent, EntryViews
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _BaseEntry(Generic[D, R]):
         acquire: Callable[[], D],
         record: Callable[[Decision, bool, int], R],
         settings: EntrySettings,
-        counted: CountedErrors,
+        counted: FailureTypes,
         origin: str,
     ) -> None:
         self._acquire = acquire

@@ -10,8 +10,9 @@ from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
 from ..core.errors import ConfigurationError, short_repr
 from ..core.key import normalize_key
+from ..failure_types import ErrorTypes, FailureTypes
+from ..lifecycle.base import check_handle_sigterm
 from ..protocol.keys import check_prefix, ring_name_prefix
-from .outcomes import ErrorTypes, FailureTypes
 
 
 class BreakerOptions(NamedTuple):
@@ -38,10 +39,7 @@ class BaseBreaker:
             raise ConfigurationError(
                 f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
             )
-        if not isinstance(options.handle_sigterm, bool):
-            raise ConfigurationError(
-                f"handle_sigterm={options.handle_sigterm!r} is neither True nor False"
-            )
+        check_handle_sigterm(options.handle_sigterm)
         check_clock(options.time)
         LimiterOptions(
             "direct",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .outcomes import FailureTypes
+from ..failure_types import FailureTypes
 
 if TYPE_CHECKING:
     from typing_extensions import Self

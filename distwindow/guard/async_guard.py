@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..async_limiter import AsyncLimiter
 from ..breaker import AsyncCircuitBreaker
-from ..breaker.outcomes import ErrorTypes
 from ..concurrency.tasks import AsyncConcurrency
 from ..connect import ClockChoice, Consistency, open_async_store
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
+from ..failure_types import ErrorTypes
+from ..lifecycle.tasks import AsyncClosable
 from ..rules import Rule
 from .base import BaseGuard, GuardOptions, Parts
 from .entry import AsyncGuardEntry
 from .lent_store import lend, own
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class AsyncGuard(BaseGuard):
+class AsyncGuard(BaseGuard, AsyncClosable):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 
     def __init__(
@@ -88,19 +85,11 @@ class AsyncGuard(BaseGuard):
 
     async def aclose(self) -> None:
         """See `Guard.close`."""
+        await super().aclose()
+
+    async def _close(self) -> None:
         self._is_closed = True
         for part in self._parts.values():
             await part.aclose()
         if self._owns_store:
             await self._store.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()

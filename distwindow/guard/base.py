@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .._fork import register_after_fork
-from ..breaker.outcomes import ErrorTypes, FailureTypes
 from ..connect import ClockChoice, Consistency, store_name
 from ..core.breaker_rules import BreakerRule
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError, short_repr
 from ..core.limit import Limit
+from ..failure_types import ErrorTypes, FailureTypes
 from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
 from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule, SystemRule

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaker import CircuitBreaker
-from ..breaker.outcomes import ErrorTypes
 from ..concurrency.blocking import Concurrency
 from ..connect import ClockChoice, Consistency, open_store
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
+from ..failure_types import ErrorTypes
+from ..lifecycle.blocking import BlockingClosable
 from ..limiter import Limiter
 from ..rules import Rule
 from .base import BaseGuard, GuardOptions, Parts
 from .entry import GuardEntry
 from .lent_store import lend, own
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class Guard(BaseGuard):
+class Guard(BaseGuard, BlockingClosable):
     """Sentinel's rules around calls, decided for the whole fleet. Safe to share between threads;
     survives `fork`.
 
@@ -124,19 +121,11 @@ class Guard(BaseGuard):
         raise `ConfigurationError`; closing twice is allowed. A store object that the caller made
         stays open.
         """
+        super().close()
+
+    def _close(self) -> None:
         self._is_closed = True
         for part in self._parts.values():
             part.close()
         if self._owns_store:
             self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
