@@ -26,6 +26,7 @@ SECTIONS = {
     "simulation": "fleet_simulation",
     "slots": "slots",
     "breakers": "breakers",
+    "waiters": "waiters",
 }
 
 
