@@ -156,7 +156,7 @@ def run(quick: bool) -> Section:
             results = run_rounds("waiters", contenders, 1 if quick else 3)
         finally:
             fleet.close()
-    for name in results.values:
+    for name in [name for name in contenders if name in results.values]:
         median = {
             what: Quartiles.of([each[what] for each in figures[name]]).median
             for what in ("order", "unused", "last")

@@ -1,20 +1,20 @@
 """Calls that take places in the virtual line of their ring, and are told a turn (`core/line.py`).
 
 `acquire` waits by turns. Only the head of a process's queue is in the line, so each process that
-waits has one place in it, whatever the number of its waiters. The head asks
+waits has one place in it, whatever the number of its waiters. A queue without a turn, or with free
+calls, has its head ask plainly, as `try_acquire`; otherwise the head sleeps until its turn. A queue
+goes
 
-    plainly, as `try_acquire`     if the queue has no turn, or has free calls
-    at its turn                   if the queue has one: this head's, or what it has inherited
-
-and what becomes of the turn and of the free calls of its queue is
-
-    asked            answer                            turn                  free calls
-    plainly          admitted                          as it was             one less
-    plainly          refused, the queue has no turn    it asks for one       0
-    plainly          refused, the queue has one        as it was             0
-    at its turn      refused                           kept, or a new one    0
-    at its turn      admitted, others wait behind it   that of the next      an equal share
-    at its turn      admitted, nobody does             none                  0
+    from         event                                           to
+    no turn      asked plainly: admitted                         no turn
+    no turn      asked plainly: refused, and so for a place      turn
+    no turn      asked plainly: refused; for a place: admitted   turn; free calls if there is room
+    turn         at its turn: refused                            turn
+    turn         at its turn: admitted, others wait behind       turn; free calls if there is room
+    turn         at its turn: admitted, nobody waits behind      no turn
+    turn         the head gives up                               turn
+    free calls   asked plainly: admitted                         free calls, one less
+    free calls   asked plainly: refused                          turn
 
 The turn of the next waiter comes with an admission, in the same script call: so a crowd costs about
 one call for each admission. Turns are as far apart as the limit admits calls; but where many
