@@ -111,6 +111,17 @@ class Turns:
         )
         return TurnAnswer(decision, turn, reply.queued)
 
+    def sleep_s(
+        self, command: Acquire, turn: HeldTurn, room_in_s: float, remaining_s: float | None
+    ) -> float:
+        """Return for how long the holder of `turn` sleeps before it asks; 0 or less: not at all.
+        `room_in_s`: when there is room. `remaining_s`: what is left of its timeout.
+        """
+        windows = [charge.limit.span * charge.limit.bucket_ms for charge in command.charges]
+        latest_s = room_in_s + MAX_EARLY_WINDOWS * min(windows) / 1000
+        seconds = min(turn.due_at - self._monotonic(), latest_s)
+        return seconds if remaining_s is None else min(seconds, remaining_s)
+
     def _checked(self, key: AnyKey, cost: int, enqueue: object, priority: object) -> Acquire:
         if enqueue is not True:
             raise ConfigurationError(f"enqueue={enqueue!r} is neither True nor False")
@@ -157,7 +168,7 @@ def wait_for_turn(command: Acquire, turns: Turns, slot: QueueSlot) -> Operation[
         room_in_s = 0.0
     while True:
         if queue.turn is not None:
-            seconds = _sleep_s(command, queue.turn, room_in_s, slot)
+            seconds = turns.sleep_s(command, queue.turn, room_in_s, slot.remaining_s)
             if seconds > 0:
                 yield Sleep(seconds)
         takes_next = turns.takes_next and slot.has_followers
@@ -171,18 +182,10 @@ def wait_for_turn(command: Acquire, turns: Turns, slot: QueueSlot) -> Operation[
             queue.free_calls = decision.remaining // (answer.queued + cost) if takes_next else 0
             return decision
         queue.turn, queue.free_calls = answer.turn, 0
-        slot.on_refused(decision)
         room_in_s = decision.retry_after
-        turn_s = max(room_in_s, (answer.turn.turn_ms - decision.now_ms) / 1000)
+        turn_s = (answer.turn.turn_ms - decision.now_ms) / 1000
+        slot.on_refused(decision, turn_s)
         deadline.check(decision, turn_s)
-
-
-def _sleep_s(command: Acquire, turn: HeldTurn, room_in_s: float, slot: QueueSlot) -> float:
-    """Return for how long the holder of `turn` sleeps before it asks."""
-    window_s = min(charge.limit.span * charge.limit.bucket_ms for charge in command.charges) / 1000
-    seconds = min(slot.seconds_until(turn.due_at), room_in_s + MAX_EARLY_WINDOWS * window_s)
-    remaining = slot.remaining_s
-    return seconds if remaining is None else min(seconds, remaining)
 
 
 class _Deadline:

@@ -94,7 +94,7 @@ class HeldTurn(NamedTuple):
     turn_ms: int
     """By the clock of the store, ms since the epoch."""
     due_at: float
-    """By the monotonic clock of this process, seconds."""
+    """By the monotonic clock of the store, seconds."""
 
 
 class QueueTurns:
@@ -132,12 +132,14 @@ class QueueSlot(Waiter):
         ring = self._charge.ring
         super().__init__(queues, ring + b":priority" if priority else ring, timeout)
 
-    def on_refused(self, decision: Decision) -> None:
+    def on_refused(self, decision: Decision, asks_in_s: float = 0.0) -> None:
         """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
-        wait for at least as long.
+        wait for at least as long. `asks_in_s`: seconds to its turn, if that comes later.
         """
         assert self._queue is not None
-        self._queue.refusal = (self._clock.monotonic() + decision.retry_after, decision)
+        now, retry_after = self._clock.monotonic(), decision.retry_after
+        asks_at = now + max(retry_after, asks_in_s)
+        self._queue.refusal = (now + retry_after, asks_at, decision)
 
     @property
     def is_head(self) -> bool:
@@ -156,10 +158,6 @@ class QueueSlot(Waiter):
         assert self._queue is not None
         return self._queue.turns
 
-    def seconds_until(self, due_at: float) -> float:
-        """Return the seconds until this moment, monotonic seconds."""
-        return due_at - self._clock.monotonic()
-
     def _remaining_s_or_raise(self) -> float | None:
         """Return the seconds for which the waiter may wait; None: no end. At 0.0 it may send out of
         turn: nobody before it was refused, so it is the store that is slow, and its own call may
@@ -170,10 +168,9 @@ class QueueSlot(Waiter):
         assert self._queue is not None
         now = self._clock.monotonic()
         if self._queue.refusal is not None:
-            until, decision = self._queue.refusal
+            until, asks_at, decision = self._queue.refusal
             if until > self._deadline or now >= self._deadline:
-                turn, charge = self._queue.turns.turn, self._charge
-                left = max(0.0, until - now, 0.0 if turn is None else turn.due_at - now)
+                left, charge = max(0.0, asks_at - now), self._charge
                 raise RateLimitExceeded(
                     decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
                 )
@@ -217,8 +214,10 @@ class _Queue:
     def __init__(self) -> None:
         self.waiting: deque[Waiter] = deque()
         """The head comes first."""
-        self.refusal: tuple[float, Decision] | None = None
-        """The last refusal of a head, and until when it holds (monotonic seconds)."""
+        self.refusal: tuple[float, float, Decision] | None = None
+        """The last refusal of a head: until when it holds, and when the head asks again (monotonic
+        seconds), and the decision.
+        """
         self.turns = QueueTurns()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import Decision, Limit, RateLimitExceeded
+from distwindow import Decision, Limit, Limiter, RateLimitExceeded
 from distwindow.consistency.in_process import InProcess
 from distwindow.operations import turns
 from distwindow.operations.command_cache import CommandCache
@@ -221,3 +221,17 @@ def test_with_leases_no_place_is_taken_for_the_next_waiter() -> None:
     queue = Queue().holds()
     queue.turns.takes_next = False
     assert queue.play(queue.turn(allowed=True, left=9)) == "no turn"
+
+
+@pytest.mark.parametrize("by_turns", [True, False])
+def test_the_clock_of_a_store_of_ones_own_counts(by_turns: bool) -> None:
+    """The limiter has another one, and asks no more often for it."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    with Limiter(store, "1/minute 1 buckets") as limiter:
+        limiter.acquire("k")
+        if by_turns:
+            limiter.try_acquire("k", enqueue=True)
+        assert limiter.acquire("k").now_ms == clock.now_ms()
+        assert sum(clock.slept) == pytest.approx(120.0 if by_turns else 60.0)
+        assert limiter.stats("k").blocked <= 1, "of the window since then"
