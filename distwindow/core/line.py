@@ -1,14 +1,14 @@
 """The virtual line of a ring: who was refused takes a place in it, and is told a turn.
 
 It is the specification of `lua/shared/line.lua`. A line is not a list of callers. It is one number,
-the time at which the next place begins, and so costs the same for any number of callers:
+the last turn, and so costs the same for any number of callers:
 
-    turn   when the holder of a place should ask again: at the end of the line, but not before
-           there is room
-    tail   the end of the line: the last turn, and the time in which the limit admits its cost
+    turn   when the holder of a place should ask again: when its permits become free, as those
+           before it in the line take theirs
+    tail   the last turn that was given out
 
-So the turns of one line are as far apart as the limit admits calls, `cost * window / amount`. They
-are a hint: admission never depends on the line.
+A turn is not before there is room, and as far after the one before as the limit needs to admit its
+cost: `cost * window / amount`. Turns are a hint: admission never depends on the line.
 
 A line is forgotten when nobody has asked for two windows. Those who keep their turns come at least
 once in a window, as no turn is further than that from the one before; so if nobody has come for
@@ -30,7 +30,7 @@ class Line(NamedTuple):
     """The line of a ring, as it is stored."""
 
     tail_us: float
-    """Its end, us since the epoch. It is a whole number as a float, as scripts count in doubles."""
+    """The last turn, us since the epoch: a whole number as a float, as scripts count in doubles."""
     seen_ms: int
     """When somebody last asked, ms since the epoch."""
 
@@ -41,7 +41,7 @@ class Turn(NamedTuple):
     turn_ms: int
     """When to ask again, ms since the epoch."""
     tail_us: float
-    """The end of the line after it."""
+    """The same, us: the end of the line from now on."""
 
 
 def line_expires_in_ms(window_ms: int) -> int:
@@ -50,8 +50,8 @@ def line_expires_in_ms(window_ms: int) -> int:
 
 
 def tail_at(line: Line | None, window_ms: int, now: int) -> float:
-    """Return the end of the line, us since the epoch; 0 where there is none. A line that was last
-    seen more than a window ahead of `now` is from before the clock was set back.
+    """Return the last turn of the line, us since the epoch; 0 where there is none. A line that was
+    last seen more than a window ahead of `now` is from before the clock was set back.
     """
     if line is None or not -window_ms <= now - line.seen_ms <= line_expires_in_ms(window_ms):
         return 0.0
@@ -68,9 +68,9 @@ def take_turn(
 ) -> Turn:
     """Take the place at the end of the line, for a caller that has room at `room_at_ms`."""
     longest = now * 1000.0 + MAX_LINE_WINDOWS * (window_ms * 1000.0)
-    turn_us = max(room_at_ms * 1000.0, min(tail_us, longest))
-    tail = min(turn_us + step_us(cost, amount, window_ms), longest)
-    return Turn(math.ceil(turn_us / 1000), tail)
+    turn_us = max(room_at_ms * 1000.0, tail_us + step_us(cost, amount, window_ms))
+    turn_us = min(turn_us, longest)
+    return Turn(math.ceil(turn_us / 1000), turn_us)
 
 
 def keep_turn(held_ms: int, room_at_ms: int, bucket_ms: int, now: int) -> int | None:
@@ -85,13 +85,9 @@ def keep_turn(held_ms: int, room_at_ms: int, bucket_ms: int, now: int) -> int | 
     return room_at_ms if held_ms and room_at_ms - now <= bucket_ms else None
 
 
-def queued_permits(
-    tail_us: float, held_ms: int, cost: int, amount: int, window_ms: int, now: int
-) -> int:
-    """Return how many permits those wait for whose turns are still to come, without the caller, who
-    has held the turn `held_ms` (0: none).
+def queued_permits(tail_us: float, held_ms: int, amount: int, window_ms: int, now: int) -> int:
+    """Return how many permits those wait for whose turns come after now, and after that of the
+    caller, `held_ms` (0: it has none).
     """
-    begin = now * 1000.0
-    if held_ms:
-        begin = max(begin, held_ms * 1000.0 + step_us(cost, amount, window_ms))
+    begin = max(now * 1000.0, held_ms * 1000.0)
     return math.floor(max(0.0, tail_us - begin) * amount / (window_ms * 1000.0) + 0.5)

@@ -40,14 +40,14 @@ class MemoryLines:
         if not reply.admitted or command.takes_next:
             index, room_at_ms = _last_room(command.charges, reply, rings, now)
             limit, cost = charges[index].limit, charges[index].cost
-            terms = cost, limit.amount, windows[index], now
+            terms = limit.amount, windows[index], now
             if reply.admitted:
                 queued = queued_permits(tails[index], command.held_ms, *terms)
             kept = None
             if not reply.admitted:
                 kept = keep_turn(command.held_ms, room_at_ms, limit.bucket_ms, now)
             if kept is None:
-                turn_ms, tails[index] = take_turn(tails[index], room_at_ms, *terms)
+                turn_ms, tails[index] = take_turn(tails[index], room_at_ms, cost, *terms)
             else:
                 turn_ms = kept
         for charge, tail_us, window_ms in zip(charges, tails, windows, strict=True):

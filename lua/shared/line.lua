@@ -5,7 +5,7 @@
 -- In a script such a ring has beside the fields of shared/ring.lua:
 --   line_key    its hash with the line
 --   window_ms   the time that is summed
---   tail        the end of the line, us; 0 where there is none
+--   tail        the last turn, us; 0 where there is none
 local MAX_LINE_WINDOWS = 1000
 
 -- Complete `ring` with its line at `now`; writes nothing.
@@ -28,9 +28,8 @@ end
 -- ms since the epoch.
 local function take_turn(ring, room_at_ms, now)
   local longest = now * 1000 + MAX_LINE_WINDOWS * (ring.window_ms * 1000)
-  local turn = math.max(room_at_ms * 1000, math.min(ring.tail, longest))
-  ring.tail = math.min(turn + step_us(ring), longest)
-  return math.ceil(turn / 1000)
+  ring.tail = math.min(math.max(room_at_ms * 1000, ring.tail + step_us(ring)), longest)
+  return math.ceil(ring.tail / 1000)
 end
 
 -- When a caller that was refused although it holds the turn `held` (0: it holds none) should ask
@@ -40,14 +39,13 @@ local function keep_turn(ring, held, room_at_ms, now)
   if held > 0 and room_at_ms - now <= ring.bucket_ms then return room_at_ms end
 end
 
--- The permits for which those wait whose turns are still to come, without the caller.
+-- The permits for which those wait whose turns come after now, and after that of the caller.
 local function queued_permits(ring, held, now)
-  local begin = now * 1000
-  if held > 0 then begin = math.max(begin, held * 1000 + step_us(ring)) end
+  local begin = math.max(now * 1000, held * 1000)
   return math.floor(math.max(0, ring.tail - begin) * ring.limit / (ring.window_ms * 1000) + 0.5)
 end
 
--- Write the line of a ring, if its end is still to come, and have it expire when nobody asks.
+-- Write the line of a ring, if its last turn is still to come, and have it expire when nobody asks.
 local function write_line(ring, now)
   if ring.tail <= now * 1000 then return end
   redis.call('HSET', ring.line_key, 'tail', string.format('%.0f', ring.tail),
