@@ -6,6 +6,7 @@ function                                               admitted may proceed
 `acquire`                `try_acquire`, then with      in the queue of its key, then for its
                          the turn that it has          turn in the fleet's virtual line
 `acquire`, `eventual`    `try_acquire`, repeated       in the queue of its key, then for permits
+or of high cost
 `acquire`, paced limit   a command with the time       in the queue, then for its promised
                          that the caller has left      moment, when the next one is served
 `acquire`, priority      a command that may borrow     in a queue of its own, then for its

@@ -44,6 +44,13 @@ those before it in the line may have vanished.
 """
 
 
+MIN_CALLS = 20
+"""`acquire` waits by turns for calls of cost 1, and for those of which the limit admits at least so
+many in a window. Larger ones leave the window at once, and not as the turns of others come: those
+would miss their turns, and a crowd of different costs would be done much later.
+"""
+
+
 class TurnAnswer(NamedTuple):
     """The answer to one call."""
 
@@ -72,8 +79,14 @@ class Turns:
         """With leases the next waiter asks plainly, as its call may lease permits for others."""
 
     def serve(self, command: Acquire) -> bool:
-        """True if `acquire` waits for this call by turns."""
-        return self._strategy.can_borrow and not isinstance(command, AcquireShaped)
+        """True if `acquire` waits for this call by turns. Calls that cost much do not: see
+        `MIN_CALLS`.
+        """
+        if not self._strategy.can_borrow or isinstance(command, AcquireShaped):
+            return False
+        charges = command.charges
+        cost, smallest = charges[0].cost, min([charge.limit.amount for charge in charges])
+        return cost == 1 or cost * MIN_CALLS <= smallest
 
     def attempt(
         self, key: AnyKey, cost: int, enqueue: object, priority: object

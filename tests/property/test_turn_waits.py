@@ -50,7 +50,7 @@ class Waiter:
         self.ended = False
 
     def begin(self) -> None:
-        by_turns = self.process.fleet.by_turns
+        by_turns = self.process.fleet.by_turns and self.process.turns.serve(self.command)
         self.operation = (
             wait_for_turn(self.command, self.process.turns, self.slot)
             if by_turns
@@ -219,6 +219,19 @@ def test_a_crowd_is_admitted_in_about_its_order_and_at_the_limits_rate(
     assert last <= plain_last + window_ms, "one window later at most, however long the line"
 
 
+@pytest.mark.parametrize("costs", [(1, 2), (1, 10), (1, 50), (1, 100), (1, 1, 1, 200)])
+def test_a_crowd_of_different_costs_is_done_a_window_later_at_most(costs: tuple[int, ...]) -> None:
+    ends = []
+    for by_turns in (True, False):
+        random, fleet = Random(1), Fleet(Limit("200/second"), 8, by_turns=by_turns)
+        for number in sorted(random.randrange(50) for _ in range(60 + 1500 // sum(costs))):
+            fleet.arrive(number, random.randrange(8), random.choice(costs))
+        fleet.run()
+        assert len(fleet.admitted) == len(fleet.waiters)
+        ends.append(fleet.admitted[-1].at_ms)
+    assert ends[0] <= ends[1] + 1000
+
+
 def test_one_process_alone_waits_no_longer_than_without_turns() -> None:
     """All permits of a burst become free at once, and nobody else is in the line."""
     ends = []
@@ -234,7 +247,7 @@ def test_one_process_alone_waits_no_longer_than_without_turns() -> None:
 
 limits = st.builds(
     lambda amount, buckets, bound: Limit(amount, 0.6, buckets, bound),
-    st.integers(1, 12),
+    st.one_of(st.integers(1, 12), st.just(60)),  # under the last all costs wait by turns
     st.sampled_from([1, 2, 3, 6, 10]),
     st.sampled_from(["leap", "strict"]),
 )
