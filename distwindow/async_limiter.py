@@ -10,6 +10,7 @@ from typing import Any
 
 from .admission import AsyncAdmission
 from .base_limiter import BaseLimiter, OnStoreError
+from .breaker.entry import AsyncBreakerEntry, AsyncEntryBreaker, async_call_of
 from .connect import ClockChoice, Consistency, LimiterOptions, in_process_attempt
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
@@ -133,7 +134,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
-        charges = self._command_cache.acquire_command(key).charges
+        return await self._peek(key, 1)
+
+    async def _peek(self, key: AnyKey, cost: int) -> Decision:
+        charges = self._command_cache.acquire_command(key, cost).charges
         return await self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:
@@ -182,18 +186,24 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         origin: str | None = None,
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
+        any_thread: bool = False,
+        breaker: AsyncEntryBreaker | None = None,
     ) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        return AsyncEntry(
+        arguments = (
             functools.partial(self._admit, key, cost),
             self._record,
             self._entry_settings,
             self._failure_types.changed(errors, ignore),
             origin,
+            any_thread,
         )
+        if breaker is not None:
+            return AsyncBreakerEntry(async_call_of(breaker, key), *arguments)
+        return AsyncEntry(*arguments)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
@@ -214,4 +224,6 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             self._strategy.wake = ignore_wake
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
+        if recording is not None:
+            await self._run(recording)

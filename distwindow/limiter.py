@@ -13,6 +13,7 @@ from typing import Any
 from .admission import Admission
 from .async_limiter import AsyncLimiter
 from .base_limiter import BaseLimiter, OnStoreError
+from .breaker.entry import BreakerEntry, EntryBreaker, call_of
 from .connect import ClockChoice, Consistency, LimiterOptions
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
@@ -188,7 +189,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
         number before that call.
         """
-        charges = self._command_cache.acquire_command(key).charges
+        return self._peek(key, 1)
+
+    def _peek(self, key: AnyKey, cost: int) -> Decision:
+        charges = self._command_cache.acquire_command(key, cost).charges
         return self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:
@@ -246,25 +250,38 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         origin: str | None = None,
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
+        any_thread: bool = False,
+        breaker: EntryBreaker | None = None,
     ) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
 
         `origin` says who calls: the entry counts in its minute view, too (`origins`). `errors` and
-        `ignore` replace those of the limiter. Raises `TypeError` for an origin that is no str,
-        `ValueError` for an empty one or one of more than 128 characters, and `ConfigurationError`
-        for `errors` and `ignore` that are no types of exceptions.
+        `ignore` replace those of the limiter. The entry is left in the thread that has entered it,
+        or in any with `any_thread`; else `RuntimeError` is raised.
+
+        `breaker` is a `CircuitBreaker` or an `AdaptiveBreaker`, for the same key, or what
+        `breaker.call(key)` returns, for another one. It is asked before the limit (`BreakerOpen`),
+        and counts how the block ends by its own `errors` and `ignore`.
+
+        Raises `TypeError` for an origin that is no str, `ValueError` for an empty one or one of
+        more than 128 characters, and `ConfigurationError` for `errors` and `ignore` that are no
+        types of exceptions, and for a `breaker` that is none for threads.
         """
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        return Entry(
+        arguments = (
             functools.partial(self._admit, key, cost),
             self._record,
             self._entry_settings,
             self._failure_types.changed(errors, ignore),
             origin,
+            any_thread,
         )
+        if breaker is not None:
+            return BreakerEntry(call_of(breaker, key), *arguments)
+        return Entry(*arguments)
 
     def flush(self) -> None:
         """Send now what was counted in this process, instead of within `flush_interval` (or
@@ -305,4 +322,6 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         )
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
+        if recording is not None:
+            self._run(recording)

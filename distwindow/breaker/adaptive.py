@@ -51,8 +51,8 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     def __init__(
         self,
         store: Any,
-        *,
         k: float = 1.5,
+        *,
         window: float = 10.0,
         buckets: int = 40,
         prefix: str = "distwindow",
@@ -96,8 +96,8 @@ class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     def __init__(
         self,
         store: Any,
-        *,
         k: float = 1.5,
+        *,
         window: float = 10.0,
         buckets: int = 40,
         prefix: str = "distwindow",

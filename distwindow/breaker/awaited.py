@@ -41,7 +41,8 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     def call(self, key: AnyKey) -> AsyncCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
-        return AsyncCall(self._failure_types, functools.partial(self._admit, key), self._finish)
+        admit = functools.partial(self._admit, key)
+        return AsyncCall(self._failure_types, admit, self._finish, self._states.restarted)
 
     def protect(
         self, key: AnyKey | Callable[..., AnyKey], *, fallback: Callable[..., Any] | None = None

@@ -8,7 +8,7 @@ from ..connect import ClockChoice, LimiterOptions, store_name
 from ..consistency.breaker_source import SourceOptions
 from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
-from ..core.errors import ConfigurationError, short_repr
+from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.key import normalize_key
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle.base import check_handle_sigterm
@@ -80,7 +80,7 @@ class BaseBreaker:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConfigurationError("this circuit breaker is closed; make a new one")
+            raise closed_failure("circuit breaker")
 
     def _check_key(self, key: Any) -> None:
         """Raise `ConfigurationError` for a key of `protect` that no call could ever have."""

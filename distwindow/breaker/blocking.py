@@ -46,7 +46,8 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         beginning of its block if it is refused, and counts its end. `fail()` of the object that
         `as` gives counts it as failed though it raises nothing.
         """
-        return Call(self._failure_types, functools.partial(self._admit, key), self._finish)
+        admit = functools.partial(self._admit, key)
+        return Call(self._failure_types, admit, self._finish, self._states.restarted)
 
     def protect(
         self, key: AnyKey | Callable[..., AnyKey], *, fallback: Callable[..., Any] | None = None

@@ -127,6 +127,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         super().close()
 
     def _end_calls(self) -> None:
+        if self._owns_store:
+            self._held.close()
         self._held.lose_all("its limit was closed", self._store.clock.monotonic())
 
     def _flush_rest(self) -> DistwindowError | None:

@@ -88,6 +88,8 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         await super().aclose()
 
     async def _end_calls(self) -> None:
+        if self._owns_store:
+            self._held.close()
         self._held.lose_all("its limit was closed", self._store.clock.monotonic())
 
     async def _flush_rest(self) -> DistwindowError | None:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..connect import ClockChoice, open_async_store
+from ..core.async_with import only_async_with
 from ..core.clock import Clock
 from ..core.errors import DistwindowError
 from ..operations.drivers import run_async
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@only_async_with
 class AsyncClosable:
     """Is closed by `aclose`, and at the end of an `async with` block."""
 

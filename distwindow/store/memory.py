@@ -33,7 +33,7 @@ from .memory_borrow import borrow
 from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
 from .memory_rings import MemoryRings, limit_text, new_ring
-from .memory_shaping import decide_shaped
+from .memory_shaping import decide_shaped, read_shapings
 from .memory_slots import slot_handlers
 from .memory_views import MemoryViews
 
@@ -294,7 +294,8 @@ class MemoryStore(MemoryRings):
 
     def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)
-        return ReadReply(tuple(ring.state() if ring else None for ring in rings), now)
+        states = tuple(ring.state() if ring else None for ring in rings)
+        return ReadReply(states, now, read_shapings(command.charges, self._shapings))
 
     def _reset(self, command: Reset, now: int) -> CountReply:
         removed = [self._remove(charge.ring) for charge in command.charges]
