@@ -27,8 +27,8 @@ from distwindow import Limit, Limiter
 PROCESSES, WAITERS = 8, 25
 LIMITS = ("20/second", "20/second strict")
 ARRIVE_IN_S = 0.05
-PREPARE_S, CONNECTED_BEFORE_S = 2.0, 0.01
-"""How long the processes have for connecting and for starting threads, and when they are done."""
+PREPARE_S, STARTED_BEFORE_S = 0.5, 0.01
+"""How long the processes have for starting threads, and when they are done."""
 STARTS = {"an empty window": False, "a window that was filled evenly": True}
 
 
@@ -56,17 +56,21 @@ class Fleet:
         self.trials += 1
         key = f"crowd:{self.trials}"
         limit, admitted_before = Limit(text), []
-        begin_at = time.time() + PREPARE_S + limit.per
         for number, pipe in enumerate(self.pipes):
             seed = self.trials * 1000 + number
-            pipe.send(Crowd(key, text, by_turns, begin_at, ARRIVE_IN_S, WAITERS, seed))
+            pipe.send(Crowd(key, text, by_turns, ARRIVE_IN_S, WAITERS, seed))
+        for pipe in self.pipes:
+            pipe.recv()  # it is ready
+        begin_at = time.time() + PREPARE_S + limit.per
+        for pipe in self.pipes:
+            pipe.send(begin_at)
         if filled:
             with Limiter(self.server.url, limit, timeout=5) as limiter:
                 for number in range(limit.amount):
                     at = begin_at - limit.per * (1 - number / limit.amount)
                     time.sleep(max(0.0, at - time.time()))
                     admitted_before.append(limiter.acquire(key).now_ms)
-        time.sleep(max(0.0, begin_at - CONNECTED_BEFORE_S - time.time()))
+        time.sleep(max(0.0, begin_at - STARTED_BEFORE_S - time.time()))
         before = script_calls(connection)
         admissions = [admission for pipe in self.pipes for admission in pipe.recv()]
         calls = script_calls(connection) - before

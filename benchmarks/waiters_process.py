@@ -24,8 +24,6 @@ class Crowd(NamedTuple):
     key: str
     limit: str
     by_turns: bool
-    begin_at: float
-    """When they begin to come, seconds since the epoch."""
     arrive_in_s: float
     waiters: int
     seed: int
@@ -56,16 +54,20 @@ def acquire_plainly(limiter: Limiter, key: str) -> Decision:
 def serve(url: str, orders: Connection) -> None:
     """Carry out one `Crowd` after another, until None comes."""
     while (crowd := orders.recv()) is not None:
-        orders.send(_wait(url, crowd))
+        orders.send(_wait(url, crowd, orders))
 
 
-def _wait(url: str, crowd: Crowd) -> list[Admission]:
-    random, admissions = Random(crowd.seed), []
+def _wait(url: str, crowd: Crowd, orders: Connection) -> list[Admission]:
+    """Send "ready" once connected, then receive when to begin, seconds since the epoch."""
+    random = Random(crowd.seed)
+    admissions: list[Admission] = []
     with Limiter(url, crowd.limit, timeout=TIMEOUT_S, flush_interval=FLUSH_S) as limiter:
         limiter.peek("connect")
+        orders.send("ready")
+        begin_at: float = orders.recv()
 
         def wait(after_s: float) -> None:
-            time.sleep(max(0.0, crowd.begin_at + after_s - time.time()))
+            time.sleep(max(0.0, begin_at + after_s - time.time()))
             came_ms = time.time() * 1000
             if crowd.by_turns:
                 decision = limiter.acquire(crowd.key)
