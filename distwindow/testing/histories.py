@@ -29,8 +29,8 @@ from ..protocol.commands import (
     charges_of,
 )
 from ..protocol.frames import Command
-from ..protocol.keys import ring_name_prefix
-from ..protocol.shaped_commands import AcquireShaped, PeekShaped, reset_command
+from ..protocol.keys import line_name, ring_name_prefix
+from ..protocol.shaped_commands import AcquireShaped, PeekShaped
 from ..protocol.turn_commands import AcquireTurn
 
 MINUTE_MS = 60_000
@@ -89,7 +89,8 @@ class HistoryStep(NamedTuple):
     """
     flag: bool
     """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush; whether a `borrow`
-    may take the whole limit, and whether a `refund` is of borrowed permits.
+    may take the whole limit, and whether a `refund` is of borrowed permits; `takes_next` of an
+    `acquire_turn`, and whether a `reset` also deletes lines.
     """
     amount_change: int
     """By how much the limits are raised."""
@@ -177,8 +178,8 @@ def _command(
     if step.name == "read":
         return Read(charges, now)
     if step.name == "reset":
-        deleted = reset_command(charges) if step.flag else Reset(charges)
-        return Reset(deleted.charges, now)
+        lines = [charge._replace(ring=line_name(charge.ring)) for charge in charges]
+        return Reset((*charges, *lines) if step.flag else charges, now)
     if step.name == "acquire_turn":
         # Turns that are over, and such that are still to come.
         held_ms = past[-1 - step.size % len(past)] + step.calls * MINUTE_MS // 2
