@@ -1,0 +1,153 @@
+"""Limits of RQ's jobs, for the whole fleet.
+
+    rate_limits = RateLimits("redis://localhost:6379/0")
+
+    @rate_limits.limit(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+    def fetch(tenant, url): ...
+
+    rq worker --worker-class distwindow.contrib.rq.LimitedWorker
+
+The worker asks before it forks. A job that is refused is scheduled for its turn, and taken off the
+worker, in one transaction. No retry is used up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+import redis
+from rq import SimpleWorker, Worker
+from rq.exceptions import StopRequested
+from rq.job import JobStatus
+from rq.worker import WorkerStatus
+
+from .task_gate import OnStoreError, TaskGate
+from .task_limits import read_options
+
+BROKER_RETRY_S = 1.0
+"""How long to wait where Redis did not take a job back."""
+
+_ATTRIBUTE = "__distwindow_delay__"
+_SENT_BACK = "distwindow_sent_back"
+"""A field of the job's hash: what sent it back last."""
+_log = logging.getLogger("distwindow")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RateLimits:
+    """The limits of functions that RQ runs. `store` is a URL or a client, as for `Limiter`.
+
+    `on_store_error` says what happens to jobs while the limiter's store fails: "hold" schedules
+    them a second later, "run" runs them without counting. `timeout` (seconds) bounds how long a
+    worker asks. Raises `ConfigurationError` for a store that can never work.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+    ) -> None:
+        self._gate = TaskGate(store, prefix, on_store_error, timeout)
+
+    def limit(self, *, limits: Any, limit_key: Any = None, limit_cost: Any = 1) -> Callable[[F], F]:
+        """Return a decorator that gives a function its limits, and returns the same function.
+
+        `limit_key` is a template over the names of its arguments, or a function of them; by default
+        the function's full name. Raises `ConfigurationError` for wrong options.
+        """
+        options = {"limits": limits, "limit_key": limit_key, "limit_cost": limit_cost}
+
+        def decorate(function: F) -> F:
+            name = f"{function.__module__}.{function.__qualname__}"
+            task = self._gate.add(read_options(name, function, options))
+            if task is not None:
+                setattr(function, _ATTRIBUTE, lambda *call: self._gate.delay(task, *call))
+            return function
+
+        return decorate
+
+
+class LimitedJobs:
+    """What makes an RQ worker keep the limits: `class MyWorker(LimitedJobs, rq.Worker)`."""
+
+    _decides = False
+    """Is a job in hand that is neither running nor sent back?"""
+
+    def work(self, *args: Any, **options: Any) -> bool:
+        """Work with a scheduler: jobs that were sent back wait in its registry."""
+        options["with_scheduler"] = True
+        return bool(super().work(*args, **options))  # type: ignore[misc]
+
+    def dequeue_job_and_maintain_ttl(self, *args: Any, **options: Any) -> Any:
+        """Return the next job that may start now, and its queue."""
+        worker: Any = self
+        while True:
+            found = super().dequeue_job_and_maintain_ttl(*args, **options)  # type: ignore[misc]
+            if found is None:
+                return None
+            self._decides = True
+            try:
+                delay = _delay(found[0])
+                if not delay:
+                    return found
+                _send_back(worker.connection, *found, delay)
+            finally:
+                self._decides = False
+            if worker._stop_requested:
+                raise StopRequested
+
+    def get_state(self) -> Any:
+        """Return the worker's state: busy with a job in hand, so that a warm shutdown waits."""
+        return WorkerStatus.BUSY if self._decides else super().get_state()  # type: ignore[misc]
+
+
+class LimitedWorker(LimitedJobs, Worker):
+    """RQ's worker that forks, with limits."""
+
+
+class LimitedSimpleWorker(LimitedJobs, SimpleWorker):
+    """RQ's worker that does not fork, with limits."""
+
+
+def _delay(job: Any) -> float:
+    try:
+        delay = getattr(job.func, _ATTRIBUTE, None)
+        call = (job.args, job.kwargs)
+    except Exception:  # the function cannot be imported, or the arguments cannot be read
+        return 0.0  # RQ runs the job, and reports that
+    return 0.0 if delay is None else float(delay(*call))
+
+
+def _send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:
+    """Schedule `job` in `delay` seconds, or up to a second later: RQ keeps whole seconds."""
+    when = datetime.fromtimestamp(math.ceil(time.time() + delay), timezone.utc)
+    token = uuid.uuid4().hex
+    was_sent = False
+    while True:
+        try:
+            # The transaction may have been executed although its reply was lost.
+            if was_sent and connection.hget(job.key, _SENT_BACK) == token.encode():
+                return
+            was_sent = True
+            with connection.pipeline() as transaction:
+                job.set_status(JobStatus.SCHEDULED, pipeline=transaction)
+                queue.schedule_job(job, when, pipeline=transaction)
+                transaction.lrem(queue.intermediate_queue_key, 1, job.id)
+                transaction.hset(job.key, _SENT_BACK, token)
+                transaction.execute()
+            return
+        except (redis.ConnectionError, redis.TimeoutError) as exc:
+            _log.warning(
+                "Redis did not take back job %s (%s: %s); will retry in %g s",
+                job.id, type(exc).__name__, exc, BROKER_RETRY_S,
+            )  # fmt: skip
+            time.sleep(BROKER_RETRY_S)
