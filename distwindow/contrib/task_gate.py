@@ -30,7 +30,7 @@ from .. import (
     RateLimitExceeded,
     StoreError,
 )
-from ..core.clock import SYSTEM, Clock
+from ..core.clock import SYSTEM, AsyncClock, Clock
 from ..core.shaping_terms import MAX_SHAPED_AMOUNT
 from .task_limits import TaskLimits
 
@@ -213,9 +213,15 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
             if not delay:
                 return 0.0
             left = max(0.0, ends_at - monotonic())
-            await asyncio.sleep(min(delay, left))
+            await self._sleep(min(delay, left))
             if delay > left:
                 return delay - left
+
+    async def _sleep(self, seconds: float) -> None:
+        if isinstance(self._time, AsyncClock):
+            await self._time.sleep_async(seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     async def _turn(self, refused: Decision) -> float:
         """See `TaskGate._turn`."""

@@ -1,4 +1,6 @@
-"""arq tests.workers.arq_app.WorkerSettings; and `python -m tests.workers.arq_app FIRST END` enqueues."""
+"""arq tests.workers.arq_app.WorkerSettings; and `python -m tests.workers.arq_app FIRST END`
+enqueues jobs.
+"""
 
 import asyncio
 import sys
@@ -26,7 +28,8 @@ class WorkerSettings:
     redis_settings = RedisSettings.from_dsn(URL)
     job_timeout = 3
     """Seconds; the jobs of a killed worker are taken over ten seconds later."""
-    max_tries = 1
+    max_tries = 2
+    """A killed worker uses up one try of the jobs that it had."""
 
 
 async def enqueue(first: int, end: int) -> None:

@@ -1,4 +1,6 @@
-"""dramatiq tests.workers.dramatiq_app; and `python -m tests.workers.dramatiq_app FIRST END` enqueues."""
+"""dramatiq tests.workers.dramatiq_app; and `python -m tests.workers.dramatiq_app FIRST END`
+enqueues jobs.
+"""
 
 import sys
 
