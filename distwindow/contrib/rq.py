@@ -32,7 +32,6 @@ from .task_limits import read_options
 
 BROKER_RETRY_S = 1.0
 """How long to wait where Redis did not take a job back."""
-
 _ATTRIBUTE = "__distwindow_delay__"
 _SENT_BACK = "distwindow_sent_back"
 """A field of the job's hash: what sent it back last."""
@@ -92,14 +91,11 @@ class LimitedJobs:
         worker: Any = self
         while True:
             found = super().dequeue_job_and_maintain_ttl(*args, **options)  # type: ignore[misc]
-            if found is None:
-                return None
-            self._decides = True
+            self._decides = found is not None
             try:
-                delay = _delay(found[0])
-                if not delay:
+                if not found or not (delay := _delay(found[0])):
                     return found
-                _send_back(worker.connection, *found, delay)
+                _send_back(worker.connection, found[0], found[1], delay)
             finally:
                 self._decides = False
             if worker._stop_requested:

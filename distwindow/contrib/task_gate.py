@@ -31,6 +31,7 @@ from .. import (
     StoreError,
 )
 from ..core.clock import SYSTEM, AsyncClock, Clock
+from ..core.limit import LimitSpec
 from ..core.shaping_terms import MAX_SHAPED_AMOUNT
 from .task_limits import TaskLimits
 
@@ -66,7 +67,7 @@ class _Gate(Generic[L]):
             )
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
-        self._make = lambda limits, name: make(
+        self._make: Callable[[LimitSpec, str], L] = lambda limits, name: make(
             store, limits, prefix=name, timeout=timeout / 2, handle_sigterm=False, time=time
         )
         self._prefix = prefix

@@ -38,7 +38,7 @@ class Kind:
 def _dramatiq_outstanding(client: Any) -> int:
     queues = ["dramatiq:default", "dramatiq:default.DQ"]
     held = [client.scard(key) for key in client.keys("dramatiq:__acks__.*")]
-    return sum(client.llen(queue) for queue in queues) + sum(held)
+    return int(sum(client.llen(queue) for queue in queues) + sum(held))
 
 
 def _rq_outstanding(client: Any) -> int:
@@ -82,7 +82,7 @@ KINDS = {
                 "--receiver", "distwindow.contrib.taskiq:LimitedReceiver",
             ),
             _taskiq_outstanding,
-            slots=20,
+            slots=5,
             claims_after_new=True,
         ),
     )
