@@ -11,7 +11,6 @@ worker that is killed in between leaves it twice, and never loses it. No retry i
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import Any
@@ -20,13 +19,8 @@ from dramatiq import Middleware
 from dramatiq.middleware import MiddlewareError, SkipMessage
 
 from .. import ConfigurationError
-from .task_gate import OnStoreError, TaskGate
+from .task_gate import OnStoreError, TaskGate, broker_failed
 from .task_limits import OPTIONS, TaskLimits, read_options
-
-BROKER_RETRY_S = 1.0
-"""How long to wait where the broker did not take a message back."""
-
-_log = logging.getLogger("distwindow")
 
 
 class InvalidLimits(ConfigurationError, MiddlewareError):
@@ -94,8 +88,4 @@ def _send_back(broker: Any, message: Any, delay: float) -> None:
             broker.enqueue(message.copy(), delay=math.ceil(delay * 1000))
             return
         except Exception as exc:
-            _log.warning(
-                "the broker did not take back message %s (%s: %s); will retry in %g s",
-                message.message_id, type(exc).__name__, exc, BROKER_RETRY_S,
-            )  # fmt: skip
-            time.sleep(BROKER_RETRY_S)
+            time.sleep(broker_failed(f"message {message.message_id}", exc))

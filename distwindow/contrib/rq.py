@@ -13,7 +13,6 @@ worker, in one transaction. No retry is used up.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import uuid
@@ -27,15 +26,14 @@ from rq.exceptions import StopRequested
 from rq.job import JobStatus
 from rq.worker import WorkerStatus
 
-from .task_gate import OnStoreError, TaskGate
+from .task_gate import OnStoreError, TaskGate, broker_failed
 from .task_limits import read_options
 
-BROKER_RETRY_S = 1.0
-"""How long to wait where Redis did not take a job back."""
+SCHEDULER_CHECK_S = 10
+"""RQ looks each ten minutes whether a worker has to run the scheduler of one that has ended."""
 _ATTRIBUTE = "__distwindow_delay__"
 _SENT_BACK = "distwindow_sent_back"
 """A field of the job's hash: what sent it back last."""
-_log = logging.getLogger("distwindow")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -82,9 +80,15 @@ class LimitedJobs:
     """Is a job in hand that is neither running nor sent back?"""
 
     def work(self, *args: Any, **options: Any) -> bool:
-        """Work with a scheduler: jobs that were sent back wait in its registry."""
+        """Work with a scheduler, which enqueues the jobs that were sent back."""
         options["with_scheduler"] = True
+        self.maintenance_interval = SCHEDULER_CHECK_S
         return bool(super().work(*args, **options))  # type: ignore[misc]
+
+    @property
+    def dequeue_timeout(self) -> int:
+        """For how long to wait for a job before the next look at the scheduler, seconds."""
+        return min(SCHEDULER_CHECK_S, super().dequeue_timeout)  # type: ignore[misc]
 
     def dequeue_job_and_maintain_ttl(self, *args: Any, **options: Any) -> Any:
         """Return the next job that may start now, and its queue."""
@@ -142,8 +146,4 @@ def _send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:
                 transaction.execute()
             return
         except (redis.ConnectionError, redis.TimeoutError) as exc:
-            _log.warning(
-                "Redis did not take back job %s (%s: %s); will retry in %g s",
-                job.id, type(exc).__name__, exc, BROKER_RETRY_S,
-            )  # fmt: skip
-            time.sleep(BROKER_RETRY_S)
+            time.sleep(broker_failed(f"job {job.id}", exc))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from .. import (
@@ -41,6 +42,11 @@ HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
 MAX_TURN_S = 86_400.0
 """How far ahead turns are given. Behind that many calls, one is told to come back after a day."""
+
+MIN_DELAY_S = 0.001
+"""The least delay of a refused call: its permits may be free by now, but were not taken."""
+BROKER_RETRY_S = 1.0
+"""How long to wait where the broker of a queue did not take a task back."""
 
 _log = logging.getLogger("distwindow")
 L = TypeVar("L", Limiter, AsyncLimiter)
@@ -99,7 +105,7 @@ class _Gate(Generic[L]):
 
     def _unasked(self) -> float:
         """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
-        return 0.0 if self._runs_meanwhile else max(self._hold_left(), 0.001)
+        return 0.0 if self._runs_meanwhile else max(self._hold_left(), MIN_DELAY_S)
 
     def _failed(self, task: TaskLimits, exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
@@ -150,14 +156,11 @@ class TaskGate(_Gate[Limiter]):
 
     def _turn(self, refused: Decision) -> float:
         """Return in how many seconds the turn of a refused call comes."""
-        line = self._turns.get(refused.limit)
-        if line is None:
-            return refused.retry_after
-        try:
-            turn = line.try_acquire(refused.key, refused.cost)
-        except DistwindowError:  # a turn is a hint
-            return refused.retry_after
-        return refused.retry_after + (turn.wait if turn.allowed else MAX_TURN_S)
+        line, turn = self._turns.get(refused.limit), None
+        if line is not None:
+            with suppress(DistwindowError):  # a turn is a hint
+                turn = line.try_acquire(refused.key, refused.cost)
+        return _delay(refused, turn)
 
 
 class AsyncTaskGate(_Gate[AsyncLimiter]):
@@ -226,11 +229,25 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
 
     async def _turn(self, refused: Decision) -> float:
         """See `TaskGate._turn`."""
-        line = self._turns.get(refused.limit)
-        if line is None:
-            return refused.retry_after
-        try:
-            turn = await line.try_acquire(refused.key, refused.cost)
-        except DistwindowError:
-            return refused.retry_after
-        return refused.retry_after + (turn.wait if turn.allowed else MAX_TURN_S)
+        line, turn = self._turns.get(refused.limit), None
+        if line is not None:
+            with suppress(DistwindowError):
+                turn = await line.try_acquire(refused.key, refused.cost)
+        return _delay(refused, turn)
+
+
+def _delay(refused: Decision, turn: Decision | None) -> float:
+    """Return the delay of a refused call, from what the limiter and the line of turns answered."""
+    wait = 0.0 if turn is None else turn.wait if turn.allowed else MAX_TURN_S
+    return max(refused.retry_after + wait, MIN_DELAY_S)
+
+
+def broker_failed(task: str, exc: Exception) -> float:
+    """Log that the broker of a queue did not take a task back. Return how long to wait before the
+    next try, in seconds: there may be no other copy of the task, so there is always a next one.
+    """
+    _log.warning(
+        "the broker did not take back %s (%s: %s); will retry in %g s",
+        task, type(exc).__name__, exc, BROKER_RETRY_S,
+    )  # fmt: skip
+    return BROKER_RETRY_S

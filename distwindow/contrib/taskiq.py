@@ -14,7 +14,6 @@ would wait longer than the broker leaves a message to a worker is sent to the qu
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,15 +22,11 @@ from taskiq.receiver import Receiver
 from taskiq.utils import maybe_awaitable
 
 from .. import ConfigurationError
-from .task_gate import AsyncTaskGate, OnStoreError
+from .task_gate import AsyncTaskGate, OnStoreError, broker_failed
 from .task_limits import TaskLimits, read_options
 
 FOREVER_S = 10.0 * 365 * 86_400
 """Longer than anyone waits."""
-BROKER_RETRY_S = 1.0
-"""How long to wait where the broker did not take a message back."""
-
-_log = logging.getLogger("distwindow")
 _admitted: ContextVar[bool] = ContextVar("distwindow_admitted", default=False)
 """Was the message that this context handles admitted by `LimitedReceiver`?"""
 
@@ -137,8 +132,4 @@ async def _send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) ->
         try:
             return await broker.kick(message)
         except Exception as exc:
-            _log.warning(
-                "the broker did not take back task %s (%s: %s); will retry in %g s",
-                parsed.task_id, type(exc).__name__, exc, BROKER_RETRY_S,
-            )  # fmt: skip
-            await asyncio.sleep(BROKER_RETRY_S)
+            await asyncio.sleep(broker_failed(f"task {parsed.task_id}", exc))

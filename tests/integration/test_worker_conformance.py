@@ -101,8 +101,8 @@ def test_a_killed_worker_loses_nothing(kind: Kind, broker: Standalone, tmp_path:
         fleet.enqueue(JOBS)
         killed = fleet.start_worker()
         until(lambda: len(fleet.starts()) >= LIMIT.amount, 30, what="jobs of the first window")
-        fleet.kill_worker(killed)
         fleet.start_worker()
+        fleet.kill_worker(killed)
         if kind.claims_after_new:
             extra = itertools.count(JOBS)
             until(lambda: started_after_new(fleet, next(extra)), 30, every=0.5)
@@ -110,6 +110,20 @@ def test_a_killed_worker_loses_nothing(kind: Kind, broker: Standalone, tmp_path:
         twice = [number for number, starts in Counter(fleet.starts()).items() if starts > 1]
         assert len(twice) <= kind.slots
         assert most_in_a_window(fleet.admitted_ms(), LIMIT) <= LIMIT.amount
+
+
+def test_a_stopped_worker_loses_nothing_and_repeats_nothing(
+    kind: Kind, broker: Standalone, tmp_path: Path
+) -> None:
+    with Fleet(kind, broker.url, str(LIMIT), log=tmp_path / "log") as fleet:
+        fleet.enqueue(JOBS)
+        stopped = fleet.start_worker()
+        until(lambda: len(fleet.starts()) >= LIMIT.amount, 30, what="jobs of the first window")
+        fleet.stop_worker(stopped)
+        fleet.start_worker()
+        fleet.finish(JOBS)
+        assert Counter(fleet.starts()) == Counter(range(JOBS))
+        assert len(fleet.admitted_ms()) == JOBS
 
 
 def test_jobs_are_held_while_the_limiters_redis_is_away(

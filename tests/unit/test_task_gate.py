@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distwindow import ConfigurationError, StoreUnavailable
-from distwindow.contrib.task_gate import HOLD_S, AsyncTaskGate, OnStoreError, TaskGate
+from distwindow import AsyncLimiter, ConfigurationError, RateLimitExceeded, StoreUnavailable
+from distwindow.contrib.task_gate import HOLD_S, MIN_DELAY_S, AsyncTaskGate, OnStoreError, TaskGate
 from distwindow.contrib.task_limits import TaskLimits
 from distwindow.store.async_memory import AsyncMemoryStore
 from distwindow.store.memory import MemoryStore
@@ -135,6 +135,29 @@ def test_a_task_waits_for_as_long_as_it_may() -> None:
         return started
 
     assert asyncio.run(run()) == [0.0, 0.0, 1.0, 1.0, 2.0]
+
+
+def test_a_wait_that_ends_without_permits_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter's time may end in the moment in which the permits of the one before it are free; its
+    `retry_after` is 0.0 then, and a delay of 0.0 would start the task without being counted.
+    """
+
+    async def run() -> float:
+        clock = ManualClock()
+        store = AsyncMemoryStore(MemoryStore(clock))
+        gate = AsyncTaskGate(store, time=clock)
+        gate.add(TASK)
+        async with AsyncLimiter(store, "1/second", time=clock) as limiter:
+            await limiter.try_acquire("job")
+            refused = (await limiter.try_acquire("job"))._replace(retry_after=0.0)
+
+        async def ends_in_vain(*args: Any, **kwargs: Any) -> None:
+            raise RateLimitExceeded(refused)
+
+        monkeypatch.setattr(gate._limiters[TASK.limits], "acquire", ends_in_vain)
+        return await gate.wait(TASK, (), {}, 1.0)
+
+    assert asyncio.run(run()) == MIN_DELAY_S
 
 
 def test_hold_returns_a_delay_only_when_the_time_is_over() -> None:

@@ -31,6 +31,8 @@ class Kind:
     slots: int
     """How many jobs of one worker may have started and not be acknowledged yet: these run twice
     after a kill. taskiq runs all that the limit admits at once."""
+    expires: str = ""
+    """A key by which a killed worker is missed: it expires a minute later."""
     claims_after_new: bool = False
     """Is what a killed worker had taken over only after a new message has come?"""
 
@@ -73,6 +75,7 @@ KINDS = {
             ("rq", "worker", "--worker-class", "distwindow.contrib.rq.LimitedWorker", "jobs"),
             _rq_outstanding,
             slots=1,
+            expires="rq:scheduler-lock:jobs",
         ),
         Kind("arq", ("arq", "tests.workers.arq_app.WorkerSettings"), _arq_outstanding, slots=10),
         Kind(
@@ -142,9 +145,11 @@ class Fleet:
         return len(self._workers) - 1
 
     def kill_worker(self, number: int) -> None:
-        """Kill a worker and all processes of its group."""
+        """Kill a worker and all processes of its group; what would expire then does so at once."""
         self._signal(self._workers[number], signal.SIGKILL)
         self._workers[number].wait()
+        if self.kind.expires:
+            self.client.delete(self.kind.expires)
 
     def stop_worker(self, number: int) -> None:
         """Ask a worker to end, and wait until it has."""
