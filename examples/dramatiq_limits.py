@@ -15,7 +15,7 @@ from distwindow.contrib.dramatiq import RateLimits
 URL = sys.argv[1] if len(sys.argv) > 1 else "redis://localhost:6379/0"
 CALLS = [("acme", n) for n in range(6)] + [("initech", n) for n in range(3)]
 
-broker = RedisBroker(url=URL, namespace="examples-dramatiq")
+broker = RedisBroker(url=URL, namespace="examples-dramatiq")  # type: ignore[no-untyped-call]
 broker.add_middleware(RateLimits(URL))
 began = time.monotonic()
 done: list[tuple[str, int]] = []

@@ -88,7 +88,7 @@ class LimitedJobs:
     @property
     def dequeue_timeout(self) -> int:
         """For how long to wait for a job before the next look at the scheduler, seconds."""
-        return min(SCHEDULER_CHECK_S, super().dequeue_timeout)  # type: ignore[misc]
+        return min(SCHEDULER_CHECK_S, int(super().dequeue_timeout))  # type: ignore[misc]
 
     def dequeue_job_and_maintain_ttl(self, *args: Any, **options: Any) -> Any:
         """Return the next job that may start now, and its queue."""
