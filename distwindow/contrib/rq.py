@@ -5,10 +5,8 @@
     @rate_limits.limit(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
     def fetch(tenant, url): ...
 
-    rq worker --worker-class distwindow.contrib.rq.LimitedWorker
-
-The worker asks before it forks. A job that is refused is scheduled for its turn, and taken off the
-worker, in one transaction. No retry is used up.
+The worker is `LimitedWorker`. It asks before it forks; a job that is refused is scheduled for its
+turn, and taken off the worker, in one transaction. No retry is used up.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class RateLimits:
         """Return a decorator that gives a function its limits, and returns the same function.
 
         `limit_key` is a template over the names of its arguments, or a function of them; by default
-        the function's full name. Raises `ConfigurationError` for wrong options.
+        its full name. Raises `ConfigurationError` for wrong options.
         """
         options = {"limits": limits, "limit_key": limit_key, "limit_cost": limit_cost}
 
@@ -142,6 +140,8 @@ def _send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:
                 job.set_status(JobStatus.SCHEDULED, pipeline=transaction)
                 queue.schedule_job(job, when, pipeline=transaction)
                 transaction.lrem(queue.intermediate_queue_key, 1, job.id)
+                # Otherwise RQ may fail the job as stuck when it is seen here a minute later.
+                transaction.delete(queue.intermediate_queue.get_first_seen_key(job.id))
                 transaction.hset(job.key, _SENT_BACK, token)
                 transaction.execute()
             return

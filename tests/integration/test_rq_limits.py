@@ -91,6 +91,19 @@ def test_a_job_is_scheduled_once_where_the_reply_is_lost(
     assert queue.connection.llen(queue.intermediate_queue_key) == 0
 
 
+def test_a_job_that_was_sent_back_is_not_taken_for_a_stuck_one(server: Standalone) -> None:
+    """RQ fails a job that it has seen in the intermediate queue twice, with a minute between."""
+    from distwindow.contrib.rq import _send_back
+
+    queue, worker = worker_of(server.url)
+    queue.enqueue(limit_job("1/minute"), 7)
+    found, _ = worker.dequeue_job_and_maintain_ttl(1)
+    queue.intermediate_queue.cleanup(worker, queue)
+    assert queue.intermediate_queue.get_first_seen(found.id) is not None
+    _send_back(worker.connection, found, queue, 0.0)
+    assert queue.intermediate_queue.get_first_seen(found.id) is None
+
+
 def test_a_warm_shutdown_waits_for_a_job_in_hand(server: Standalone) -> None:
     queue, worker = worker_of(server.url)
     limit_job("1/minute")
