@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import redis
 from rq import SimpleWorker, Worker
-from rq.exceptions import StopRequested
 from rq.job import JobStatus
 from rq.worker import WorkerStatus
 
@@ -101,7 +100,7 @@ class LimitedJobs:
             finally:
                 self._decides = False
             if worker._stop_requested:
-                raise StopRequested
+                return None  # RQ ends its loop
 
     def get_state(self) -> Any:
         """Return the worker's state: busy with a job in hand, so that a warm shutdown waits."""

@@ -40,8 +40,8 @@ OnStoreError = Literal["hold", "run"]
 
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
-MAX_TURN_S = 86_400.0
-"""How far ahead turns are given. Behind that many calls, one is told to come back after a day."""
+MAX_DELAY_S = 86_400.0
+"""The longest delay, a day: no queue takes any, and a paced limit promises nothing later."""
 
 MIN_DELAY_S = 0.001
 """The least delay of a refused call: its permits may be free by now, but were not taken."""
@@ -94,7 +94,7 @@ class _Gate(Generic[L]):
         if task is not None and task.limits not in self._limiters:
             for limit in task.limits:
                 if limit.amount <= MAX_SHAPED_AMOUNT and limit not in self._turns:
-                    paced = Limit(limit.amount, limit.per, max_wait=MAX_TURN_S)
+                    paced = Limit(limit.amount, limit.per, max_wait=MAX_DELAY_S)
                     self._turns[limit] = self._make(paced, f"{self._prefix}-turns")
             self._limiters[task.limits] = self._make(task.limits, self._prefix)
         return task
@@ -238,8 +238,8 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
 
 def _delay(refused: Decision, turn: Decision | None) -> float:
     """Return the delay of a refused call, from what the limiter and the line of turns answered."""
-    wait = 0.0 if turn is None else turn.wait if turn.allowed else MAX_TURN_S
-    return max(refused.retry_after + wait, MIN_DELAY_S)
+    wait = 0.0 if turn is None else turn.wait if turn.allowed else MAX_DELAY_S
+    return min(max(refused.retry_after + wait, MIN_DELAY_S), MAX_DELAY_S)
 
 
 def broker_failed(task: str, exc: Exception) -> float:

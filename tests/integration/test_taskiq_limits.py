@@ -21,7 +21,7 @@ async def test_without_the_receiver_tasks_wait_as_well() -> None:
     broker = in_memory_broker()
     running: list[int] = []
 
-    @broker.task("job", limits=["2/100ms", "3/minute"])
+    @broker.task("job", limits=["2/100ms", "3/minute"], limit_key=lambda number: f"n{number % 1}")
     async def job(number: int) -> None:
         running.append(number)
 

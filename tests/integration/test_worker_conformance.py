@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from distwindow import Limit
-from tests.servers import Pass, Proxy, Refuse, Standalone, until
+from tests.servers import Pass, Proxy, Silent, Standalone, until
 from tests.workers.fleet import KINDS, Fleet, Kind
 
 pytestmark = pytest.mark.slow
@@ -126,21 +126,24 @@ def test_a_stopped_worker_loses_nothing_and_repeats_nothing(
         assert len(fleet.admitted_ms()) == JOBS
 
 
-def test_jobs_are_held_while_the_limiters_redis_is_away(
+def test_jobs_are_held_while_the_limiters_redis_is_silent_and_others_run(
     kind: Kind, broker: Standalone, tmp_path: Path
 ) -> None:
+    free = JOBS
     with Standalone() as store, Proxy(store.port) as link:
-        link.fault = Refuse()
+        link.fault = Silent()
         with Fleet(kind, broker.url, str(LIMIT), store_url=link.url, log=tmp_path / "log") as fleet:
-            fleet.enqueue(10)
+            fleet.enqueue(JOBS)
+            fleet.enqueue(1, first=free, name="free")
             fleet.start_worker()
+            until(lambda: fleet.starts() == [free], 30, what="the job without limits")
             until(
                 lambda: b"asking the limits of task" in (tmp_path / "log").read_bytes(),
                 30,
                 what="the line in the log",
             )
-            assert fleet.starts() == []
+            assert fleet.starts() == [free]
             link.fault = Pass()
-            fleet.finish(10)
-            assert Counter(fleet.starts()) == Counter(range(10))
-            assert len(fleet.admitted_ms()) == 10
+            fleet.finish(JOBS)
+            assert Counter(fleet.starts()) == Counter(range(JOBS + 1))
+            assert len(fleet.admitted_ms()) == JOBS

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, RateLimitExceeded, StoreUnavailable
-from distwindow.contrib.task_gate import HOLD_S, MIN_DELAY_S, AsyncTaskGate, OnStoreError, TaskGate
+from distwindow.contrib.task_gate import (
+    HOLD_S,
+    MAX_DELAY_S,
+    MIN_DELAY_S,
+    AsyncTaskGate,
+    OnStoreError,
+    TaskGate,
+)
 from distwindow.contrib.task_limits import TaskLimits
 from distwindow.store.async_memory import AsyncMemoryStore
 from distwindow.store.memory import MemoryStore
@@ -69,6 +76,18 @@ def test_a_call_at_its_turn_is_admitted(kind: str) -> None:
     assert [world.delay() for _ in range(3)] == [0.0, 0.0, 1.0]
     world.clock.advance(1.0)
     assert world.delay() == 0.0
+
+
+@pytest.mark.parametrize("limits", ["1/30 days", "1/hour"])
+def test_no_delay_is_longer_than_a_day(limits: str) -> None:
+    clock = ManualClock()
+    gate = TaskGate("memory://", time=clock)
+    task = gate.add(TaskLimits("report", job, limits))
+    assert task is not None
+    delays = [gate.delay(task, (), {}) for _ in range(40)]
+    assert delays[0] == 0.0
+    assert min(delays[1:]) > 0.0
+    assert max(delays) == MAX_DELAY_S
 
 
 def test_while_the_limiter_fails_tasks_are_held_and_it_is_asked_once_a_second(

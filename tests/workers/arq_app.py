@@ -1,4 +1,4 @@
-"""arq tests.workers.arq_app.WorkerSettings; and `python -m tests.workers.arq_app FIRST END`
+"""arq tests.workers.arq_app.WorkerSettings; and `python -m tests.workers.arq_app job FIRST END`
 enqueues jobs.
 """
 
@@ -21,10 +21,14 @@ async def job(ctx: dict[Any, Any], tenant: str, number: int) -> None:
     job_started(number)
 
 
+async def free(ctx: dict[Any, Any], tenant: str, number: int) -> None:
+    job_started(number)
+
+
 class WorkerSettings:
     """What the command `arq` reads."""
 
-    functions = (job,)
+    functions = (job, free)
     redis_settings = RedisSettings.from_dsn(URL)
     job_timeout = 3
     """Seconds; the jobs of a killed worker are taken over ten seconds later."""
@@ -32,12 +36,12 @@ class WorkerSettings:
     """A killed worker uses up one try of the jobs that it had."""
 
 
-async def enqueue(first: int, end: int) -> None:
+async def enqueue(name: str, first: int, end: int) -> None:
     pool = await create_pool(WorkerSettings.redis_settings)
     for number in range(first, end):
-        await pool.enqueue_job("job", "acme", number)
+        await pool.enqueue_job(name, "acme", number)
     await pool.aclose()
 
 
 if __name__ == "__main__":
-    asyncio.run(enqueue(*map(int, sys.argv[1:])))
+    asyncio.run(enqueue(sys.argv[1], *map(int, sys.argv[2:])))

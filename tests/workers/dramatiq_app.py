@@ -1,4 +1,4 @@
-"""dramatiq tests.workers.dramatiq_app; and `python -m tests.workers.dramatiq_app FIRST END`
+"""dramatiq tests.workers.dramatiq_app; and `python -m tests.workers.dramatiq_app job FIRST END`
 enqueues jobs.
 """
 
@@ -22,6 +22,12 @@ def job(tenant: str, number: int) -> None:
     job_started(number)
 
 
+@dramatiq.actor
+def free(tenant: str, number: int) -> None:
+    job_started(number)
+
+
 if __name__ == "__main__":
-    for number in range(*map(int, sys.argv[1:])):
-        job.send("acme", number)
+    name, first, end = sys.argv[1:]
+    for number in range(int(first), int(end)):
+        {"job": job, "free": free}[name].send("acme", number)

@@ -125,11 +125,13 @@ class Fleet:
             worker.wait()
         self.client.close()
 
-    def enqueue(self, count: int, first: int = 0) -> None:
-        """Enqueue `count` jobs, numbered from `first`."""
+    def enqueue(self, count: int, first: int = 0, name: str = "job") -> None:
+        """Enqueue `count` jobs, numbered from `first`: limited ones, or with "free" those without
+        limits.
+        """
         module = f"tests.workers.{self.kind.name}_app"
         subprocess.run(
-            [sys.executable, "-m", module, str(first), str(first + count)],
+            [sys.executable, "-m", module, name, str(first), str(first + count)],
             cwd=ROOT, env=self._environment, check=True, timeout=60,
         )  # fmt: skip
 

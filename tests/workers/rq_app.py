@@ -1,5 +1,5 @@
 """rq worker --worker-class distwindow.contrib.rq.LimitedWorker jobs; and
-`python -m tests.workers.rq_app FIRST END` enqueues jobs.
+`python -m tests.workers.rq_app job FIRST END` enqueues jobs.
 """
 
 import sys
@@ -19,7 +19,12 @@ def job(tenant: str, number: int) -> None:
     job_started(number)
 
 
+def free(tenant: str, number: int) -> None:
+    job_started(number)
+
+
 if __name__ == "__main__":
+    name, first, end = sys.argv[1:]
     queue = rq.Queue("jobs", connection=redis.Redis.from_url(URL))
-    for number in range(*map(int, sys.argv[1:])):
-        queue.enqueue("tests.workers.rq_app.job", "acme", number)
+    for number in range(int(first), int(end)):
+        queue.enqueue(f"tests.workers.rq_app.{name}", "acme", number)

@@ -1,5 +1,5 @@
 """taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver
-tests.workers.taskiq_app:broker; and `python -m tests.workers.taskiq_app FIRST END` enqueues.
+tests.workers.taskiq_app:broker; and `python -m tests.workers.taskiq_app job FIRST END` enqueues.
 """
 
 import asyncio
@@ -22,12 +22,17 @@ async def job(tenant: str, number: int) -> None:
     job_started(number)
 
 
-async def enqueue(first: int, end: int) -> None:
+@broker.task("free")
+async def free(tenant: str, number: int) -> None:
+    job_started(number)
+
+
+async def enqueue(name: str, first: int, end: int) -> None:
     await broker.startup()
     for number in range(first, end):
-        await job.kiq("acme", number)
+        await {"job": job, "free": free}[name].kiq("acme", number)
     await broker.shutdown()
 
 
 if __name__ == "__main__":
-    asyncio.run(enqueue(*map(int, sys.argv[1:])))
+    asyncio.run(enqueue(sys.argv[1], *map(int, sys.argv[2:])))
