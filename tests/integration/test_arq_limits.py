@@ -92,6 +92,6 @@ def test_wrong_options_are_errors_at_once() -> None:
     with pytest.raises(ConfigurationError, match="no limits"):
         limits.limit(limits=None)(fetch)
     with pytest.raises(ConfigurationError, match="is no coroutine function"):
-        limits.limit(limits="5/s")(lambda ctx: None)  # type: ignore[arg-type,return-value]
+        limits.limit(limits="5/s")(lambda ctx: None)  # type: ignore[type-var]
     with pytest.raises(ConfigurationError, match="max_wait=-1"):
         RateLimits("memory://", max_wait=-1)

@@ -68,8 +68,9 @@ def test_a_job_is_scheduled_once_where_the_reply_is_lost(
     queue.enqueue(limit_job("1/minute"), 7)
     with Proxy(server.port) as link:
         # Without retries of its own, redis-py raises what we want to see handled.
+        no_retries = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
         client = redis.Redis(
-            port=link.port, retry=None, socket_timeout=1.0, health_check_interval=0
+            port=link.port, retry=no_retries, socket_timeout=1.0, health_check_interval=0
         )
         behind, worker = worker_of(link.url)
         found, _ = worker.dequeue_job_and_maintain_ttl(1)
@@ -127,7 +128,8 @@ def test_a_worker_looks_after_the_scheduler_of_others(server: Standalone) -> Non
     from distwindow.contrib.rq import SCHEDULER_CHECK_S
 
     _, worker = worker_of(server.url)
-    assert worker.dequeue_timeout == SCHEDULER_CHECK_S < rq.Worker.dequeue_timeout.fget(worker)
+    own = rq.Worker(worker.queues, connection=worker.connection)
+    assert worker.dequeue_timeout == SCHEDULER_CHECK_S < own.dequeue_timeout
 
 
 def test_wrong_options_are_errors_at_the_decorator() -> None:
