@@ -41,8 +41,7 @@ OnStoreError = Literal["hold", "run"]
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
 MAX_DELAY_S = 86_400.0
-"""The longest delay, a day: no queue takes any, and a paced limit promises nothing later."""
-
+"""The longest delay: a paced limit promises nothing later, and dramatiq takes less than a week."""
 MIN_DELAY_S = 0.001
 """The least delay of a refused call: its permits may be free by now, but were not taken."""
 BROKER_RETRY_S = 1.0

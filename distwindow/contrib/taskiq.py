@@ -27,8 +27,10 @@ from .task_limits import TaskLimits, read_options
 
 FOREVER_S = 10.0 * 365 * 86_400
 """Longer than anyone waits."""
-_admitted: ContextVar[bool] = ContextVar("distwindow_admitted", default=False)
-"""Was the message that this context handles admitted by `LimitedReceiver`?"""
+_admitted: ContextVar[str] = ContextVar("distwindow_admitted", default="")
+"""The id of the task that `LimitedReceiver` admitted in this context. A context is inherited by all
+that the task starts, so this is no flag.
+"""
 
 
 class RateLimits(TaskiqMiddleware):
@@ -66,7 +68,7 @@ class RateLimits(TaskiqMiddleware):
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         """Wait until the task may start, where `LimitedReceiver` has not done that."""
-        if not _admitted.get():
+        if _admitted.get() != message.task_id:
             await self.wait(message, FOREVER_S)
         return message
 
@@ -117,7 +119,7 @@ class LimitedReceiver(Receiver):
             if isinstance(message, AckableMessage):
                 await maybe_awaitable(message.ack())
             return
-        _admitted.set(parsed is not None)  # in the context of this message alone
+        _admitted.set("" if parsed is None else parsed.task_id)
         await super().callback(message, raise_err)
 
 

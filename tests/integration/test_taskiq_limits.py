@@ -84,6 +84,44 @@ async def test_the_receiver_sends_a_message_back_and_acknowledges_it_afterwards(
     assert happened == ["ack", second, "ack"]
 
 
+async def test_what_an_admitted_task_starts_is_counted_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`InMemoryBroker` runs a task in the context of the one that sent it."""
+    from taskiq import AckableMessage
+
+    from distwindow.contrib.taskiq import LimitedReceiver, RateLimits
+
+    broker = in_memory_broker()
+    rate_limits = next(m for m in broker.middlewares if isinstance(m, RateLimits))
+    started: list[str] = []
+    waited: list[str] = []
+    wait = rate_limits.wait
+
+    async def recording(message: Any, *args: Any) -> float:
+        waited.append(message.task_name)
+        return await wait(message, *args)
+
+    monkeypatch.setattr(rate_limits, "wait", recording)
+
+    @broker.task("inner", limits="9/minute")
+    async def inner() -> None:
+        started.append("inner")
+
+    @broker.task("outer", limits="9/minute")
+    async def outer() -> None:
+        started.append("outer")
+        await inner.kiq()
+
+    await broker.startup()
+    message = broker.formatter.dumps(outer.kicker()._prepare_message())
+    receiver = LimitedReceiver(broker, run_startup=False)
+    await receiver.callback(AckableMessage(data=message.message, ack=lambda: None))
+    await broker.wait_all()
+    assert started == ["outer", "inner"]
+    assert waited == ["outer", "inner"]
+
+
 async def test_the_receiver_without_the_middleware_is_an_error() -> None:
     from taskiq import InMemoryBroker
 
