@@ -1,7 +1,6 @@
 """Limits of RQ's jobs, for the whole fleet.
 
     rate_limits = RateLimits("redis://localhost:6379/0")
-
     @rate_limits.limit(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
     def fetch(tenant, url): ...
 
@@ -11,6 +10,7 @@ turn, and taken off the worker, in one transaction. No retry is used up.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import uuid
@@ -21,16 +21,13 @@ from typing import Any, TypeVar
 import redis
 from rq import SimpleWorker, Worker
 from rq.job import JobStatus
-from rq.worker import WorkerStatus
 
 from .task_gate import OnStoreError, TaskGate, broker_failed
 from .task_limits import read_options
 
-SCHEDULER_CHECK_S = 10
-"""RQ looks each ten minutes whether a worker has to run the scheduler of one that has ended."""
+SCHEDULER_CHECK_S = 10  # RQ looks each ten minutes whether the scheduler's worker has ended
 _ATTRIBUTE = "__distwindow_delay__"
-_SENT_BACK = "distwindow_sent_back"
-"""A field of the job's hash: what sent it back last."""
+_SENT_BACK = "distwindow_sent_back"  # a field of the job's hash: what sent it back last
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -73,8 +70,8 @@ class RateLimits:
 class LimitedJobs:
     """What makes an RQ worker keep the limits: `class MyWorker(LimitedJobs, rq.Worker)`."""
 
-    _decides = False
-    """Is a job in hand that is neither running nor sent back?"""
+    _in_hand = False
+    """May a job have been taken off its queue? Then a warm shutdown waits until it is done with."""
 
     def work(self, *args: Any, **options: Any) -> bool:
         """Work with a scheduler, which enqueues the jobs that were sent back."""
@@ -84,27 +81,35 @@ class LimitedJobs:
 
     @property
     def dequeue_timeout(self) -> int:
-        """For how long to wait for a job before the next look at the scheduler, seconds."""
+        """For how long to wait for a job until the next look at the scheduler, seconds."""
         return min(SCHEDULER_CHECK_S, int(super().dequeue_timeout))  # type: ignore[misc]
 
-    def dequeue_job_and_maintain_ttl(self, *args: Any, **options: Any) -> Any:
-        """Return the next job that may start now, and its queue."""
-        worker: Any = self
-        while True:
-            found = super().dequeue_job_and_maintain_ttl(*args, **options)  # type: ignore[misc]
-            self._decides = found is not None
-            try:
-                if not found or not (delay := _delay(found[0])):
-                    return found
-                _send_back(worker.connection, found[0], found[1], delay)
-            finally:
-                self._decides = False
-            if worker._stop_requested:
-                return None  # RQ ends its loop
+    def dequeue_job_and_maintain_ttl(self, timeout: Any, max_idle_time: Any = None) -> Any:
+        """Return the next job that may start now, and its queue; None to end the worker.
 
-    def get_state(self) -> Any:
-        """Return the worker's state: busy with a job in hand, so that a warm shutdown waits."""
-        return WorkerStatus.BUSY if self._decides else super().get_state()  # type: ignore[misc]
+        RQ ends a worker that waits for a job at once, and one that has a job afterwards. So jobs
+        are first taken without waiting, as long as there are any.
+        """
+        worker: Any = self
+        dequeue, waits = super().dequeue_job_and_maintain_ttl, False  # type: ignore[misc]
+        while True:
+            self._in_hand = not waits
+            found = dequeue(timeout, max_idle_time) if waits else dequeue(None)
+            self._in_hand = True  # until the next one is waited for
+            if found and not (delay := _delay(found[0])):
+                return found
+            if found:
+                _send_back(worker.connection, found[0], found[1], delay)
+            if worker._stop_requested or (not found and (waits or timeout is None)):
+                return None
+            waits = not found
+
+    def _shutdown(self) -> None:
+        """End the worker; where a job may be in hand, only after that. A signal handler calls."""
+        if self._in_hand:
+            self._stop_requested = True
+        else:
+            super()._shutdown()  # type: ignore[misc]
 
 
 class LimitedWorker(LimitedJobs, Worker):
@@ -117,8 +122,7 @@ class LimitedSimpleWorker(LimitedJobs, SimpleWorker):
 
 def _delay(job: Any) -> float:
     try:
-        delay = getattr(job.func, _ATTRIBUTE, None)
-        call = (job.args, job.kwargs)
+        delay, call = getattr(job.func, _ATTRIBUTE, None), (job.args, job.kwargs)
     except Exception:  # the function cannot be imported, or the arguments cannot be read
         return 0.0  # RQ runs the job, and reports that
     return 0.0 if delay is None else float(delay(*call))
@@ -128,13 +132,10 @@ def _send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:
     """Schedule `job` in `delay` seconds, or up to a second later: RQ keeps whole seconds."""
     when = datetime.fromtimestamp(math.ceil(time.time() + delay), timezone.utc)
     token = uuid.uuid4().hex
-    was_sent = False
-    while True:
+    for attempt in itertools.count():
         try:
-            # The transaction may have been executed although its reply was lost.
-            if was_sent and connection.hget(job.key, _SENT_BACK) == token.encode():
-                return
-            was_sent = True
+            if attempt and connection.hget(job.key, _SENT_BACK) == token.encode():
+                return  # the transaction was executed, and its reply lost
             with connection.pipeline() as transaction:
                 job.set_status(JobStatus.SCHEDULED, pipeline=transaction)
                 queue.schedule_job(job, when, pipeline=transaction)

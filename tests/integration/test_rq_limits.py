@@ -105,21 +105,47 @@ def test_a_job_that_was_sent_back_is_not_taken_for_a_stuck_one(server: Standalon
     assert queue.intermediate_queue.get_first_seen(found.id) is None
 
 
-def test_a_warm_shutdown_waits_for_a_job_in_hand(server: Standalone) -> None:
+@pytest.mark.parametrize("moment", ["taking", "deciding"])
+@pytest.mark.parametrize("limits", ["1/minute", "9/minute"])
+def test_a_warm_shutdown_waits_for_a_job_in_hand(
+    server: Standalone, monkeypatch: pytest.MonkeyPatch, moment: str, limits: str
+) -> None:
+    """SIGTERM comes while a second job is taken, or while the limiter is asked for it."""
     queue, worker = worker_of(server.url)
-    limit_job("1/minute")
-    states = []
-    original = job.__distwindow_delay__  # type: ignore[attr-defined]
+    jobs = [queue.enqueue(limit_job(limits), 7) for _ in range(3)]
+    assert worker.dequeue_job_and_maintain_ttl(1)[0].id == jobs[0].id
+    if moment == "deciding":
+        delay = job.__distwindow_delay__  # type: ignore[attr-defined]
 
-    def watching(*call: Any) -> float:
-        states.append(worker.get_state().value)
-        return float(original(*call))
+        def stopping(*call: Any) -> float:
+            worker._shutdown()
+            return float(delay(*call))
 
-    job.__distwindow_delay__ = watching  # type: ignore[attr-defined]
-    queue.enqueue(f"{job.__module__}.job", 7)
-    worker.dequeue_job_and_maintain_ttl(1)
-    assert states == ["busy"]
-    assert worker.get_state() == "idle"
+        job.__distwindow_delay__ = stopping  # type: ignore[attr-defined]
+    else:
+        fetch = worker.job_class.fetch
+
+        def stopping_fetch(*args: Any, **kwargs: Any) -> Any:
+            worker._shutdown()
+            return fetch(*args, **kwargs)
+
+        monkeypatch.setattr(worker.job_class, "fetch", stopping_fetch)
+    found = worker.dequeue_job_and_maintain_ttl(1)
+    assert worker._stop_requested
+    if limits == "1/minute":
+        assert found is None
+        assert queue.scheduled_job_registry.get_job_ids() == [jobs[1].id]
+    else:
+        assert found[0].id == jobs[1].id
+    assert queue.get_job_ids() == [jobs[2].id]
+
+
+def test_a_worker_that_waits_for_a_job_stops_at_once(server: Standalone) -> None:
+    from rq.exceptions import StopRequested
+
+    _, worker = worker_of(server.url)
+    with pytest.raises(StopRequested):
+        worker._shutdown()
 
 
 def test_a_worker_looks_after_the_scheduler_of_others(server: Standalone) -> None:
