@@ -207,7 +207,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     def refund(self, decision: Decision) -> int:
         """Give an admitted cost back, out of the bucket in which it was counted. Return how many
-        permits were still there.
+        permits were still there: with several limits, the most that any of them still held.
 
         Not idempotent: two refunds of one decision give back twice. Raises `ValueError` for a
         decision that charged nothing.

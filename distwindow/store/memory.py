@@ -16,6 +16,7 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
+from ..core.priority_record import PriorityRecord
 from ..core.ring import Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
@@ -60,13 +61,15 @@ class MemoryStore(MemoryRings):
         *,
         slots: dict[bytes, dict[bytes, int]] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
+        priority_records: dict[bytes, PriorityRecord] | None = None,
     ) -> None:
-        """`rings` and `senders`, by the names of the rings, `slots`, by their own names, and
-        `shapings`, by their `shaping_name`: where to keep them. A store that keeps rings elsewhere
+        """`rings` and `senders`, by the names of the rings, `slots`, by their own names,
+        `shapings`, by their `shaping_name`, and `priority_records`, by their `priority_name`: where
+        to keep them. A store that keeps rings elsewhere
         passes those of one command, and stores what is in the dicts after it. With `rings` alone,
         concurrency limits are refused.
         """
-        super().__init__(clock, rings, senders, shapings)
+        super().__init__(clock, rings, senders, shapings, priority_records)
         self._now_ms = clock.now_ms
         self.unknown_total = 0
         self._lock: Lock | _Closed = threading.Lock()
@@ -203,7 +206,9 @@ class MemoryStore(MemoryRings):
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
-        return borrow(command, [self._ring_at(charge, now) for charge in command.charges], now)
+        records = [self._record_at(charge) for charge in command.charges]
+        rings = [self._ring_at(charge, now) for charge in command.charges]
+        return borrow(command, rings, records, now)
 
     def _acquire_shaped(self, command: AcquireShaped, now: int) -> AcquireReply:
         charges = command.charges
@@ -281,7 +286,7 @@ class MemoryStore(MemoryRings):
                 borrowed = isinstance(charge, BorrowedCharge)
                 ring = self._ring_at(charge, now)
                 refunded.append(ring.refund(charge.cost, start, borrowed=borrowed))
-        return CountReply(min(refunded), now)
+        return CountReply(max(refunded), now)
 
     def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)
