@@ -75,7 +75,8 @@ def _check_windows(run: Run, logs: ClientLogs, limit: Limit, share: float) -> No
     run.count("calls", len(calls))
     admitted = [_admitted(line) for line in calls]
     borrowed = [_admitted(line) for line in calls if line["reason"] == "borrowed"]
-    run.count("calls that borrowed", len(borrowed))
+    of_all_windows = [line.get("reason") for _, line in logs.having("call")]
+    run.count("calls that borrowed", of_all_windows.count("borrowed"))
     run.count("refunds", sum(line["left"] < line["cost"] for line in calls))
     check_aligned_windows(admitted, limit.amount, limit.bucket_ms, limit.span)
     check_aligned_windows(borrowed, int(limit.amount * share), limit.bucket_ms, limit.span)
