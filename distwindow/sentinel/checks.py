@@ -21,6 +21,8 @@ def is_finite(value: float) -> bool:
 
 def check_threshold(name: str, value: float) -> None:
     """Raise unless `value` is a finite number of at least 0."""
+    if type(value) is int and not is_finite(value):
+        raise ConfigurationError(f"{name} is larger than any float: {short_repr(value)}")
     if type(value) not in (int, float) or not is_finite(value) or value < 0:
         raise ConfigurationError(
             f"{name} must be a finite number of at least 0, not {short_repr(value)}"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from distwindow import (
     AsyncGuard,
@@ -21,7 +18,6 @@ from distwindow import (
     RateLimitExceeded,
     SystemRule,
 )
-from distwindow.rules.json_places import JsonPlaces
 from distwindow.testing import ManualClock
 
 TOML = """\
@@ -173,8 +169,14 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
         ),
         (TOML.replace('"memory://"', '"http://x"'), "line 1: store: "),
         (TOML.replace('"memory://"', '" "'), "line 1: store is empty; leave it out"),
-        (TOML.replace("count = 10", "count = 1" + 400 * "0"), "line 9: FlowRule 2 ('s'): count "),
-        (TOML.replace("count = 10", "count = 1" + 5000 * "0"), "line 9: a number is too long"),
+        (
+            TOML.replace("count = 10", "count = 1" + 400 * "0"),
+            "line 9: FlowRule 2 ('s'): count is larger than any float",
+        ),
+        (
+            TOML.replace("count = 10", "count = 1" + 5000 * "0"),
+            "line 9: a number has thousands of digits",
+        ),
         ("x = " + 100_000 * "[", ": this is n"),
         (
             "",
@@ -184,6 +186,7 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
         ("[[param_flow]]", "line 1: unknown key 'param_flow'; for a limit per parameter use a Lim"),
         ("[[paramFlow]]", "line 1: unknown key 'paramFlow'; for a limit per parameter use a Lim"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_mistake_in_toml_is_an_error_with_its_place(
     tmp_path: Path, text: str, message: str
@@ -226,12 +229,16 @@ def test_a_mistake_in_toml_is_an_error_with_its_place(
             "line 2: FlowRule 2 ('r'): one with count=1 and one with count=1",
         ),
         ('{"system": [{"qps": 1}],\n"store": "http://x"}', "line 2: store: "),
-        ('{"flow": [\n{"resource": "r", "count": 1' + 5000 * "0" + "}]}", "line 2: a number is"),
+        (
+            '{"flow": [\n{"resource": "r", "count": 1' + 5000 * "0" + "}]}",
+            "line 2: a number has thousands of digits",
+        ),
         (100_000 * "[", "this is nested too deeply to be rules"),
         ("{}", 'a guard without rules refuses nothing; if that is meant, write {"flow": []}'),
         ('{"flow": [1]}', 'line 1: write the rules of flow as "flow": [{...}]'),
         ("[]", 'write {"flow": [...]}, not []'),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_mistake_in_json_is_an_error_with_its_place(
     tmp_path: Path, text: str, message: str
@@ -242,75 +249,12 @@ def test_a_mistake_in_json_is_an_error_with_its_place(
     assert str(raised.value).startswith(str(path))
 
 
-HUGE = "1" + 400 * "0"
-FIELDS = [
-    *[("flow", 'resource = "r"', name) for name in ("count",)],
-    *[
-        ("flow", f'resource = "r"\ncount = 9\ncontrol_behavior = "{behavior}"', name)
-        for behavior in ("warm_up", "rate_limiter", "warm_up_rate_limiter")
-        for name in ("warm_up_period_sec", "cold_factor", "max_queueing_time_ms")
-    ],
-    *[
-        ("degrade", f'resource = "r"\ngrade = "{grade}"\n{others}', name)
-        for grade in ("slow_request_ratio", "error_ratio", "error_count")
-        for name, others in [
-            ("count", "time_window_s = 1"),
-            ("time_window_s", "count = 1"),
-            ("stat_interval_ms", "count = 1\ntime_window_s = 1"),
-            ("min_request_amount", "count = 1\ntime_window_s = 1"),
-            ("slow_ratio_threshold", "count = 1\ntime_window_s = 1"),
-        ]
-        if name != "slow_ratio_threshold" or grade == "slow_request_ratio"
-    ],
-    *[
-        ("system", "", name)
-        for name in ("highest_system_load", "highest_cpu_usage", "qps", "avg_rt", "max_thread")
-    ],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", [HUGE, "-1", "nan", "inf", "true", '"1"', "[]", "{a = 1}"])
-@pytest.mark.parametrize(("kind", "others", "field"), FIELDS)
-def test_a_number_that_cannot_be_one_is_an_error_with_its_line_and_field(
-    tmp_path: Path, kind: str, others: str, field: str, value: str
-) -> None:
-    """No field takes anything else down: a traceback of its own, for example."""
-    path = write(tmp_path, "rules.toml", f"[[{kind}]]\n{field} = {value}\n{others}")
-    with pytest.raises(ConfigurationError, match=f"line 2: .*{field}"):
-        Guard.from_file(path, "memory://")
-
-
 def test_marks_and_names_that_editors_and_systems_give_files(tmp_path: Path) -> None:
     for name, text in (("bom.toml", TOML), ("BOM.JSON", json.dumps(TABLES)), ("UP.TOML", TOML)):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8-sig")
         with Guard.from_file(path, time=ManualClock()) as guard:
             assert guard.rules == RULES
-
-
-NAMES = st.text('ab\\"é{}[],: ', max_size=5)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | NAMES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(NAMES, st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=3)))
-def test_the_places_of_json_are_those_of_its_keys_and_rules(content: dict[str, Any]) -> None:
-    decode = json.JSONDecoder().raw_decode
-    for indent in (None, 2):
-        text = json.dumps(content, indent=indent)
-        places = JsonPlaces(text)
-        assert places.repeated is None
-        for path, position in places.positions.items():
-            value: Any = content
-            for step in path[:-1]:
-                value = value[step]
-            expected = path[-1] if isinstance(path[-1], str) else value[path[-1]]
-            assert repr(decode(text, position)[0]) == repr(expected)
-        tables = [table for rules in content.values() for table in rules]
-        assert len(places.positions) == len(content) + len(tables) + sum(map(len, tables))
 
 
 def test_files_that_hold_no_rules(tmp_path: Path) -> None:
