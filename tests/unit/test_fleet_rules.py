@@ -62,6 +62,14 @@ INTS = [
     10**13,
     10**14,
 ]
+DEGRADE_CHANGES: list[dict[str, Any]] = [
+    *[{field: count} for field in ("count", "slow_ratio_threshold") for count in COUNTS],
+    *[
+        {field: value}
+        for field in ("time_window_s", "min_request_amount", "stat_interval_ms")
+        for value in INTS
+    ],
+]
 CASES: list[tuple[Any, dict[str, Any]]] = [
     *[
         (FlowRule, {"count": count, "control_behavior": behavior, **changed})
@@ -80,15 +88,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     *[
         (DegradeRule, {"count": 1, "time_window_s": 1, "grade": grade, **changed})
         for grade in ("slow_request_ratio", "error_ratio", "error_count")
-        for changed in [
-            *[{"count": count} for count in COUNTS],
-            *[{"slow_ratio_threshold": count} for count in COUNTS],
-            *[
-                {field: value}
-                for field in ("time_window_s", "min_request_amount", "stat_interval_ms")
-                for value in INTS
-            ],
-        ]
+        for changed in DEGRADE_CHANGES
     ],
 ]
 
