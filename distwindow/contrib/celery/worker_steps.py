@@ -22,7 +22,7 @@ from .settings import max_hold_s
 from .stored_limits import StoredLimits
 
 
-@signals.task_received.connect
+@signals.task_received.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def _stamp(sender: Any, request: Any, **_: Any) -> None:
     """Note when a message was received: the broker counts its visibility timeout from then, and not
     from the moment at which its eta has come.
