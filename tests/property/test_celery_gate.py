@@ -1,8 +1,9 @@
-"""The gate of Celery workers, over random histories: what starts where, when, and in which order."""
+"""The gate of Celery workers over random histories: what starts where, when, and in which order."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,6 +134,10 @@ def test_one_line_starts_when_an_acquire_of_its_own_would_return(
     assert len(found) == len(expected)
     # A timer of the gate fires a millisecond late at most.
     assert all(abs(a - b) < 0.003 for a, b in zip(found, expected, strict=True))
+    # One call for each admission, and in each bucket at most one refusal for each worker.
+    spent_s = max([0.0, *found])
+    buckets = 1 + spent_s * 1000 / Limit(limit).bucket_ms
+    assert sum(worker.admission.asks for worker in fleet) <= len(found) + workers * buckets
 
 
 @settings(max_examples=60, deadline=None)
@@ -245,7 +250,7 @@ def test_while_the_store_is_away_tasks_wait_or_run(count: int, away_ms: int, pol
     timeline.run_for(30.0)
     assert sorted(request.number for request, _ in worker.started) == list(range(count))
     # However many lines there are, one call fails per pause, and the pauses grow.
-    pauses = [later - earlier for earlier, later in zip(failed_at, failed_at[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(failed_at)]
     assert all(pause >= 0.25 for pause in pauses)
     assert len(failed_at) <= 5
     assert worker.admission.store_is_up or policy == "run"
@@ -280,6 +285,6 @@ def test_a_paced_limit_lets_one_task_after_the_other_start() -> None:
         worker.receive(SimulatedRequest(number, task, "", 0.0))
     timeline.run_for(3.0)
     moments = [at_s for _, at_s in worker.started]
-    gaps = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
     assert len(moments) == 20
     assert all(0.0985 <= gap <= 0.105 for gap in gaps)
