@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ class LimitTable:
         name = str(task.name)
         _check_spelling(task)
         arguments = TaskArguments(name, task.run)
-        options = {option: getattr(task, option, None) for option in TASK_OPTIONS}
+        options = {option: _option(task, option) for option in TASK_OPTIONS}
         source = "the task's options"
         pattern = self._entry_for(name, has_own=options["limits"] is not None)
         if pattern is not None:
@@ -167,6 +168,16 @@ def _options_of(name: str, spec: Any) -> dict[str, Any]:
             f"distwindow_limits[{name!r}] {what}; its options are {', '.join(TASK_OPTIONS)}"
         )
     return dict(spec)
+
+
+def _option(task: Any, option: str) -> Any:
+    """Return an option of a task as it was given. Celery makes options attributes of the task's
+    class, where a function would become a method.
+    """
+    value = inspect.getattr_static(task, option, None)
+    if isinstance(value, staticmethod):
+        return value.__func__
+    return value if inspect.isfunction(value) else getattr(task, option, None)
 
 
 def _check_spelling(task: Any) -> None:
