@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -41,18 +42,33 @@ class WorkerSurroundings:
     monotonic = staticmethod(time.monotonic)
 
     def call_after(self, seconds: float, callback: Callable[[], None]) -> Any:
+        if self._has_sleeping_timer:
+            timer = threading.Timer(seconds, callback)
+            timer.daemon = True
+            timer.start()
+            return timer
         return self._worker.timer.call_after(seconds, callback)
 
     def cancel(self, timer: Any) -> None:
-        self._worker.timer.cancel(timer)
+        if self._has_sleeping_timer:
+            timer.cancel()
+        else:
+            self._worker.timer.cancel(timer)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the event loop; may be called by any thread."""
         hub = self._worker.hub
         if hub is None:
-            self._worker.timer.call_after(0, callback)
+            self.call_after(0, callback)
         else:
             hub.call_soon(callback)
+
+    @property
+    def _has_sleeping_timer(self) -> bool:
+        """True on transports without an event loop, such as a database: Celery's timer is a thread
+        there that sleeps until the moment it knows, up to two seconds, whatever is added meanwhile.
+        """
+        return self._worker.hub is None and not getattr(self._worker.pool, "is_green", False)
 
     def received_s(self, request: Any) -> float:
         received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
