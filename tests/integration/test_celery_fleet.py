@@ -21,6 +21,16 @@ PER_SECOND = 20
 LIMITED = {"limits": f"{PER_SECOND}/second"}
 
 
+def visible_again_after(seconds: float) -> dict[str, float]:
+    """The broker's options: kombu would look for unacknowledged messages each 100 s only."""
+    return {
+        "visibility_timeout": seconds,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_restore_limit": 100,
+    }
+
+
 def most_in_a_window(admitted_ms: list[int]) -> int:
     """The most admissions in a second of whole buckets of 100 ms, by the limiter's clock."""
     buckets = Counter(at_ms // 100 for at_ms in admitted_ms)
@@ -85,7 +95,7 @@ def test_other_tasks_and_other_keys_pass_a_line() -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_a_killed_worker_loses_nothing(late: bool) -> None:
     count = 60
-    conf = {"broker_transport_options": {"visibility_timeout": 4}, "distwindow_max_hold": 2.0}
+    conf = {"broker_transport_options": visible_again_after(4)}
     with Fleet(options={**LIMITED, "acks_late": late}, conf=conf) as fleet:
         doomed = fleet.start(wait=False)
         fleet.start(wait=False)
@@ -94,8 +104,9 @@ def test_a_killed_worker_loses_nothing(late: bool) -> None:
             fleet.send("fetch", number, 0.02)
         until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
         fleet.kill(doomed)
-        # With early acknowledgement Celery itself loses what ran in the two killed processes.
-        until(lambda: len(set(fleet.started())) == count, what="all", timeout=60)
+        # With early acknowledgement Celery itself loses what the two killed processes had begun.
+        least = count if late else count - 2
+        until(lambda: len(set(fleet.started())) >= least, what="all", timeout=60)
         doubled = [number for number, times in Counter(fleet.started()).items() if times > 1]
         assert len(doubled) <= 2
         check_bound(fleet)
@@ -140,7 +151,8 @@ def test_a_shutdown_gives_what_waits_back_to_the_broker(number: signal.Signals, 
 def test_connections_to_the_broker_are_cut() -> None:
     count = 60
     with Standalone() as broker_server, Proxy(broker_server.port) as proxy:
-        with Fleet(options=LIMITED, broker=proxy.url, conf={}) as fleet:
+        conf = {"broker_transport_options": visible_again_after(4)}
+        with Fleet(options=LIMITED, broker=proxy.url, conf=conf) as fleet:
             fleet._app = _client(broker_server.url)
             fleet.start(wait=False)
             fleet.start(wait=False)
@@ -190,19 +202,23 @@ def test_the_store_of_the_limits_is_away(policy: str) -> None:
             assert sorted(fleet.started()) == list(range(count))
 
 
-def test_a_backlog_longer_than_the_visibility_timeout() -> None:
-    """15 tasks at 1/s, and the broker gives a message to another worker after 3 s."""
-    conf = {"broker_transport_options": {"visibility_timeout": 3}}
+@pytest.mark.parametrize("max_hold", [None, 3600.0], ids=["by age", "control: kept"])
+def test_a_backlog_longer_than_the_visibility_timeout(max_hold: float | None) -> None:
+    """24 tasks at 2/s, and the broker gives a message to another worker after 4 s."""
+    conf = {"broker_transport_options": visible_again_after(4), "distwindow_max_hold": max_hold}
     with Fleet(options={"limits": "2/second"}, conf=conf) as fleet:
         fleet.start(wait=False)
         fleet.start(wait=False)
         fleet.wait_ready()
         for number in range(24):
             fleet.send("fetch", number)
-        fleet.wait_started(24, timeout=60)
-        assert sorted(fleet.started()) == list(range(24))
-        assert fleet.records.llen("sent_back") > 0
-        assert messages_in_broker(fleet) == 0
+        until(lambda: len(set(fleet.started())) == 24, what="all", timeout=60)
+        until(lambda: messages_in_broker(fleet) == 0, what="an empty broker", timeout=60)
+        if max_hold is None:
+            assert sorted(fleet.started()) == list(range(24))
+            assert fleet.records.llen("sent_back") > 0
+        else:
+            assert len(fleet.started()) > 24
 
 
 def test_limits_change_at_runtime_and_hold_for_later_workers() -> None:

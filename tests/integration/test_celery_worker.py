@@ -26,7 +26,7 @@ class Project:
     """An application with a broker of its own, and its worker."""
 
     def __init__(self, url: str, prefix: str, **conf: Any) -> None:
-        self.app = Celery("project", broker=url, backend=url, set_as_current=False)
+        self.app = Celery("project", broker=url, backend="cache+memory://", set_as_current=False)
         self.app.conf.update(
             task_default_queue=prefix,
             result_expires=60,
@@ -47,7 +47,6 @@ class Project:
             self.started.append((args[0] if args else None, time.monotonic()))
             return function(*([self_] if options.get("bind") else []), *args, **kwargs)
 
-        run.__name__ = options.pop("name", "limited")
         return self.app.task(shared=False, **{**options, "bind": True})(run)
 
     @contextlib.contextmanager
@@ -78,7 +77,11 @@ def project(redis_url: str, prefix: str) -> Project:
 
 def test_chains_groups_and_chords(project: Project, pool: str) -> None:
     limited = project.task(limits="20/second", name="limited")
-    total = project.app.task(name="total", shared=False)(sum)
+
+    @project.app.task(name="total", shared=False)
+    def total(values: list[int]) -> int:
+        return sum(values)
+
     with project.worker(pool):
         result = chord([limited.s(number) for number in range(40)], total.s()).apply_async()
         assert result.get(timeout=20) == sum(range(40))
@@ -138,8 +141,12 @@ def test_countdown_and_eta_come_first(project: Project, pool: str) -> None:
 
 def test_links_and_errbacks_are_called(project: Project) -> None:
     limited = project.task(limits="1/500ms", name="limited")
-    called = []
-    note = project.app.task(name="note", shared=False)(called.append)
+    called: list[int] = []
+
+    @project.app.task(name="note", shared=False)
+    def note(value: int) -> None:
+        called.append(value)
+
     with project.worker():
         for number in range(3):
             limited.apply_async([number], link=note.s())

@@ -177,8 +177,20 @@ def test_a_message_is_kept_no_longer_than_max_hold_and_comes_back_in_turn(
     assert numbers == list(range(count))  # the first start, the others go back in their order
     delays = [delay_s for _, delay_s in worker.sent_back]
     assert delays == sorted(delays)
-    assert all(1.0 <= delay_s <= max(1.0, max_hold_s / 2) for delay_s in delays)
+    assert all(1.0 <= delay_s <= max_hold_s / 2 for delay_s in delays)
     assert worker.extra_prefetch == 0
+
+
+def test_one_that_comes_overdue_asks_before_it_is_sent_back() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/minute")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=2.0)
+    requests = [SimulatedRequest(number, task, "", 0.0, eta=object()) for number in range(2)]
+    for request in requests:
+        request.received_s = timeline.clock.monotonic() - 100.0
+        worker.gate.process(request)
+    assert [request for request, _ in worker.started] == requests[:1]
+    assert [request for request, _ in worker.sent_back] == requests[1:]
 
 
 def test_what_the_broker_does_not_take_back_is_kept() -> None:

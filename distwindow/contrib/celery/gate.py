@@ -154,15 +154,13 @@ class Gate:
         while True:
             while self._arrivals:
                 self._add(self._arrivals.popleft())
-            now_s = around.monotonic()
-            self.lines.advance(now_s)
-            if not self._send_back_overdue(now_s, ends_s):
-                return False
+            self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
             self._look_again = self._slots.serve()
             if not self._granted:
-                return True
+                # At last: one whose eta was long is overdue when it comes, and may start now.
+                return self._send_back_overdue(ends_s)
             while self._granted:
                 self._serve(self._granted.popleft())
                 if around.monotonic() > ends_s:
@@ -266,8 +264,9 @@ class Gate:
 
     # -- sending back ------------------------------------------------------------------------------
 
-    def _send_back_overdue(self, now_s: float, ends_s: float) -> bool:
+    def _send_back_overdue(self, ends_s: float) -> bool:
         """Send back what may be kept no longer. Return False if there is more."""
+        now_s = self.surroundings.monotonic()
         while (entry := self.lines.pop_overdue(now_s)) is not None:
             if not entry.admitted:
                 self._send_back(entry)
@@ -282,8 +281,10 @@ class Gate:
             return
         if not self.surroundings.can_send_back(request):
             return
-        turn_s = max(now_s + _SHORTEST_SENT_BACK_S, line.turn_s)
-        delay_s = min(turn_s - now_s, max(self._max_hold_s / 2, _SHORTEST_SENT_BACK_S))
+        # While its eta is to come, another worker keeps it, and half of the time is left then.
+        longest_s = self._max_hold_s / 2
+        turn_s = max(now_s + min(_SHORTEST_SENT_BACK_S, longest_s), line.turn_s)
+        delay_s = min(turn_s - now_s, longest_s)
         try:
             eta = self.surroundings.send_back(request, delay_s)
         except Exception as exc:  # whatever the broker's client raises: the task stays here
