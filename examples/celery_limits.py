@@ -29,11 +29,11 @@ def main(url: str = "memory://") -> dict[str, int]:
         if len(done) == 12:
             finished.set()
 
-    @app.task(limits=["3/500ms", "1000/hour"], limit_key="tenant:{tenant}", shared=False)
+    @app.task(limits=["3/500ms", "1000/hour"], limit_key="tenant:{tenant}", shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def fetch(tenant: str, number: int) -> None:
         note(f"{tenant} {number}")
 
-    @app.task(shared=False)
+    @app.task(shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def ping() -> None:
         note("ping")
 

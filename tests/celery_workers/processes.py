@@ -111,12 +111,12 @@ class Fleet:
 
     # -- what was recorded -------------------------------------------------------------------------
 
-    def list(self, name: str) -> list[Any]:
+    def recorded(self, name: str) -> list[Any]:
         values: Any = self.records.lrange(name, 0, -1)
         return [json.loads(value) if name in ("starts", "free") else value for value in values]
 
     def started(self) -> list[int]:
-        return [int(number) for number, *_ in self.list("starts")]
+        return [int(number) for number, *_ in self.recorded("starts")]
 
     def wait_started(self, count: int, timeout: float = 40.0) -> None:
         """Wait until so many tasks have started and ended."""

@@ -38,11 +38,11 @@ def most_in_a_window(admitted_ms: list[int]) -> int:
 
 
 def check_bound(fleet: Fleet) -> None:
-    assert most_in_a_window([int(at_ms) for at_ms in fleet.list("admitted")]) <= PER_SECOND
+    assert most_in_a_window([int(at_ms) for at_ms in fleet.recorded("admitted")]) <= PER_SECOND
 
 
 def span_s(fleet: Fleet) -> float:
-    moments = [at_s for _, at_s, *_ in fleet.list("starts")]
+    moments: list[float] = [at_s for _, at_s, *_ in fleet.recorded("starts")]
     return max(moments) - min(moments)
 
 
@@ -60,7 +60,7 @@ def test_two_workers_keep_one_limit(pool: str) -> None:
         check_bound(fleet)
         ideal_s = (count - 1) // PER_SECOND
         assert ideal_s - 0.15 <= span_s(fleet) <= ideal_s + 2.5
-        assert fleet.list("sent_back") == []
+        assert fleet.recorded("sent_back") == []
         found = fleet.inspect()
         assert len(found) == 2
         asks = sum(worker["asks"] for worker in found.values())
@@ -75,7 +75,7 @@ def test_without_the_gate_the_check_of_the_bound_fails() -> None:
         for number in range(60):
             fleet.send("fetch", number)
         fleet.wait_started(60)
-        moments = [int(at_s * 1000) for _, at_s, *_ in fleet.list("starts")]
+        moments = [int(at_s * 1000) for _, at_s, *_ in fleet.recorded("starts")]
         assert most_in_a_window(moments) > PER_SECOND
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter, StoreUnavailable
+from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
     SimulatedRequest,
@@ -54,12 +55,12 @@ def test_every_task_starts_once_in_order_and_no_limit_is_exceeded(
     tasks = make_tasks()
     workers = [SimulatedWorker(timeline, store, tasks) for _ in range(2)]
     received: list[list[SimulatedRequest]] = [[], []]
-    for number, (gap_ms, worker, task, key, duration_ms, fate) in enumerate(history):
+    for number, (gap_ms, at, task, key, duration_ms, fate) in enumerate(history):
         timeline.run_for(gap_ms / 1000)
         request = SimulatedRequest(number, tasks[task], key, duration_ms / 1000)
-        received[worker].append(request)
-        workers[worker].receive(request)
-        if fate == 0 and request not in workers[worker].running:
+        received[at].append(request)
+        workers[at].receive(request)
+        if fate == 0 and request not in workers[at].running:
             request.is_revoked = True
         assert all(len(one.running) <= 2 for one in workers)
     timeline.run_for(900.0)
@@ -237,14 +238,16 @@ def test_after_a_lost_connection_the_gate_begins_anew(before: int, ms: int, afte
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 3000), st.sampled_from(["hold", "run"]))
-def test_while_the_store_is_away_tasks_wait_or_run(count: int, away_ms: int, policy: str) -> None:
+def test_while_the_store_is_away_tasks_wait_or_run(
+    count: int, away_ms: int, policy: OnStoreError
+) -> None:
     timeline = Timeline()
     store = MemoryStore(timeline.clock)
     limiter = Limiter(store, "1/second", time=timeline.clock)
     back_at_s = timeline.clock.monotonic() + away_ms / 1000
     failed_at: list[float] = []
 
-    def ask(key, limits, cost):  # type: ignore[no-untyped-def]
+    def ask(key, limits, cost):
         if timeline.clock.monotonic() < back_at_s:
             failed_at.append(timeline.clock.monotonic())
             raise StoreUnavailable("away")
@@ -252,7 +255,7 @@ def test_while_the_store_is_away_tasks_wait_or_run(count: int, away_ms: int, pol
 
     task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     worker = SimulatedWorker(
-        timeline, store, [task], slots=50, on_store_error=policy, ask=ask  # type: ignore[arg-type]
+        timeline, store, [task], slots=50, on_store_error=policy, ask=ask
     )  # fmt: skip
     for number in range(count):
         worker.receive(SimulatedRequest(number, task, str(number % 7), 0.0))
