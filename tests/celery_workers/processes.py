@@ -131,7 +131,15 @@ class Fleet:
         return (self.folder / f"worker{number}.log").read_text(errors="replace")
 
     def inspect(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.app.control.inspect(timeout=2.0)._request("limits") or {}
+        """Return what `celery inspect limits` says, once all workers that run have replied."""
+        alive = sum(process.poll() is None for process in self.workers)
+
+        def ask() -> dict[str, Any] | None:
+            found = self.app.control.inspect(timeout=2.0)._request("limits") or {}
+            return found if len(found) == alive else None
+
+        found = until(ask, what="replies of all workers", timeout=20)
+        assert found is not None
         return found
 
     # -- ends --------------------------------------------------------------------------------------
