@@ -25,6 +25,11 @@ class Answer(NamedTuple):
     """If admitted: how long it waits before it may start (a paced limit). Otherwise: when to ask
     again, in seconds from now.
     """
+    left: int | None = None
+    """If admitted: how many permits are left, where that is certain for the next `left_for_s`
+    seconds: permits come back only when a bucket ends.
+    """
+    left_for_s: float = 0.0
 
 
 RUN = Answer(True, 0.0)
@@ -69,7 +74,11 @@ class Admission:
             logger.info("the store of the rate limits answers again")
             self._pause_s = 0.0
         if decision.allowed:
-            return Answer(True, decision.wait) if decision.wait else RUN
+            limit = decision.limit
+            if limit.is_shaped:
+                return Answer(True, decision.wait)
+            left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
+            return Answer(True, 0.0, decision.remaining, left_for_ms / 1000)
         self.refusals += 1
         return Answer(False, decision.retry_after)
 

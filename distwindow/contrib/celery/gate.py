@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
-from .admission import RUN, Admission
+from .admission import RUN, Admission, Answer
 from .effective_limits import EffectiveLimits
 from .lines import Entry, Line, Lines
 from .logger import logger
@@ -202,13 +202,22 @@ class Gate:
             line.started += 1
             self.started += 1
             self._leave(entry)
-            self.lines.ask_again(line)
+            self._go_on(line, answer)
             self._slots.start(entry.item)
         else:
             entry.admitted = answer.admitted
             self._slots.give_back()
             self.lines.wait(line, self.surroundings.monotonic() + answer.wait_s)
             self._park(line, answer.wait_s)
+
+    def _go_on(self, line: Line[Any], answer: Answer) -> None:
+        """Let the next task of a line ask: at once, or when there can be a permit for it again."""
+        following = self.lines.head(line)
+        if following is None or answer.left is None or following.cost <= answer.left:
+            self.lines.ask_again(line)
+        else:
+            self.lines.wait(line, self.surroundings.monotonic() + answer.left_for_s)
+            self._park(line, answer.left_for_s)
 
     def _head(self, line: Line[Any]) -> Entry[Any] | None:
         """Return the first task of a line that is to run; drop those that were revoked or have
