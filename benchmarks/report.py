@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `unit` is `x` (a ratio), `B` (bytes) or `µs`."""
+    """One line of the report. `unit` is `x` (a ratio), `B` (bytes), `µs` or `/s`."""
 
     what: str
     measured: Quartiles | float | None = None
@@ -54,7 +54,7 @@ class Row:
             return ""
         if self.unit == "B":
             return f"{self.value:,.0f} B"
-        unit = " µs" if self.unit == "µs" else "x"
+        unit = " µs" if self.unit == "µs" else self.unit
         if isinstance(self.measured, Quartiles):
             low, high = number(self.measured.low), number(self.measured.high)
             return f"{number(self.value)}{unit} ({low}..{high})"

@@ -26,6 +26,9 @@ SECTIONS = {
     "simulation": "fleet_simulation",
     "slots": "slots",
     "breakers": "breakers",
+    "guard": "guards",
+    "fleet": "fleet_commands",
+    "resource": "whole_resource",
 }
 
 

@@ -30,9 +30,10 @@ from .core.errors import (
 from .core.key import Key
 from .core.limit import Limit
 from .core.minute_view import MinuteStats
+from .core.shaping_stats import ShapingStats
 from .core.slot_stats import ConcurrencyStats, Holder
 from .core.stats import Bucket, Stats, WindowStats
-from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, guarded
+from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, call_context, guarded
 from .limiter import AsyncLimiter, Limiter
 from .rules import AuthorityRule, DegradeRule, FlowRule, SystemRule
 from .windows.bucket_leap_array import BucketLeapArray
@@ -90,6 +91,7 @@ __all__ = [
     "Outcome",
     "RateLimitExceeded",
     "RollingWindow",
+    "ShapingStats",
     "SlidingWindowMetric",
     "Slot",
     "SlowRatio",
@@ -101,5 +103,6 @@ __all__ = [
     "SystemRule",
     "WindowStats",
     "__version__",
+    "call_context",
     "guarded",
 ]

@@ -5,60 +5,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from .base_limiter import (
-    BaseLimiter,
-    OnStoreError,
-    check_timeout,
-    ignore_wake,
-    raise_failure,
-)
-from .connect import (
-    ClockChoice,
-    Consistency,
-    LimiterOptions,
-    in_process_attempt,
-    make_strategy,
-    make_views,
-    open_async_store,
-)
+from .admission import AsyncAdmission
+from .base_limiter import BaseLimiter, OnStoreError
+from .breaker.entry import AsyncBreakerEntry, AsyncEntryBreaker, async_call_of
+from .connect import ClockChoice, Consistency, LimiterOptions, in_process_attempt
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
-from .core.errors import DistwindowError
 from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.minute_view import MinuteStats
 from .core.stats import Stats
 from .decorator import F, LimitDecorator, check_arguments, limit_async_function, requires_key
-from .entry import AsyncEntry, EntrySettings
-from .entry_options import CountedErrors, ErrorTypes, check_max_origins, check_origin
+from .entry import AsyncEntry
+from .entry_options import check_max_origins, check_origin
+from .failure_types import ErrorTypes, FailureTypes
+from .lifecycle.base import ignore_wake
+from .lifecycle.tasks import AsyncLifecycle
 from .operations import key_operations, minute_views
-from .operations.acquire import wait_until_admitted
-from .operations.borrow import Borrowing, PriorityCall
-from .operations.drivers import run_async
-from .operations.flush import flush_due
-from .operations.paced_acquire import wait_until_paced
-from .operations.steps import Fetch, Operation, Pipeline
-from .operations.wait_queue import AsyncQueueSlot
-from .protocol.commands import Acquire
-from .protocol.frames import Command
-from .protocol.shaped_commands import AcquireShaped, any_shaped
-from .store.memory import MemoryStore
-from .worker import TASK_WORKER
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-T = TypeVar("T")
 
 _YIELD_EVERY = 64
 """Calls in a row that may return without letting other tasks run."""
 
 
-class AsyncLimiter(BaseLimiter):
+class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     """`Limiter` for tasks: the same names and signatures, awaited where there is I/O. Safe to share
     between tasks, and between event loops.
 
@@ -89,32 +61,21 @@ class AsyncLimiter(BaseLimiter):
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
-        self._counted_errors = CountedErrors(errors, ignore)
+        self._failure_types = FailureTypes(errors, ignore)
         check_max_origins(max_origins)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
             max_wait, borrow_share,
         )  # fmt: skip
-        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
+        self._open_store(store, timeout, clock, name, time)
         self._monotonic = self._store.clock.monotonic
-        self._timeout = options.timeout
-        self._strategy = make_strategy(
-            options, self._command_cache, self._store, in_process_attempt(self._store)
-        )
-        self._borrowing = Borrowing(
-            self._command_cache, self._strategy, self._store.source, options.max_wait,
-            options.borrow_share,
+        self._open_strategy(options, self._store, in_process_attempt(self._store), max_origins)
+        self._admission = AsyncAdmission(
+            self._command_cache, self._wait_queues, self._borrowing, self.try_acquire,
+            functools.partial(self._execute_step, None), self._store.sleep,
         )  # fmt: skip
-        self._views = make_views(self._strategy, prefix, max_origins, self._store)
-        self._flush_job = TASK_WORKER.add_limiter(
-            self._strategy,
-            self._flush_now,
-            self._store.clock,
-            name=f"limiter {prefix!r} at {self._store_name}",
-            handle_sigterm=handle_sigterm,
-        )
-        self._entry_settings = EntrySettings(self._views, self._store.clock, self._flush_job.name)
+        self._admit = self._admission.admit
+        self._add_flush_job(self._strategy, self._name, handle_sigterm=handle_sigterm)
         self._calls_without_wait = 0
         """How many calls in a row have returned without awaiting anything."""
 
@@ -166,26 +127,14 @@ class AsyncLimiter(BaseLimiter):
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
     ) -> Decision:
         """See `Limiter.acquire`."""
-        if priority:
-            call = self._borrowing.call(key, cost, priority)
-            return await self._acquire_with_priority(call, timeout)
-        command = self._command_cache.acquire_command(key, cost)
-        attempt = functools.partial(self.try_acquire, key, cost)
-        slot = AsyncQueueSlot(self._wait_queues, command, check_timeout(timeout))
-        try:
-            await slot.wait_async()
-            if isinstance(command, AcquireShaped):
-                execute = functools.partial(self._execute_step, None)
-                return await run_async(wait_until_paced(command, slot), execute, self._store.sleep)
-            return await run_async(
-                wait_until_admitted(command, slot), lambda _: attempt(), self._store.sleep
-            )
-        finally:
-            slot.leave()
+        return await self._admission.acquire(key, cost, timeout, priority)
 
     async def peek(self, key: AnyKey) -> Decision:
         """See `Limiter.peek`."""
-        charges = self._command_cache.acquire_command(key).charges
+        return await self._peek(key, 1)
+
+    async def _peek(self, key: AnyKey, cost: int) -> Decision:
+        charges = self._command_cache.acquire_command(key, cost).charges
         return await self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     async def stats(self, key: AnyKey) -> Stats:
@@ -224,9 +173,7 @@ class AsyncLimiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(
-            key, functools.partial(limit_async_function, self._admission, key, cost)
-        )
+        return LimitDecorator(key, functools.partial(limit_async_function, self._admit, key, cost))
 
     def entry(
         self,
@@ -236,126 +183,44 @@ class AsyncLimiter(BaseLimiter):
         origin: str | None = None,
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
+        any_thread: bool = False,
+        breaker: AsyncEntryBreaker | None = None,
     ) -> AsyncEntry:
         """See `Limiter.entry`; `async with`."""
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        return AsyncEntry(
-            functools.partial(self._admission, key, cost),
+        arguments = (
+            functools.partial(self._admit, key, cost),
             self._record,
             self._entry_settings,
-            self._counted_errors.changed(errors, ignore),
+            self._failure_types.changed(errors, ignore),
             origin,
+            any_thread,
         )
+        if breaker is not None:
+            return AsyncBreakerEntry(async_call_of(breaker, key), *arguments)
+        return AsyncEntry(*arguments)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
-        await TASK_WORKER.wait_for(self._flush_job)
-        raise_failure(await self._flush_now(False))
+        await super().flush()
 
     async def aclose(self) -> None:
         """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
         raised.
         """
-        closing = asyncio.ensure_future(self._close())
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await asyncio.wait([closing])  # each of its exchanges has a deadline
-            raise
+        await super().aclose()
 
-    async def _close(self) -> None:
-        try:
-            await self._flush_and_close()
-        except BaseException:
-            # The loop is shutting down, and has cancelled this task, too (`CancelledError`). The
-            # flush at exit sends what is left.
-            self._flush_job.detached = False
-            raise
-
-    async def _flush_and_close(self) -> None:
-        with self._flush_job.being_closed():
-            if self._owns_store:
-                self._strategy.close()
-                if self._strategy.uses_leases:
-                    # Leases that are being fetched arrive first, so that they are given back, too.
-                    await self._store.drain()
-                self._strategy.wake = ignore_wake
-            await TASK_WORKER.detach(self._flush_job)
-            failure = await self._flush_now(True)
-            if self._owns_store:
-                failure = await self._flush_now(True) or failure
-                await self._store.aclose()
-            self._flush_job.record_close(failure)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def _acquire_with_priority(self, call: PriorityCall, timeout: float | None) -> Decision:
-        """See `Limiter._acquire_with_priority`."""
-        sleep = self._store.sleep
-        slot = AsyncQueueSlot(
-            self._wait_queues, call.acquire, check_timeout(timeout), priority=True
-        )
-        try:
-            await slot.wait_async()
-            decision = await run_async(
-                call.attempt_until_admitted(slot),
-                functools.partial(self._execute_step, None),
-                sleep,
-            )
-        finally:
-            slot.leave()
-        if decision.wait:
-            await sleep(decision.wait)
-        return decision
-
-    @property
-    def _admission(self) -> Callable[[AnyKey, int], Awaitable[Decision]]:
-        """See `Limiter._admission`."""
-        return self._paced_admission if any_shaped(self.limits) else self.try_acquire
-
-    async def _paced_admission(self, key: AnyKey, cost: int) -> Decision:
-        """See `Limiter._paced_admission`."""
-        decision = await self.try_acquire(key, cost)
-        if decision.wait:
-            await self._store.sleep(decision.wait)
-        return decision
+    async def _end_calls(self) -> None:
+        if self._owns_store:
+            self._strategy.close()
+            if self._strategy.uses_leases:
+                # Leases that are being fetched arrive first, so that they are given back, too.
+                await self._store.drain()
+            self._strategy.wake = ignore_wake
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        await self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
-
-    async def _flush_now(self, everything: bool) -> DistwindowError | None:
-        """See `Limiter._flush_now`."""
-        operation = flush_due(self._strategy, self._store.clock.monotonic, everything=everything)
-        return await run_async(
-            operation, functools.partial(self._execute_step, None), self._store.sleep
-        )
-
-    def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
-        """See `Limiter._run`."""
-        if deadline is None:
-            deadline = self._store.clock.monotonic() + self._timeout
-        return run_async(
-            operation, functools.partial(self._execute_step, deadline), self._store.sleep
-        )
-
-    def _execute_step(
-        self, deadline: float | None, step: Command[Any] | Fetch | Pipeline
-    ) -> Awaitable[Any]:
-        if isinstance(step, Acquire):
-            return self._store.attempt(step, deadline)
-        if isinstance(step, Pipeline):
-            return self._store.exchange(step.commands, deadline)
-        if isinstance(step, Fetch):
-            return self._store.execute(step.command, deadline, step.on_late_reply)
-        return self._store.execute(step, deadline)
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
+        if recording is not None:
+            await self._run(recording)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
 from ._fork import register_after_fork
-from .connect import Consistency, store_name
+from .connect import Consistency, LimiterOptions, make_strategy, make_views, store_name
 from .core.clock import Clock, check_clock
-from .core.errors import ConfigurationError, DistwindowError
+from .core.decision import Decision
+from .core.errors import ConfigurationError
 from .core.limit import Limit, LimitSpec
+from .entry import EntrySettings
+from .lifecycle.base import check_handle_sigterm
+from .operations.borrow import Borrowing
 from .operations.shaped_command_cache import make_command_cache
 from .operations.wait_queue import WaitQueues
+from .protocol.commands import Acquire
+from .store.base import AsyncStore, Store
 
 OnStoreError = Literal["raise"]
 
@@ -33,12 +40,31 @@ class BaseLimiter:
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r}: this version has "raise" only'
             )
-        if not isinstance(handle_sigterm, bool):
-            raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
+        check_handle_sigterm(handle_sigterm)
         self._command_cache = make_command_cache(prefix, limits)
         self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
         self._consistency = consistency
         self._store_name = store_name(store)
+        self._name = f"limiter {prefix!r} at {self._store_name}"
+
+    def _open_strategy(
+        self,
+        options: LimiterOptions,
+        store: Store | AsyncStore,
+        attempt: Callable[[Acquire], Decision] | None,
+        max_origins: int,
+    ) -> None:
+        """Make what decides and counts in this process. `attempt` decides for a store that is in
+        this process, too.
+        """
+        self._timeout = options.timeout
+        self._strategy = make_strategy(options, self._command_cache, store, attempt)
+        self._borrowing = Borrowing(
+            self._command_cache, self._strategy, store.source, options.max_wait,
+            options.borrow_share,
+        )  # fmt: skip
+        self._views = make_views(self._strategy, self.prefix, max_origins, store)
+        self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 
     def __repr__(self) -> str:
         limits = "; ".join(map(str, self.limits))
@@ -64,15 +90,6 @@ class BaseLimiter:
     def prefix(self) -> str:
         """The beginning of the names of all rings."""
         return self._command_cache.prefix
-
-
-def ignore_wake() -> None:
-    """Replaces the function that wakes the worker, once a limiter is being closed."""
-
-
-def raise_failure(failure: DistwindowError | None) -> None:
-    if failure is not None:
-        raise failure
 
 
 def check_timeout(timeout: float | None) -> float | None:

@@ -5,6 +5,9 @@
     entered   leaves its block      a success or an error, and the response time
     ended     enters or leaves      nothing: `RuntimeError`
 
+An entry is left in the thread that has entered it, unless it is made with `any_thread`. Otherwise
+leaving raises `RuntimeError` and changes nothing: whoever has entered may still be in the block.
+
 Where the outcome cannot be recorded (the store does not answer, or the limiter was closed
 meanwhile), that is logged, and nothing is raised: the work is done, and its result must not be lost
 because of statistics.
@@ -18,16 +21,24 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from .core.async_with import only_async_with
 from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError, RateLimitExceeded, short_repr
-from .entry_options import CountedErrors
+from .failure_types import FailureTypes
 from .operations.minute_views import EntryEvent, EntryViews
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOG = logging.getLogger("distwindow")
+
+LEFT_ELSEWHERE = (
+    "is left in another thread than the one that has entered it; leave it where it was entered. If "
+    "a framework enters and leaves it for you, in threads of its own choice, make it with "
+    "entry(..., any_thread=True)"
+)
+"""The end of the error of every kind of entry."""
 
 D = TypeVar("D")  # what acquiring returns: a decision, or an awaitable one
 R = TypeVar("R")  # what recording returns
@@ -53,14 +64,16 @@ class _BaseEntry(Generic[D, R]):
         acquire: Callable[[], D],
         record: Callable[[Decision, bool, int], R],
         settings: EntrySettings,
-        counted: CountedErrors,
+        counted: FailureTypes,
         origin: str,
+        any_thread: bool,
     ) -> None:
         self._acquire = acquire
         self._record = record
         self._settings = settings
         self._counted = counted
         self._origin = origin
+        self._any_thread = any_thread
         self._decision: Decision | None = None
         self._began_at = 0.0
         self._thread_id: int | None = None
@@ -127,11 +140,8 @@ class _BaseEntry(Generic[D, R]):
     def _end(self, exc: BaseException | None) -> tuple[Decision, bool, int]:
         """Return the decision, whether the call failed, and its response time in ms. Once."""
         decision = self._check_entered("left")
-        if self._thread_id != threading.get_ident():
-            raise RuntimeError(
-                "this entry is left in another thread than the one that has entered it; leave it "
-                "where it was entered, or make an entry in each thread"
-            )
+        if self._thread_id != threading.get_ident() and not self._any_thread:
+            raise RuntimeError(f"this entry {LEFT_ELSEWHERE}")
         self._has_ended = True
         failed = self._marked_failed if exc is None else self._counted.is_error(exc)
         return decision, failed, round((self._settings.clock.monotonic() - self._began_at) * 1000)
@@ -174,6 +184,7 @@ class Entry(_BaseEntry[Decision, object]):
             self._log_unrecorded(failed, rt_ms, failure)
 
 
+@only_async_with
 class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
     """`async with limiter.entry(key) as entry:`, the same for tasks."""
 

@@ -8,63 +8,32 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
+from .admission import Admission
 from .async_limiter import AsyncLimiter
-from .base_limiter import (
-    BaseLimiter,
-    OnStoreError,
-    check_timeout,
-    ignore_wake,
-    raise_failure,
-)
-from .connect import (
-    ClockChoice,
-    Consistency,
-    LimiterOptions,
-    make_strategy,
-    make_views,
-    open_store,
-)
+from .base_limiter import BaseLimiter, OnStoreError
+from .breaker.entry import BreakerEntry, EntryBreaker, call_of
+from .connect import ClockChoice, Consistency, LimiterOptions
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
-from .core.errors import DistwindowError
-from .core.interrupts import (
-    PATCH_STATE,
-    check_patched_before_import,
-    check_patched_whole,
-    run_to_completion,
-)
+from .core.interrupts import PATCH_STATE, check_patched_before_import, check_patched_whole
 from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.minute_view import MinuteStats
 from .core.stats import Stats
 from .decorator import F, LimitDecorator, check_arguments, limit_function, requires_key
-from .entry import Entry, EntrySettings
-from .entry_options import CountedErrors, ErrorTypes, check_max_origins, check_origin
+from .entry import Entry
+from .entry_options import check_max_origins, check_origin
+from .failure_types import ErrorTypes, FailureTypes
+from .lifecycle.base import ignore_wake
+from .lifecycle.blocking import BlockingLifecycle
 from .operations import key_operations, minute_views
-from .operations.acquire import wait_until_admitted
-from .operations.borrow import Borrowing, PriorityCall
-from .operations.drivers import run_blocking
-from .operations.flush import flush_due
-from .operations.paced_acquire import wait_until_paced
-from .operations.steps import Fetch, Operation, Pipeline
-from .operations.wait_queue import QueueSlot
-from .protocol.commands import Acquire
-from .protocol.frames import Command
-from .protocol.shaped_commands import AcquireShaped, any_shaped
-from .worker import THREAD_WORKER
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["AsyncLimiter", "Limiter"]
 
-T = TypeVar("T")
 
-
-class Limiter(BaseLimiter):
+class Limiter(BaseLimiter, BlockingLifecycle):
     """Limits that hold for the whole fleet. Safe to share between threads; survives `fork`.
 
     `store` is a URL (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`,
@@ -137,32 +106,21 @@ class Limiter(BaseLimiter):
         check_patched_whole()
         PATCH_STATE.check()
         super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
-        self._counted_errors = CountedErrors(errors, ignore)
+        self._failure_types = FailureTypes(errors, ignore)
         check_max_origins(max_origins)
         options = LimiterOptions(
             consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
             max_wait, borrow_share,
         )  # fmt: skip
-        self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._owns_store = self._store is not store
-        self._timeout = options.timeout
-        self._strategy = make_strategy(
-            options, self._command_cache, self._store, self._store.attempt
-        )
+        self._open_store(store, timeout, clock, name, time)
+        self._open_strategy(options, self._store, self._store.attempt, max_origins)
         self._decide_locally = self._strategy.decide_locally
-        self._borrowing = Borrowing(
-            self._command_cache, self._strategy, self._store.source, options.max_wait,
-            options.borrow_share,
+        self._admission = Admission(
+            self._command_cache, self._wait_queues, self._borrowing, self.try_acquire,
+            functools.partial(self._execute_step, None), self._store.clock.sleep,
         )  # fmt: skip
-        self._views = make_views(self._strategy, prefix, max_origins, self._store)
-        self._flush_job = THREAD_WORKER.add_limiter(
-            self._strategy,
-            self._flush_now,
-            self._store.clock,
-            name=f"limiter {prefix!r} at {self._store_name}",
-            handle_sigterm=handle_sigterm,
-        )
-        self._entry_settings = EntrySettings(self._views, self._store.clock, self._flush_job.name)
+        self._admit = self._admission.admit
+        self._add_flush_job(self._strategy, self._name, handle_sigterm=handle_sigterm)
 
     @property
     def unknown_total(self) -> int:
@@ -217,29 +175,16 @@ class Limiter(BaseLimiter):
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before that.
         """
-        if priority:
-            return self._acquire_with_priority(self._borrowing.call(key, cost, priority), timeout)
-        command = self._command_cache.acquire_command(key, cost)
-        attempt = functools.partial(self.try_acquire, key, cost)
-        slot = QueueSlot(self._wait_queues, command, check_timeout(timeout))
-        sleep = self._store.clock.sleep
-        try:
-            slot.wait()
-            if isinstance(command, AcquireShaped):
-                execute = functools.partial(self._execute_step, None)
-                return run_blocking(wait_until_paced(command, slot), execute, sleep)
-            return run_blocking(wait_until_admitted(command, slot), lambda _: attempt(), sleep)
-        finally:
-            try:
-                slot.leave()
-            finally:
-                slot.leave()  # a signal handler may have raised in the first
+        return self._admission.acquire(key, cost, timeout, priority)
 
     def peek(self, key: AnyKey) -> Decision:
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
         number before that call.
         """
-        charges = self._command_cache.acquire_command(key).charges
+        return self._peek(key, 1)
+
+    def _peek(self, key: AnyKey, cost: int) -> Decision:
+        charges = self._command_cache.acquire_command(key, cost).charges
         return self._run(key_operations.peek(self._strategy, charges, self._store.source))
 
     def stats(self, key: AnyKey) -> Stats:
@@ -287,7 +232,7 @@ class Limiter(BaseLimiter):
         """
         here = sys._getframe(2)  # above `requires_key`
         check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_function, self._admission, key, cost))
+        return LimitDecorator(key, functools.partial(limit_function, self._admit, key, cost))
 
     def entry(
         self,
@@ -297,32 +242,44 @@ class Limiter(BaseLimiter):
         origin: str | None = None,
         errors: ErrorTypes | None = None,
         ignore: ErrorTypes | None = None,
+        any_thread: bool = False,
+        breaker: EntryBreaker | None = None,
     ) -> Entry:
         """Return a context manager that acquires at the beginning of its block (or raises
         `RateLimitExceeded`), and at the end records success or error and the response time.
 
         `origin` says who calls: the entry counts in its minute view, too (`origins`). `errors` and
-        `ignore` replace those of the limiter. Raises `TypeError` for an origin that is no str,
-        `ValueError` for an empty one or one of more than 128 characters, and `ConfigurationError`
-        for `errors` and `ignore` that are no types of exceptions.
+        `ignore` replace those of the limiter. The entry is left in the thread that has entered it,
+        or in any with `any_thread`; else `RuntimeError` is raised.
+
+        `breaker` is a `CircuitBreaker` or an `AdaptiveBreaker`, for the same key, or what
+        `breaker.call(key)` returns, for another one. It is asked before the limit (`BreakerOpen`),
+        and counts how the block ends by its own `errors` and `ignore`.
+
+        Raises `TypeError` for an origin that is no str, `ValueError` for an empty one or one of
+        more than 128 characters, and `ConfigurationError` for `errors` and `ignore` that are no
+        types of exceptions, and for a `breaker` that is none for threads.
         """
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        return Entry(
-            functools.partial(self._admission, key, cost),
+        arguments = (
+            functools.partial(self._admit, key, cost),
             self._record,
             self._entry_settings,
-            self._counted_errors.changed(errors, ignore),
+            self._failure_types.changed(errors, ignore),
             origin,
+            any_thread,
         )
+        if breaker is not None:
+            return BreakerEntry(call_of(breaker, key), *arguments)
+        return Entry(*arguments)
 
     def flush(self) -> None:
         """Send now what was counted in this process, instead of within `flush_interval` (or
         `sync_interval`). If the store does not take it, raise, and keep it for the next flush.
         """
-        THREAD_WORKER.wait_for(self._flush_job)
-        raise_failure(run_to_completion(functools.partial(self._flush_now, False)))
+        super().flush()
 
     def close(self) -> None:
         """Give leased permits back, send what was counted, and close the connections. Later calls
@@ -331,65 +288,16 @@ class Limiter(BaseLimiter):
         A store object that the caller made stays open, because it is the caller's, and later calls
         still work.
         """
-        run_to_completion(self._close)
+        super().close()
 
-    def _close(self) -> None:
-        with self._flush_job.closing_lock, self._flush_job.being_closed():
-            if self._owns_store:
-                self._strategy.close()  # first: no flush would send what is counted later
-                ends = self._store.clock.monotonic() + self._timeout
-                # Leases that are being fetched arrive first, so that they are given back, too.
-                for fetch in self._strategy.lease_fetch_waits():
-                    fetch.completion.wait(ends - self._store.clock.monotonic())
-                self._strategy.wake = ignore_wake  # this thread flushes from here on
-            THREAD_WORKER.detach(self._flush_job)
-            failure = self._flush_now(True)
-            if self._owns_store:
-                failure = self._flush_now(True) or failure  # of calls that were being decided
-                self._store.close()
-            self._flush_job.record_close(failure)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _acquire_with_priority(self, call: PriorityCall, timeout: float | None) -> Decision:
-        sleep = self._store.clock.sleep
-        slot = QueueSlot(self._wait_queues, call.acquire, check_timeout(timeout), priority=True)
-        try:
-            slot.wait()
-            decision = run_blocking(
-                call.attempt_until_admitted(slot),
-                functools.partial(self._execute_step, None),
-                sleep,
-            )
-        finally:
-            try:
-                slot.leave()
-            finally:
-                slot.leave()  # a signal handler may have raised in the first
-        if decision.wait:
-            sleep(decision.wait)
-        return decision
-
-    @property
-    def _admission(self) -> Callable[[AnyKey, int], Decision]:
-        """`try_acquire` for callers that proceed as soon as it has admitted them."""
-        return self._paced_admission if any_shaped(self.limits) else self.try_acquire
-
-    def _paced_admission(self, key: AnyKey, cost: int) -> Decision:
-        """Do as `try_acquire`, and wait until an admitted call may proceed."""
-        decision = self.try_acquire(key, cost)
-        if decision.wait:
-            self._store.clock.sleep(decision.wait)
-        return decision
+    def _end_calls(self) -> None:
+        if self._owns_store:
+            self._strategy.close()
+            ends = self._store.clock.monotonic() + self._timeout
+            # Leases that are being fetched arrive first, so that they are given back, too.
+            for fetch in self._strategy.lease_fetch_waits():
+                fetch.completion.wait(ends - self._store.clock.monotonic())
+            self._strategy.wake = ignore_wake  # the thread that closes flushes from here on
 
     def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
         """Return the decision that takes the store, after `decide_locally` has returned None."""
@@ -406,28 +314,6 @@ class Limiter(BaseLimiter):
         )
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        self._run(key_operations.record(self._strategy, decision, failed=failed, rt_ms=rt_ms))
-
-    def _flush_now(self, everything: bool) -> DistwindowError | None:
-        """Send what is due; with `everything`, all that is pending. Each exchange has a deadline of
-        its own. Return the first failure.
-        """
-        operation = flush_due(self._strategy, self._store.clock.monotonic, everything=everything)
-        execute = functools.partial(self._execute_step, None)
-        return run_blocking(operation, execute, self._store.clock.sleep)
-
-    def _run(self, operation: Operation[T], deadline: float | None = None) -> T:
-        """Drive the operation of one call, with one deadline for all its steps."""
-        if deadline is None:
-            deadline = self._store.clock.monotonic() + self._timeout
-        execute = functools.partial(self._execute_step, deadline)
-        return run_blocking(operation, execute, self._store.clock.sleep)
-
-    def _execute_step(self, deadline: float | None, step: Command[Any] | Fetch | Pipeline) -> Any:
-        if isinstance(step, Acquire):
-            return self._store.attempt(step, deadline)
-        if isinstance(step, Pipeline):
-            return self._store.exchange(step.commands, deadline)
-        if isinstance(step, Fetch):  # a late reply is never read: its connection is closed
-            return self._store.execute(step.command, deadline)
-        return self._store.execute(step, deadline)
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
+        if recording is not None:
+            self._run(recording)

@@ -1,15 +1,16 @@
 --- acquire_shaped: count one call where limits are paced or warm up, with the time to wait, or refuse it.
 --- KEYS   ring... shaping...
---- ARGV   guard (permits limit bucket_ms shape)... now_ms write_limit (max_wait_ms warmup_ms cold_factor)...
+--- ARGV   guard (permits limit bucket_ms shape)... now_ms write_limit cap_ms (max_wait_ms warmup_ms cold_factor)...
 --- RETURN guard left now_ms index reset_ms wait_us           admitted, to proceed after wait_us
 --- RETURN guard left now_ms index reset_ms wait_us bucket_start_ms...   the same, a ring is ahead of now_ms
 --- RETURN guard -1 now_ms index left reset_ms retry_ms       refused
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
 --- `shaping` of a ring: the hash `<ring>:shaping` with the promised moment and the tokens. Of a limit
 --- that is not paced max_wait_ms is empty, and of one that does not warm up the other two are. The
+--- caller waits for at most cap_ms, or if that is empty for as long as the limits have it wait. The
 --- binding ring of an admitted call is the one that it waits for, or has the fewest permits left.
 -- The positions of the arguments that follow those of the rings.
-local NOW, WRITE_LIMIT = #KEYS * 2 + 2, #KEYS * 2 + 3
+local NOW, WRITE_LIMIT, CAP = #KEYS * 2 + 2, #KEYS * 2 + 3, #KEYS * 2 + 4
 local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
@@ -19,7 +20,8 @@ local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/reply.lua
 --@include shared/shaping.lua
 
-local rings, write_limit = parse_shaped_rings(now, WRITE_LIMIT + 1), ARGV[WRITE_LIMIT]
+local cap_ms = ARGV[CAP] == '' and MAX_SHAPED_MS or whole(ARGV[CAP], 0, MAX_SHAPED_MS)
+local rings, write_limit = parse_shaped_rings(now, CAP + 1, cap_ms), ARGV[WRITE_LIMIT]
 if not rings or (write_limit ~= '0' and write_limit ~= '1') then
   return redis.error_reply('ERR distwindow: malformed arguments')
 end

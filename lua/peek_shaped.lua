@@ -14,7 +14,7 @@ local guard, client_now = ARGV[1], ARGV[NOW]
 --@include shared/reply.lua
 --@include shared/shaping.lua
 
-local rings = parse_shaped_rings(now, NOW + 1)
+local rings = parse_shaped_rings(now, NOW + 1, MAX_SHAPED_MS)
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 local admitted, waits_us, index, retry_at_ms = decide_all(rings, now)
 if admitted then

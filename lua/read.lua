@@ -1,7 +1,7 @@
---- read: the rings as they are stored, and the time; writes nothing.
---- KEYS   ring...
+--- read: the rings as they are stored, with the shaping of their limits, and the time; writes nothing.
+--- KEYS   ring... [shaping...]
 --- ARGV   guard [now_ms]
---- RETURN guard 0 now_ms (field value ...)...                one list a ring, empty where there is none
+--- RETURN guard 0 now_ms (field value ...)...                one list a key, empty where there is none
 --- RETURN guard -2 now_ms                                    past its deadline
 local guard, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua

@@ -19,11 +19,11 @@ from ..core.breaker_rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import ConfigurationError
 from ..core.key import AnyKey
+from ..failure_types import ErrorTypes
 from ..go_zero.google_breaker import MIN_K, checked_k
 from .awaited import AwaitedBreaker
 from .base import BreakerOptions
 from .blocking import BlockingBreaker
-from .outcomes import ErrorTypes
 
 
 class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
@@ -51,8 +51,8 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     def __init__(
         self,
         store: Any,
-        *,
         k: float = 1.5,
+        *,
         window: float = 10.0,
         buckets: int = 40,
         prefix: str = "distwindow",
@@ -96,8 +96,8 @@ class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     def __init__(
         self,
         store: Any,
-        *,
         k: float = 1.5,
+        *,
         window: float = 10.0,
         buckets: int = 40,
         prefix: str = "distwindow",

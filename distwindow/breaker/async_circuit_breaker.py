@@ -12,9 +12,9 @@ from ..core.breaker_rules import BreakerRule
 from ..core.breaker_state import BreakerState
 from ..core.clock import SYSTEM, Clock
 from ..core.key import AnyKey
+from ..failure_types import ErrorTypes
 from .awaited import AwaitedBreaker
 from .base import BreakerOptions
-from .outcomes import ErrorTypes
 from .with_rule import WithRule
 
 

@@ -8,10 +8,11 @@ from ..connect import ClockChoice, LimiterOptions, store_name
 from ..consistency.breaker_source import SourceOptions
 from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
-from ..core.errors import ConfigurationError, short_repr
+from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.key import normalize_key
+from ..failure_types import ErrorTypes, FailureTypes
+from ..lifecycle.base import check_handle_sigterm
 from ..protocol.keys import check_prefix, ring_name_prefix
-from .outcomes import ErrorTypes, FailureTypes
 
 
 class BreakerOptions(NamedTuple):
@@ -38,10 +39,7 @@ class BaseBreaker:
             raise ConfigurationError(
                 f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
             )
-        if not isinstance(options.handle_sigterm, bool):
-            raise ConfigurationError(
-                f"handle_sigterm={options.handle_sigterm!r} is neither True nor False"
-            )
+        check_handle_sigterm(options.handle_sigterm)
         check_clock(options.time)
         LimiterOptions(
             "direct",
@@ -82,7 +80,7 @@ class BaseBreaker:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConfigurationError("this circuit breaker is closed; make a new one")
+            raise closed_failure("circuit breaker")
 
     def _check_key(self, key: Any) -> None:
         """Raise `ConfigurationError` for a key of `protect` that no call could ever have."""

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .outcomes import FailureTypes
+from ..core.async_with import only_async_with
+from ..failure_types import FailureTypes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,8 +18,9 @@ A = TypeVar("A")  # a call that was let through
 class _BaseCall(Generic[A]):
     """What was admitted, and whether the caller has said how it ended."""
 
-    def __init__(self, failure_types: FailureTypes) -> None:
+    def __init__(self, failure_types: FailureTypes, restarted: Callable[[A], A]) -> None:
         self._failure_types = failure_types
+        self._restarted = restarted
         self._admission: A | None = None
         self._is_entered = False
         self._marked_failed = False
@@ -28,6 +30,16 @@ class _BaseCall(Generic[A]):
         example.
         """
         self._marked_failed = True
+
+    @property
+    def is_under_way(self) -> bool:
+        """True from the moment at which it was let through until it ends."""
+        return self._admission is not None
+
+    def restart(self) -> None:
+        """Begin the response time now: something else has held the call back."""
+        if self._admission is not None:
+            self._admission = self._restarted(self._admission)
 
     def _begin(self) -> None:
         if self._is_entered:
@@ -54,8 +66,9 @@ class Call(_BaseCall[A]):
         failure_types: FailureTypes,
         admit: Callable[[], A],
         finish: Callable[[A, bool | None], object],
+        restarted: Callable[[A], A],
     ) -> None:
-        super().__init__(failure_types)
+        super().__init__(failure_types, restarted)
         self._admit = admit
         self._finish = finish
 
@@ -72,7 +85,16 @@ class Call(_BaseCall[A]):
     ) -> None:
         self._finish(*self._end(exc))
 
+    def withdraw(self) -> None:
+        """End a call that was let through, if it was, and is not made: nothing is counted, and a
+        probe goes to another call.
+        """
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self._finish(admission, None)
 
+
+@only_async_with
 class AsyncCall(_BaseCall[A]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
 
@@ -81,8 +103,9 @@ class AsyncCall(_BaseCall[A]):
         failure_types: FailureTypes,
         admit: Callable[[], Awaitable[A]],
         finish: Callable[[A, bool | None], Awaitable[object]],
+        restarted: Callable[[A], A],
     ) -> None:
-        super().__init__(failure_types)
+        super().__init__(failure_types, restarted)
         self._admit = admit
         self._finish = finish
 
@@ -98,3 +121,9 @@ class AsyncCall(_BaseCall[A]):
         trace: TracebackType | None,
     ) -> None:
         await self._finish(*self._end(exc))
+
+    async def withdraw(self) -> None:
+        """See `Call.withdraw`."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            await self._finish(admission, None)

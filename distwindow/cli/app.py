@@ -17,7 +17,10 @@ from .reset import reset
 from .stats import stats
 from .try_command import try_command
 
-_HELP = "Inspect, try and reset rate limits that a fleet shares through Redis."
+_HELP = (
+    "Inspect, try and reset what a fleet shares through Redis: rate limits, concurrency limits and "
+    "circuit breakers."
+)
 
 app = typer.Typer(
     name="distwindow",

@@ -67,11 +67,15 @@ def _key_score(order: Order, stats: Stats) -> Score:
 
 
 def _group_all(rings: Iterable[Ring]) -> list[Stats]:
-    # SCAN may return a ring twice; bucket length and span identify it within its key.
+    # SCAN may return a ring twice, and shaped ones come with and without their shaping; bucket
+    # length and span identify it within its key.
     keys: dict[bytes, dict[tuple[int, int], Ring]] = {}
     for ring in rings:
+        own = keys.setdefault(ring.key_prefix, {})
         parameters = ring.name.bucket_ms, ring.name.span
-        keys.setdefault(ring.key_prefix, {})[parameters] = ring
+        known = own.get(parameters)
+        if known is None or known.window.shaping is None or ring.window.shaping is not None:
+            own[parameters] = ring
     return [_stats(own.values()) for own in keys.values()]
 
 
@@ -112,7 +116,7 @@ def _rank_top(rings: Iterable[Ring], order: Order, top: int) -> list[Stats]:
             (b"%s:%d:%d" % (one.key_prefix, *pair), RingNameParts(one.key, *pair))
             for pair in sorted(parameters)
         ]
-        if own := list(read_rings(one.server, page, ScanCounts())):
+        if own := list(read_rings(one.server, page, ScanCounts(), with_shaping=True)):
             keys.append(_stats(own))
     return keys
 

@@ -36,7 +36,7 @@ def reset(
     keys: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...",
+            metavar="KEY",
             help="Keys, as `stats` shows them. Put -- before a key that begins with a dash.",
             show_default=False,
         ),

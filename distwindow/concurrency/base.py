@@ -10,6 +10,7 @@ from .._fork import register_after_fork
 from ..connect import store_name
 from ..core.clock import Clock, check_clock
 from ..core.errors import ConfigurationError, short_repr
+from ..lifecycle.base import check_handle_sigterm
 from ..operations.held_slots import HeldSlots
 from ..operations.slot_claim import SlotClaim
 from ..operations.slots import SlotOperations
@@ -39,8 +40,7 @@ class BaseConcurrency:
                 f"limit={short_repr(limit)} is not a whole number from 1 to {_MAX_LIMIT:,}: "
                 "how many may be held at once"
             )
-        if not isinstance(handle_sigterm, bool):
-            raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
+        check_handle_sigterm(handle_sigterm)
         _check_seconds("timeout", timeout, 0.0, 3600.0)
         _check_seconds("ttl", ttl, _MIN_TTL_S, _MAX_TTL_S)
         if ttl < 2 * timeout:

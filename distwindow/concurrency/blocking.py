@@ -6,42 +6,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from ..base_limiter import check_timeout, raise_failure
-from ..connect import ClockChoice, open_store
+from ..base_limiter import check_timeout
+from ..connect import ClockChoice
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import DistwindowError
 from ..core.interrupts import (
     PATCH_STATE,
     check_patched_before_import,
     check_patched_whole,
-    run_to_completion,
 )
 from ..core.key import AnyKey
 from ..core.slot_stats import ConcurrencyStats
+from ..lifecycle.blocking import BlockingLifecycle
 from ..operations.drivers import run_blocking
-from ..operations.flush import flush_due
 from ..operations.slot_claim import SlotClaim
 from ..operations.slots import exceeded
 from ..operations.steps import Fetch, Operation, Pipeline, StoreStep
 from ..operations.wait_queue import Waiter
 from ..protocol.slot_commands import HoldReply
 from ..store.base import Store
-from ..worker import THREAD_WORKER
 from ..worker.shutdown import SHUTDOWN
 from .base import BaseConcurrency, BaseKeeper
 from .job import SlotJob
 from .slot import Slot, SlotBlock
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 T = TypeVar("T")
 
 
-class Concurrency(BaseConcurrency):
+class Concurrency(BaseConcurrency, BlockingLifecycle):
     """Lets at most `limit` holders of a key be in their blocks at once, over the whole fleet. Safe
     to share between threads; a forked child does not own the slots of its parent.
 
@@ -81,19 +75,11 @@ class Concurrency(BaseConcurrency):
         check_patched_whole()
         PATCH_STATE.check()
         super().__init__(store, limit, prefix, ttl, timeout, name, handle_sigterm, time)
-        self._store = open_store(
-            store, timeout=self._timeout / 2, clock=clock, name=name, time=time
-        )
-        self._owns_store = self._store is not store
+        self._open_store(store, self._timeout / 2, clock, name, time)
         self._use_clock(self._store.clock)
         self._keeper = _Keeper(self._store, self)
-        self._flush_job = THREAD_WORKER.add_limiter(
-            self._held,
-            self._flush_now,
-            self._store.clock,
-            name=self._job_name,
-            handle_sigterm=handle_sigterm,
-            job_type=SlotJob,
+        self._add_flush_job(
+            self._held, self._job_name, handle_sigterm=handle_sigterm, job_type=SlotJob
         )
         self._held.ends_all = SHUTDOWN.are_calls_paused
 
@@ -130,8 +116,7 @@ class Concurrency(BaseConcurrency):
         background. Raises if the store does not answer. With a clock of one's own (`time=`) there
         is no background worker, and this is what renews.
         """
-        THREAD_WORKER.wait_for(self._flush_job)
-        raise_failure(run_to_completion(functools.partial(self._flush_now, False)))
+        super().flush()
 
     def close(self) -> None:
         """Free all slots that are held, which are lost to their holders, and close the connections.
@@ -139,39 +124,21 @@ class Concurrency(BaseConcurrency):
 
         A store object that the caller made stays open, because it is the caller's.
         """
-        run_to_completion(self._close)
+        super().close()
 
-    def _close(self) -> None:
-        with self._flush_job.closing_lock, self._flush_job.being_closed():
-            self._held.lose_all("its limit was closed", self._store.clock.monotonic())
-            THREAD_WORKER.detach(self._flush_job)
+    def _end_calls(self) -> None:
+        if self._owns_store:
+            self._held.close()
+        self._held.lose_all("its limit was closed", self._store.clock.monotonic())
+
+    def _flush_rest(self) -> DistwindowError | None:
+        failure = self._flush_now(True)
+        seconds = self._held.settled_at() - self._store.clock.monotonic()
+        if failure is None and seconds > 0:
+            # A hold whose reply was lost may be executed until then, and is freed after it.
+            self._store.clock.sleep(seconds)
             failure = self._flush_now(True)
-            settled_at = self._held.settled_at()
-            if failure is None and settled_at > self._store.clock.monotonic():
-                # A hold whose reply was lost may be executed until then, and is freed after it.
-                self._store.clock.sleep(settled_at - self._store.clock.monotonic())
-                failure = self._flush_now(True)
-            if self._owns_store:
-                self._store.close()
-            self._flush_job.record_close(failure)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _flush_now(self, everything: bool) -> DistwindowError | None:
-        """Renew and free what is due; with `everything`, free all that was given back. Return the
-        first failure.
-        """
-        operation = flush_due(self._held, self._store.clock.monotonic, everything=everything)
-        return self._keeper.run(operation)
+        return failure
 
 
 class _Keeper(BaseKeeper):

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
+from ..core.async_with import only_async_with
 from ..core.errors import ConcurrencyExceeded, short_repr
 from ..core.key import AnyKey
 from ..operations.slot_claim import SlotClaim
@@ -137,6 +138,7 @@ class Slot(_BaseSlot):
         self.release()
 
 
+@only_async_with
 class AsyncSlot(_BaseSlot):
     """One slot of an `AsyncConcurrency`. True while it is held."""
 
@@ -226,6 +228,7 @@ class SlotBlock(_BaseBlock):
             raise
 
 
+@only_async_with
 class AsyncSlotBlock(_BaseBlock):
     """`async with slots.hold(key) as slot:`."""
 

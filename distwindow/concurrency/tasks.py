@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from ..base_limiter import check_timeout, raise_failure
-from ..connect import ClockChoice, open_async_store
+from ..base_limiter import check_timeout
+from ..connect import ClockChoice
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import DistwindowError
 from ..core.key import AnyKey
 from ..core.slot_stats import ConcurrencyStats
+from ..lifecycle.tasks import AsyncLifecycle
 from ..operations.drivers import run_async
-from ..operations.flush import flush_due
 from ..operations.slot_claim import SlotClaim
 from ..operations.slots import exceeded
 from ..operations.steps import Fetch, Operation, Pipeline, StoreStep
 from ..operations.wait_queue import AsyncWaiter
 from ..protocol.slot_commands import HoldReply
 from ..store.base import AsyncStore
-from ..store.memory import MemoryStore
-from ..worker import TASK_WORKER
 from ..worker.shutdown import SHUTDOWN
 from .base import BaseConcurrency, BaseKeeper
 from .job import SlotJob
 from .slot import AsyncSlot, AsyncSlotBlock
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 T = TypeVar("T")
 
 
-class AsyncConcurrency(BaseConcurrency):
+class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     """`Concurrency` for tasks: the same names and signatures, awaited where there is I/O. Safe to
     share between tasks, and between event loops.
 
@@ -57,19 +50,11 @@ class AsyncConcurrency(BaseConcurrency):
         time: Clock = SYSTEM,
     ) -> None:
         super().__init__(store, limit, prefix, ttl, timeout, name, handle_sigterm, time)
-        self._store = open_async_store(
-            store, timeout=self._timeout / 2, clock=clock, name=name, time=time
-        )
-        self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
+        self._open_store(store, self._timeout / 2, clock, name, time)
         self._use_clock(self._store.clock)
         self._keeper = _Keeper(self._store, self)
-        self._flush_job = TASK_WORKER.add_limiter(
-            self._held,
-            self._flush_now,
-            self._store.clock,
-            name=self._job_name,
-            handle_sigterm=handle_sigterm,
-            job_type=SlotJob,
+        self._add_flush_job(
+            self._held, self._job_name, handle_sigterm=handle_sigterm, job_type=SlotJob
         )
         self._held.ends_all = SHUTDOWN.are_calls_paused
 
@@ -94,49 +79,27 @@ class AsyncConcurrency(BaseConcurrency):
 
     async def flush(self) -> None:
         """See `Concurrency.flush`."""
-        await TASK_WORKER.wait_for(self._flush_job)
-        raise_failure(await self._flush_now(False))
+        await super().flush()
 
     async def aclose(self) -> None:
         """See `Concurrency.close`. If it is cancelled, it goes on to its end before
         `CancelledError` is raised.
         """
-        closing = asyncio.ensure_future(self._close())
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await asyncio.wait([closing])  # each of its exchanges has a deadline
-            raise
+        await super().aclose()
 
-    async def _close(self) -> None:
-        with self._flush_job.being_closed():
-            self._held.lose_all("its limit was closed", self._store.clock.monotonic())
-            await TASK_WORKER.detach(self._flush_job)
+    async def _end_calls(self) -> None:
+        if self._owns_store:
+            self._held.close()
+        self._held.lose_all("its limit was closed", self._store.clock.monotonic())
+
+    async def _flush_rest(self) -> DistwindowError | None:
+        failure = await self._flush_now(True)
+        seconds = self._held.settled_at() - self._store.clock.monotonic()
+        if failure is None and seconds > 0:
+            # A hold whose reply was lost may be executed until then, and is freed after it.
+            await self._store.sleep(seconds)
             failure = await self._flush_now(True)
-            settled_at = self._held.settled_at()
-            if failure is None and settled_at > self._store.clock.monotonic():
-                # A hold whose reply was lost may be executed until then, and is freed after it.
-                await self._store.sleep(settled_at - self._store.clock.monotonic())
-                failure = await self._flush_now(True)
-            if self._owns_store:
-                await self._store.aclose()
-            self._flush_job.record_close(failure)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def _flush_now(self, everything: bool) -> DistwindowError | None:
-        """See `Concurrency._flush_now`."""
-        operation = flush_due(self._held, self._store.clock.monotonic, everything=everything)
-        return await self._keeper.run(operation)
+        return failure
 
 
 class _Keeper(BaseKeeper):

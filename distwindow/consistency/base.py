@@ -299,6 +299,8 @@ class LocalStrategy(Generic[S]):
         charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
+        if state is not None and charges is state.charges:
+            return state
         rings = tuple(charge.ring for charge in charges)
         if state is not None and rings == tuple(charge.ring for charge in state.charges):
             return state

@@ -151,6 +151,10 @@ class BreakerSource(ABC, Generic[S, A]):
         Return True if it is to be sent at once.
         """
 
+    def restarted(self, admission: A) -> A:
+        """Return `admission` as if the call had been let through now."""
+        return admission
+
     @abstractmethod
     def state_of(self, admission: A) -> S:
         """Return the breaker that let a call through."""

@@ -158,6 +158,10 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         self.activate(state, now)
         return bool(admission.probe_id)
 
+    def restarted(self, admission: Admission) -> Admission:
+        """See `BreakerSource`: the response time begins now."""
+        return admission._replace(began_at=self.monotonic())
+
     def state_of(self, admission: Admission) -> BreakerKeyState:
         """See `BreakerSource`."""
         return admission.state

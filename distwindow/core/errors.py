@@ -26,9 +26,9 @@ class ConfigurationError(DistwindowError, ValueError):
     """A limit, URL, argument or server setup that cannot work, and for which no retry helps."""
 
 
-def closed_failure() -> ConfigurationError:
-    """Return the error of every call of a limiter or store after `close`."""
-    return ConfigurationError("this limiter is closed; make a new one")
+def closed_failure(what: str = "limiter") -> ConfigurationError:
+    """Return the error of every call of a limiter, or of `what`, after `close`."""
+    return ConfigurationError(f"this {what} is closed; make a new one")
 
 
 class Blocked(DistwindowError):  # Sentinel's BlockException

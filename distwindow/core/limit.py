@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +12,15 @@ from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
 from .errors import ConfigurationError
-from .shaping_terms import TERMS_PATTERN, ShapingTerms, check_terms, parse_terms, terms_text
+from .limit_text import (
+    MAX_INTERVAL_MS,
+    UNITS_MS,
+    LimitText,
+    first_unknown_words,
+    interval_ms_of,
+    parse_limit_text,
+)
+from .shaping_terms import ShapingTerms, check_terms, terms_text
 
 Bound = Literal["leap", "strict"]
 
@@ -23,38 +30,28 @@ MAX_AMOUNT = 10**12
 MAX_BUCKETS = 512
 """The most buckets of a limit: beyond some 500 a Redis hash loses its compact encoding."""
 
-MAX_INTERVAL_MS = 3660 * 86_400_000
-"""The longest interval, ten years: a longer one is more likely a mistake in the unit."""
-
 _DEFAULT_BUCKETS: dict[Bound, int] = {"leap": 10, "strict": 60}
 
-_UNITS_MS = {
-    "ms": 1, "msec": 1, "millisecond": 1,
-    "s": 1000, "sec": 1000, "second": 1000,
-    "m": 60_000, "min": 60_000, "minute": 60_000,
-    "h": 3_600_000, "hr": 3_600_000, "hour": 3_600_000,
-    "d": 86_400_000, "day": 86_400_000,
-    "w": 604_800_000, "week": 604_800_000,
-}  # fmt: skip
-_VARIABLE_UNIT_DAYS = {"month": 30, "year": 365}
-"""Days to write in place of what is no unit, because its length differs."""
 _SEPARATORS = r"[;,|]"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 """Never matches between two limits, because each ends in a letter."""
+_ARGUMENTS = {
+    "per": "an interval",
+    "bound": "a bound",
+    "buckets": "a number of buckets",
+    "max_wait": "a pace",
+    "warmup": "a warm-up",
+    "cold_factor": "a cold factor",
+}
+"""What the arguments are called where they stand in a string."""
 _UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
-
-_LIMIT_TEXT = re.compile(
-    r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
-        (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
-        (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)?
-        (?P<terms>"""
-    + re.sub(r"\?P<\w+>", "", TERMS_PATTERN)
-    + r"""*) \s*""",
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
 _EXAMPLES = (
     'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
     '"100/second warmup 10s paced 500ms"'
+)
+_ORDER = (
+    'what may follow the interval is, in this order: "strict", "24 buckets", "cold factor 3", '
+    '"warmup 10s", "paced 500ms"'
 )
 
 
@@ -75,6 +72,8 @@ class Limit:
     demand; `cold_factor` is 3 by default, in a string `"cold factor 5 warmup 10s"`. Both together:
     the pace warms up. These are Sentinel's ThrottlingController, WarmUpController and
     WarmUpRateLimiterController, for the whole fleet (docs/howto/pacing.md).
+
+    What a string leaves out may be given as an argument; what it says must not be given again.
 
     Raises `ConfigurationError` with the value, what is wrong with it, and what to write.
     """
@@ -109,16 +108,18 @@ class Limit:
             )
         try:
             if isinstance(amount, str):
-                if per is not None:
-                    raise ConfigurationError(
-                        f"the string already has an interval; leave out per={per!r}"
-                    )
-                amount, interval_ms, parsed_bound, parsed_buckets, parsed = _parse(amount)
-                terms = terms.or_else(parsed)
-                bound = parsed_bound if bound is None else bound
-                buckets = parsed_buckets if buckets is None else buckets
+                written = _parse(amount)
+                _check_given_once("per", per, written.interval_ms)
+                _check_given_once("bound", bound, written.bound)
+                _check_given_once("buckets", buckets, written.buckets)
+                for name in ("max_wait", "warmup", "cold_factor"):
+                    _check_given_once(name, getattr(terms, name), getattr(written.terms, name))
+                amount, interval_ms = written.amount, written.interval_ms
+                terms = terms.or_else(written.terms)
+                bound = written.bound if bound is None else bound
+                buckets = written.buckets if buckets is None else buckets
             else:
-                interval_ms = _interval_ms(1.0 if per is None else per)
+                interval_ms = interval_ms_of(1.0 if per is None else per)
             bound = "leap" if bound is None else bound
             buckets = _number_of_buckets(amount, interval_ms, buckets, bound)
             checked = check_terms(amount, interval_ms, terms)
@@ -154,8 +155,8 @@ class Limit:
         return self.max_wait_ms is not None or self.warmup_ms is not None
 
     def __str__(self) -> str:
-        unit = next(unit for unit in _UNITS_DESCENDING if self.interval_ms % _UNITS_MS[unit] == 0)
-        count = self.interval_ms // _UNITS_MS[unit]
+        unit = next(unit for unit in _UNITS_DESCENDING if self.interval_ms % UNITS_MS[unit] == 0)
+        count = self.interval_ms // UNITS_MS[unit]
         text = f"{self.amount}/{unit}" if count == 1 else f"{self.amount}/{count} {unit}"
         text += "s" if count > 1 and unit != "ms" else ""
         text += " strict" if self.bound == "strict" else ""
@@ -241,35 +242,27 @@ def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound
     return buckets
 
 
-def _parse(text: str) -> tuple[int, int, Bound | None, int | None, ShapingTerms]:
-    """Return amount, interval in ms, bound, number of buckets, and the terms that shape traffic;
-    None for what is not written.
-    """
-    found = _LIMIT_TEXT.fullmatch(text)
-    if found is None:
+def _parse(text: str) -> LimitText:
+    """Return the parts of a limit's string; raise `ConfigurationError` if it is not one."""
+    written = parse_limit_text(text)
+    if written is None:
         if _THOUSANDS.search(text):
             raise ConfigurationError(_comma_message(text))
-        hint = "; write several limits as a list" if re.search(_SEPARATORS, text) else ""
-        raise ConfigurationError(f"not understood; {_EXAMPLES}{hint}")
-    unit = found["unit"].lower()
-    unit_ms = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
-    days = float(found["count"] or 1) * _VARIABLE_UNIT_DAYS.get(unit.removesuffix("s"), 0)
-    if 0 < days * _UNITS_MS["day"] <= MAX_INTERVAL_MS:
+        if re.search(_SEPARATORS, text):
+            raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
+        unknown = first_unknown_words(text)
+        if unknown is not None:
+            raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")
+        raise ConfigurationError(f"not understood; {_EXAMPLES}")
+    return written
+
+
+def _check_given_once(name: str, given: object, written: object) -> None:
+    """Raise `ConfigurationError` for an argument that stands in the string as well."""
+    if given is not None and written is not None:
         raise ConfigurationError(
-            f"a {unit.removesuffix('s')} has no fixed length; write days, such as "
-            f'"{found["amount"]}/{days:g} days"'
+            f"the string already has {_ARGUMENTS[name]}; leave out {name}={given!r}"
         )
-    if unit_ms is None:
-        raise ConfigurationError(
-            f"{found['unit']!r} is not a unit of time; write ms, second, minute, hour, day or week"
-        )
-    interval_ms = _interval_ms(float(found["count"] or 1) * unit_ms / 1000)
-    bound: Bound | None = None
-    if found["bound"]:
-        bound = "strict" if found["bound"].lower() == "strict" else "leap"
-    buckets = None if found["buckets"] is None else int(found["buckets"])
-    terms = parse_terms(found["terms"], _UNITS_MS)
-    return int(found["amount"]), interval_ms, bound, buckets, terms
 
 
 def _comma_message(text: str) -> str:
@@ -283,18 +276,6 @@ def _comma_message(text: str) -> str:
     except ConfigurationError as exc:
         return f"write amounts without a comma; {exc}"
     return f"write amounts without a comma: {without_commas!r}"
-
-
-def _interval_ms(per: float) -> int:
-    """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
-    if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
-        raise ConfigurationError(f"per={per!r} is not an interval; write seconds, such as per=60")
-    interval_ms = round(per * 1000)
-    if abs(per * 1000 - interval_ms) > 1e-6 * max(1.0, per):
-        raise ConfigurationError(
-            f"per={per!r} s is not a whole number of milliseconds; round it to three decimals"
-        )
-    return interval_ms
 
 
 def _check_whole(name: str, value: object, lowest: int, highest: int) -> None:

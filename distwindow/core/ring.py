@@ -17,10 +17,11 @@ same for any number of buckets.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from .reservations import Reservations, window_sums
+from .ring_counters import RingCounters
 from .stats import Bucket, RingState
+from .stored_refusal import StoredRefusal, greatest_equal_cost
 
 MAX_TOTAL = 10**13
 """The largest total: up to here Lua adds exactly and writes plain digits."""
@@ -28,13 +29,6 @@ MAX_TOTAL = 10**13
 RETIRED_START = 10**18
 """The start of a ring that its store has dropped: no time is in its newest bucket, so who has kept
 the ring looks for the present one.
-"""
-
-StoredRefusal: TypeAlias = "tuple[int, int, int, int, list[int], tuple[int, int, int]]"
-"""A refusal in the newest bucket, as the stored refusal in Redis (`lua/README.md`): (amount of the
-limit, `used`, least and greatest cost, counters of the bucket, (permits left, ms at which there is
-room, ms at which the window is empty)). It holds for calls of such a cost as long as the ring is
-not rotated, and `used` and the closed buckets are unchanged. A plain tuple is unpacked fastest.
 """
 
 
@@ -64,15 +58,16 @@ class Ring:
         self._open(now, limit)
 
     def _open(self, now: int, limit: str) -> None:
+        counters = RingCounters()
+        # No call follows, so no signal handler can raise in between.
         self.newest_number = now // self.bucket_ms
         self.start = self.newest_number * self.bucket_ms
         self.used = 0
         self.closed_total = 0
         self.limit = limit
-        # By bucket number: permits of the closed buckets, and of all buckets
-        # [blocked, success, error, rt_sum_ms, rt_min_ms].
         self._closed_passed: dict[int, int] = {}
-        self._counters: dict[int, list[int]] = {}
+        """Permits of the closed buckets, by bucket number."""
+        self._counters = counters
         self.refusal: StoredRefusal | None = None
         self.reservations: Reservations | None = None
         self.shortcut_start = self.start
@@ -86,7 +81,7 @@ class Ring:
         twin.newest_number, twin.start = self.newest_number, self.start
         twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
         twin._closed_passed = dict(self._closed_passed)
-        twin._counters = {number: list(counters) for number, counters in self._counters.items()}
+        twin._counters = self._counters.twin()
         twin.refusal = None
         twin.reservations, twin.shortcut_start = self.reservations, self.shortcut_start
         return twin
@@ -127,7 +122,7 @@ class Ring:
                     expired += passed.get(number, 0)
             if any_expired:
                 passed = {number: count for number, count in passed.items() if number >= oldest}
-                counters = {number: each for number, each in counters.items() if number >= oldest}
+                counters = counters.since(oldest)
             closing, closed = self.used - self.closed_total, self.used - expired
             # No call follows, so no signal handler can raise in between.
             self.refusal = None
@@ -147,7 +142,7 @@ class Ring:
         coming = before.borrowed.items()
         passed |= {number: n for number, n in coming if self.newest_number < number <= newest}
         passed = {number: count for number, count in passed.items() if number >= oldest and count}
-        counters = {number: each for number, each in self._counters.items() if number >= oldest}
+        counters = self._counters.since(oldest)
         used = sum(passed.values())
         entered = passed.pop(newest, 0)
         after = Reservations(before.borrowed, passed, newest, self.span)
@@ -215,7 +210,7 @@ class Ring:
 
     def count_blocked(self, permits: int) -> None:
         """Count refused permits in the newest bucket."""
-        self._counters.setdefault(self.newest_number, [0, 0, 0, 0, 0])[0] += permits
+        self._counters.count_blocked(self.newest_number, permits)
 
     def store_refusal(
         self, amount: int, cost: int, left: int, room_at_ms: int, empty_at_ms: int
@@ -223,14 +218,9 @@ class Ring:
         """Keep the refusal of a call of `cost` under a limit of `amount`, which has been counted as
         blocked. Greater costs for which there is room at the same moment get the same refusal.
         """
-        need = self.used + cost - amount
-        for number in range(self.newest_number + 1 - self.span, self.newest_number):
-            need -= self._closed_passed.get(number, 0)
-            if need <= 0:
-                break
-        # `need` is now what the greatest of these costs takes less than this one; if it is above
-        # 0, there is room when the newest bucket expires, and then for every cost.
-        greatest_cost = cost - need if need <= 0 else MAX_TOTAL
+        newest = self.newest_number
+        closed = (self._closed_passed.get(n, 0) for n in range(newest + 1 - self.span, newest))
+        greatest_cost = greatest_equal_cost(cost, self.used + cost - amount, closed)
         counters = self._counters[self.newest_number]
         self.refusal = (
             amount, self.used, cost, greatest_cost, counters, (left, room_at_ms, empty_at_ms)
@@ -251,24 +241,10 @@ class Ring:
                 if number < self.newest_number:
                     self.closed_total += passed
                     self._closed_passed[number] = passed_before + passed
-            self._add_counters(number, bucket)
+            self._counters.add(number, bucket)
         if live and self.reservations is not None:
             self._reserve(self.reservations.borrowed)
         return bool(live)
-
-    def _add_counters(self, number: int, added: Bucket) -> None:
-        if not (added.blocked or added.success or added.error):
-            return
-        counters = self._counters.setdefault(number, [0, 0, 0, 0, 0])
-        counters[0] += added.blocked
-        if added.success or added.error:
-            rt_min_ms = added.rt_min_ms or 0
-            if counters[1] or counters[2]:
-                rt_min_ms = min(counters[4], rt_min_ms)
-            counters[4] = rt_min_ms
-            counters[1] += added.success
-            counters[2] += added.error
-            counters[3] += added.rt_sum_ms
 
     def passed_by_start(self) -> dict[int, int]:
         """Return the passes by bucket start (ms); the newest bucket is always among them."""
@@ -356,14 +332,9 @@ class Ring:
         borrowed = {} if self.reservations is None else self.reservations.borrowed
         buckets = []
         for number in sorted(passed.keys() | self._counters.keys()):
-            block, success, error, rt_sum, rt_min = self._counters.get(number, (0, 0, 0, 0, 0))
-            count = passed.get(number, 0)
-            rt_min_ms = rt_min if success or error else None
-            bucket = Bucket(
-                number * self.bucket_ms, count, block, success, error, rt_sum, rt_min_ms,
-                borrowed.get(number, 0),
-            )  # fmt: skip
-            if count or block or success or error:
+            start, count = number * self.bucket_ms, passed.get(number, 0)
+            bucket = self._counters.bucket(number, start, count, borrowed.get(number, 0))
+            if count or bucket.blocked or bucket.success or bucket.error:
                 buckets.append(bucket)
         reserved = [
             Bucket(number * self.bucket_ms, borrowed=borrowed[number])

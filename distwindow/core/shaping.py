@@ -111,7 +111,7 @@ class Shaping:
         """Return the state at `now_ms`, with the tokens refilled. A state that is ahead by more
         than the window, because the clock was set back far, is dropped.
         """
-        if state is None or state.decided_ms - now_ms > self._window_ms:
+        if state is None or self._is_dropped(state, now_ms):
             state = _NO_CALLS
         if state.moment_us is not None and state.moment_parts != self._amount:
             # The amount was changed: round the moment up, as its remainder has other parts.
@@ -134,11 +134,29 @@ class Shaping:
         tokens = max(0, tokens - passed_before * self._interval_ms)
         return state._replace(tokens=tokens, filled_ms=period, passed=0)
 
+    def refills(self, state: ShapingState | None, now_ms: int) -> bool:
+        """True if `at` refills the tokens of this state, so that it has to be stored."""
+        if not self._warms_up:
+            return False
+        if state is None or self._is_dropped(state, now_ms):
+            return True
+        return self.at(state, now_ms).filled_ms != state.filled_ms
+
+    def _is_dropped(self, state: ShapingState, now_ms: int) -> bool:
+        return state.decided_ms - now_ms > self._window_ms
+
     def rate(self, state: ShapingState) -> float:
         """Return how many permits an interval admits; `state` as `at` has returned it."""
         if not self._warms_up or state.tokens < self._warning:
             return float(self._amount)
         return self._rate_at(state.tokens)
+
+    @property
+    def token_sizes(self) -> tuple[float, float] | None:
+        """The tokens at the warning line and of a cold limit, in permits; None: no warm-up."""
+        if not self._warms_up:
+            return None
+        return self._warning / self._interval_ms, self._max_tokens / self._interval_ms
 
     def _rate_at(self, tokens: int) -> float:
         above = (tokens - self._warning) / self._interval_ms

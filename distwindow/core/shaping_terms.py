@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from .errors import ConfigurationError
@@ -40,6 +41,8 @@ class ShapingTerms(NamedTuple):
     max_wait: float | None = None
     warmup: float | None = None
     cold_factor: int | None = None
+    words: Mapping[str, str] = MappingProxyType({})
+    """How they are written, by name, where they stand in a string: `paced 500ms`."""
 
     def or_else(self, others: ShapingTerms) -> ShapingTerms:
         """Return these terms, with those of `others` where there are none."""
@@ -47,7 +50,12 @@ class ShapingTerms(NamedTuple):
             others.max_wait if self.max_wait is None else self.max_wait,
             others.warmup if self.warmup is None else self.warmup,
             others.cold_factor if self.cold_factor is None else self.cold_factor,
+            others.words if not self.words else self.words,
         )
+
+    def shown(self, name: str, unit: str = "") -> str:
+        """Return a term as the user has written it, for errors."""
+        return self.words.get(name) or f"{name}={getattr(self, name)!r}{unit}"
 
 
 class CheckedTerms(NamedTuple):
@@ -61,6 +69,8 @@ class CheckedTerms(NamedTuple):
 def parse_terms(text: str, units_ms: Mapping[str, int]) -> ShapingTerms:
     """Return the terms in `text`, the end of a limit's string, which `TERMS_PATTERN` matches."""
     found: dict[str, float] = {}
+    words: dict[str, str] = {}
+    factor: int | None = None
     for term in _TERM.finditer(text):
         name = "max_wait" if term[0].split()[0].lower() == "paced" else "warmup"
         word = "paced" if name == "max_wait" else "warmup"
@@ -70,12 +80,11 @@ def parse_terms(text: str, units_ms: Mapping[str, int]) -> ShapingTerms:
         if name in found:
             raise ConfigurationError(f"{word!r} is written twice; leave one out")
         found[name] = _seconds(word, term[name], units_ms)
+        words[name] = f"{word} {term[name]}"
         if term["cold_factor"]:
-            found["cold_factor"] = int(term["cold_factor"])
-    factor = found.get("cold_factor")
-    return ShapingTerms(
-        found.get("max_wait"), found.get("warmup"), None if factor is None else int(factor)
-    )
+            factor = int(term["cold_factor"])
+            words["cold_factor"] = f"cold factor {factor}"
+    return ShapingTerms(found.get("max_wait"), found.get("warmup"), factor, words)
 
 
 def _seconds(word: str, text: str, units_ms: Mapping[str, int]) -> float:
@@ -95,11 +104,11 @@ def check_terms(amount: int, interval_ms: int, terms: ShapingTerms) -> CheckedTe
     """
     max_wait_ms = warmup_ms = factor = None
     if terms.max_wait is not None:
-        max_wait_ms = _whole_ms("max_wait", terms.max_wait, 0)
+        max_wait_ms = _whole_ms(terms, "max_wait", 0)
     if terms.warmup is not None:
-        warmup_ms = _whole_ms("warmup", terms.warmup, 1)
+        warmup_ms = _whole_ms(terms, "warmup", 1)
         factor = DEFAULT_COLD_FACTOR if terms.cold_factor is None else terms.cold_factor
-        _check_cold_factor(factor)
+        _check_cold_factor(terms, factor)
     elif terms.cold_factor is not None:
         raise ConfigurationError(
             f"cold_factor={terms.cold_factor!r} means nothing without a warm-up; give warmup, too"
@@ -108,27 +117,28 @@ def check_terms(amount: int, interval_ms: int, terms: ShapingTerms) -> CheckedTe
         return CheckedTerms(None, None, None)
     if amount > MAX_SHAPED_AMOUNT:
         raise ConfigurationError(
-            f"amount={amount} is more than {MAX_SHAPED_AMOUNT}, the most of a limit that is paced "
-            "or warms up; write the same rate with a shorter interval"
+            f"an amount of {amount} is more than {MAX_SHAPED_AMOUNT}, the most of a limit that is "
+            "paced or warms up; write the same rate with a shorter interval"
         )
     if warmup_ms is not None and factor is not None:
         if warmup_ms < max(MIN_PERIOD_MS, interval_ms):
             raise ConfigurationError(
-                f"warmup={warmup_ms / 1000:g} s is shorter than one second, or than the interval "
+                f"{terms.shown('warmup', ' s')} is shorter than one second, or than the interval "
                 f"of {interval_ms / 1000:g} s, in which a limit counts what it admits; make warmup "
                 "longer, or write the same rate with a shorter interval"
             )
         if min(warm_up_sizes(amount, interval_ms, warmup_ms, factor)) < 1:
             raise ConfigurationError(
-                f"warmup={warmup_ms / 1000:g} s is too short for {amount} permits in "
+                f"{terms.shown('warmup', ' s')} is too short for {amount} permits in "
                 f"{interval_ms / 1000:g} s: not even one permit would be counted while the limit "
                 "warms up; make warmup longer, or leave it out"
             )
         if max_wait_ms is None and amount < factor:
+            name = "the cold factor" if terms.words else "cold_factor"
             raise ConfigurationError(
-                f"amount={amount} is less than cold_factor={factor}, so a cold limit would admit "
-                "nothing and never warm up; raise the amount (with a longer interval, if need "
-                "be), lower cold_factor, or pace the limit"
+                f"an amount of {amount} is less than {name} {factor}, so a cold limit would admit "
+                f"nothing and never warm up; raise the amount (with a longer interval, if need "
+                f"be), lower {name}, or pace the limit"
             )
     return CheckedTerms(max_wait_ms, warmup_ms, factor)
 
@@ -161,23 +171,22 @@ def _duration(ms: int) -> str:
     return "0ms"
 
 
-def _whole_ms(name: str, seconds: object, least_ms: int) -> int:
+def _whole_ms(terms: ShapingTerms, name: str, least_ms: int) -> int:
+    seconds: object = getattr(terms, name)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise ConfigurationError(f"{name}={seconds!r} is not a number of seconds")
+    shown = terms.shown(name, " s")
     if not math.isfinite(seconds) or not least_ms <= seconds * 1000 <= MAX_SHAPED_MS:
-        raise ConfigurationError(f"{name}={seconds!r} s is outside {least_ms / 1000:g} s to a day")
+        raise ConfigurationError(f"{shown} is outside {least_ms / 1000:g} s to a day")
     ms = round(seconds * 1000)
     if abs(seconds * 1000 - ms) > 1e-6 * max(1.0, seconds):
-        raise ConfigurationError(
-            f"{name}={seconds!r} s is not a whole number of milliseconds; round it to three "
-            "decimals"
-        )
+        raise ConfigurationError(f"{shown} is not a whole number of milliseconds; round it to one")
     return ms
 
 
-def _check_cold_factor(factor: object) -> None:
+def _check_cold_factor(terms: ShapingTerms, factor: object) -> None:
     if isinstance(factor, bool) or not isinstance(factor, int) or not 1 < factor <= MAX_COLD_FACTOR:
         raise ConfigurationError(
-            f"cold_factor={factor!r} is not a whole number from 2 to {MAX_COLD_FACTOR}: a cold "
-            "limit admits its amount divided by this"
+            f"{terms.shown('cold_factor')} is not a whole number from 2 to {MAX_COLD_FACTOR}: a "
+            "cold limit admits its amount divided by this"
         )

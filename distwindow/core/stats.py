@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from .key import AnyKey
 from .limit import Limit
 from .reservations import Reservations
+from .shaping import ShapingState
+from .shaping_stats import ShapingStats, shaping_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class WindowStats:
     """
     reserved: int = 0
     """Of these, the permits of buckets that have not begun."""
+    shaping: ShapingStats | None = None
+    """How a limit that is paced or warms up stands now; None for any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,10 @@ class Stats:
     windows: tuple[WindowStats, ...]
 
 
-def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats:
-    """Return the window of `limit` at `now_ms` from the state of its ring.
+def window_at(
+    state: RingState | None, limit: Limit, now_ms: int, shaping: ShapingState | None = None
+) -> WindowStats:
+    """Return the window of `limit` at `now_ms` from the state of its ring, and of its shaping.
 
     Time never goes back: the window ends with the bucket of `now_ms` or with the ring's newest one,
     whichever is later. But where the ring is ahead of `now_ms` by more than its window, because the
@@ -140,6 +146,7 @@ def window_at(state: RingState | None, limit: Limit, now_ms: int) -> WindowStats
         buckets=live,
         borrowed=reserved + sum(bucket.borrowed for bucket in live),
         reserved=reserved,
+        shaping=shaping_stats(limit, shaping, now_ms),
     )
 
 

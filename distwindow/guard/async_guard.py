@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..async_limiter import AsyncLimiter
 from ..breaker import AsyncCircuitBreaker
-from ..breaker.outcomes import ErrorTypes
 from ..concurrency.tasks import AsyncConcurrency
 from ..connect import ClockChoice, Consistency, open_async_store
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
+from ..failure_types import ErrorTypes
+from ..lifecycle.tasks import AsyncClosable
 from ..rules import Rule
+from ..worker import TASK_WORKER
 from .base import BaseGuard, GuardOptions, Parts
 from .entry import AsyncGuardEntry
 from .lent_store import lend, own
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from .system_sampling import SamplingJob
 
 
-class AsyncGuard(BaseGuard):
+class AsyncGuard(BaseGuard, AsyncClosable):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 
     def __init__(
@@ -53,11 +52,13 @@ class AsyncGuard(BaseGuard):
         self._clock = self._store.clock
         lent = lend(self._store, self._store_name, owned=self._owns_store)
         shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
+        counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
             Parts(
-                lambda limit: AsyncLimiter(
-                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
-                ),
+                lambda limit: AsyncLimiter(lent, limit, consistency=consistency, **of_limiter),
+                lambda limit: AsyncLimiter(lent, limit, consistency=counting, **of_limiter),
+                lambda limit: AsyncLimiter(lent, limit, **of_limiter),
                 lambda limit: AsyncConcurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
                     **shared,
@@ -66,18 +67,32 @@ class AsyncGuard(BaseGuard):
                     lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
                     **shared,
                 ),
+                lambda sampling: TASK_WORKER.add_limiter(
+                    sampling, sampling.take_async, self._clock, name=self._name,
+                    handle_sigterm=False, job_type=SamplingJob,
+                ),
             )
         )  # fmt: skip
         own(self._parts.values(), lent)
 
-    def entry(self, resource: str, origin: str = "", cost: int = 1) -> AsyncGuardEntry:
+    def entry(
+        self,
+        resource: str,
+        origin: str = "",
+        cost: int = 1,
+        *,
+        context: str = "",
+        any_thread: bool = False,
+    ) -> AsyncGuardEntry:
         """See `Guard.entry`; `async with`."""
-        chain, call = self._begin(resource, origin, cost)
-        return AsyncGuardEntry(self, chain, call, self._store.sleep)
+        chain, call = self._begin(resource, origin, cost, context)
+        return AsyncGuardEntry(self, chain, call, any_thread, self._store.sleep)
 
     async def flush(self) -> None:
         """See `Guard.flush`."""
         failure: Exception | None = None
+        if self._sampling_job is not None:
+            self._sampling_job.record_flush(await self._sampling_job.flush(False))
         for part in self._parts.values():
             try:
                 await part.flush()
@@ -88,19 +103,13 @@ class AsyncGuard(BaseGuard):
 
     async def aclose(self) -> None:
         """See `Guard.close`."""
+        await super().aclose()
+
+    async def _close(self) -> None:
         self._is_closed = True
+        if self._sampling_job is not None:
+            await TASK_WORKER.detach(self._sampling_job)
         for part in self._parts.values():
             await part.aclose()
         if self._owns_store:
             await self._store.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()

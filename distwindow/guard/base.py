@@ -7,21 +7,25 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .._fork import register_after_fork
-from ..breaker.outcomes import ErrorTypes, FailureTypes
 from ..connect import ClockChoice, Consistency, store_name
 from ..core.breaker_rules import BreakerRule
 from ..core.clock import Clock
-from ..core.errors import ConfigurationError, short_repr
+from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.limit import Limit
+from ..failure_types import ErrorTypes, FailureTypes
 from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
 from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule, SystemRule
 from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
 from ..sentinel.rules import LIMIT_APP_DEFAULT
+from ..worker.flush_job import FlushJob
 from .chain import ChainSlot, GuardCall, Outcome
+from .context import NO_CONTEXT, current_context
 from .installed_slots import make_installed_slots
+from .related import RelateSlot, rules_that_count
 from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
+from .system_sampling import PsutilSampler, SystemSampling
 from .system_slot import SystemSlot
 
 if TYPE_CHECKING:
@@ -54,8 +58,15 @@ class Parts(NamedTuple):
     """Makes the limiters, concurrency limits and breakers of one world, on the guard's store."""
 
     limiter: Callable[[Limit], Any]
+    counter: Callable[[Limit], Any]
+    """Makes a limiter that counts at no cost of a call where the guard's limiters lease permits:
+    these would count what is not spent."""
+    reader: Callable[[Limit], Any]
+    """Makes a limiter that asks the store, whatever the guard's `consistency`."""
     concurrency: Callable[[int], Any]
     breaker: Callable[[BreakerRule], Any]
+    sample: Callable[[SystemSampling], FlushJob]
+    """Has the worker sample."""
 
 
 class BaseGuard:
@@ -72,8 +83,10 @@ class BaseGuard:
         self._name = f"guard {options.prefix!r} at {self._store_name}"
         installed = make_installed_slots() if options.installed_slots else []
         self._slots = [_checked_slot(slot) for slot in (*installed, *options.slots)]
-        self._parts: dict[Limit | BreakerRule | int, Any] = {}
+        self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
+        self._sampling_job: FlushJob | None = None
+        """That of the `SystemRule`, if it needs samples of the machine."""
         self._is_closed = False
 
     @classmethod
@@ -106,14 +119,26 @@ class BaseGuard:
                 named.setdefault(rule.resource, set()).add(rule.limit_app)
         for rule in _in_order(self._rules):
             if isinstance(rule, SystemRule):
-                slot = SystemSlot(rule, self._clock, self._sampler)
+                slot = SystemSlot(rule, self._clock, self._sampling_of(rule, parts))
                 self._common.append(register_after_fork(slot))
                 continue
             of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
+        for counting, limit in rules_that_count(self._rules, self._prefix):
+            counter = FlowSlot(counting, frozenset(), self._part(parts.counter, limit))
+            of_resource.setdefault(counting.resource, []).append(counter)
         self._chains = {
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
         self._chain_of_others = _sorted(self._common)
+
+    def _sampling_of(self, rule: SystemRule, parts: Parts) -> SystemSampling | None:
+        """Return what samples the machine for `rule`; None if it needs no sample."""
+        if not rule.needs_sample:
+            return None
+        sampler = PsutilSampler(self._clock) if self._sampler is None else self._sampler
+        sampling = register_after_fork(SystemSampling(sampler, self._clock))
+        self._sampling_job = parts.sample(sampling)
+        return sampling
 
     def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: Parts) -> ChainSlot:
         if isinstance(rule, AuthorityRule):
@@ -124,12 +149,16 @@ class BaseGuard:
         origins = frozenset(named[rule.resource])
         if rule.grade == "thread":
             return ConcurrencySlot(rule, origins, self._part(parts.concurrency, slots_of(rule)))
-        return FlowSlot(rule, origins, self._part(parts.limiter, limit_of(rule)))
+        limit = limit_of(rule)
+        if rule.strategy == "relate":
+            return RelateSlot(rule, origins, self._part(parts.reader, limit))
+        return FlowSlot(rule, origins, self._part(parts.limiter, limit))
 
     def _part(self, make: Callable[[Any], Any], setting: Limit | BreakerRule | int) -> Any:
-        if setting not in self._parts:
-            self._parts[setting] = make(setting)
-        return self._parts[setting]
+        part = self._parts.get((make, setting))
+        if part is None:
+            part = self._parts[make, setting] = make(setting)
+        return part
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {len(self._rules)} rules)"
@@ -152,17 +181,25 @@ class BaseGuard:
         """The rules."""
         return self._rules
 
-    def _begin(self, resource: Any, origin: Any, cost: Any) -> tuple[Chain, GuardCall]:
+    def _begin(
+        self, resource: Any, origin: Any, cost: Any, context: Any
+    ) -> tuple[Chain, GuardCall]:
         """Return the chain of a call, and the call. Raises for what no call can be."""
         if self._is_closed:
-            raise ConfigurationError("this guard is closed; make a new one")
+            raise closed_failure("guard")
         check_name("resource", resource)
         if type(origin) is not str:
             raise TypeError(f"origin={short_repr(origin)} is not a str")
+        if type(context) is not str:
+            raise TypeError(f"context={short_repr(context)} is not a str")
+        ambient = current_context()
+        if ambient is not NO_CONTEXT:
+            context, origin = context or ambient.name, origin or ambient.origin
         # Not isinstance: True is not a cost.
         if type(cost) is not int or cost < 1:
             raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
-        return self._chains.get(resource, self._chain_of_others), GuardCall(resource, origin, cost)
+        chain = self._chains.get(resource, self._chain_of_others)
+        return chain, GuardCall(resource, origin, cost, context)
 
     def _outcome(self, admitted: bool, exc: BaseException | None, rt: float) -> Outcome:
         failed = self._failure_types.failed(exc) if admitted else None
@@ -202,6 +239,11 @@ def _checked_slot(slot: Any) -> Any:
     return slot
 
 
+def _counted_calls(rule: FlowRule) -> tuple[object, ...]:
+    """Return what tells apart the calls that flow rules of one resource count."""
+    return () if rule.strategy == "direct" else (rule.strategy, rule.ref_resource)
+
+
 def _checked_rules(rules: Any, prefix: str) -> tuple[Rule, ...]:
     """Return the rules. Raises `ConfigurationError` for two that count in the same place."""
     if isinstance(rules, (str, bytes, Rule)) or not isinstance(rules, Iterable):
@@ -215,7 +257,7 @@ def _checked_rules(rules: Any, prefix: str) -> tuple[Rule, ...]:
         if isinstance(rule, FlowRule):
             _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
         if isinstance(rule, FlowRule):
-            place = ("flow", rule.resource, rule.limit_app, rule.grade)
+            place = ("flow", rule.resource, rule.limit_app, rule.grade, *_counted_calls(rule))
         elif isinstance(rule, DegradeRule):
             place = breaker_name(prefix, key_of(rule.resource), breaker_rule_of(rule))
         elif isinstance(rule, AuthorityRule):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..core.async_with import only_async_with
 from ..core.errors import short_repr
+from ..entry import LEFT_ELSEWHERE
 from .base import BaseGuard, Chain
 from .chain import Entered, GuardCall, run_in_task, run_in_thread
 
@@ -16,13 +19,18 @@ if TYPE_CHECKING:
 
 
 class _BaseEntry:
-    """One entry, which is entered once and left once."""
+    """One entry, which is entered once and left once, in the same thread unless it is made with
+    `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
+    may still be in the block.
+    """
 
-    def __init__(self, guard: BaseGuard, chain: Chain, call: GuardCall) -> None:
+    def __init__(self, guard: BaseGuard, chain: Chain, call: GuardCall, any_thread: bool) -> None:
         self._guard = guard
         self._call = call
         self._entered = Entered(chain, call, guard._name)
         self._state = "new"
+        self._any_thread = any_thread
+        self._thread_id = 0
         self._began_at = 0.0
         self._marked_failed = False
 
@@ -49,6 +57,7 @@ class _BaseEntry:
                 "for each block"
             )
         self._state = "entered"
+        self._thread_id = threading.get_ident()
         self._began_at = self._guard._clock.monotonic()
 
     def _end(self, exc: BaseException | None) -> Any:
@@ -56,6 +65,8 @@ class _BaseEntry:
         if self._state != "entered":
             why = "has not been entered" if self._state == "new" else "was left before"
             raise RuntimeError(f"this entry of {short_repr(self.resource)} {why}")
+        if self._thread_id != threading.get_ident() and not self._any_thread:
+            raise RuntimeError(f"this entry of {short_repr(self.resource)} {LEFT_ELSEWHERE}")
         return self._leaving(True, exc)
 
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
@@ -68,14 +79,17 @@ class _BaseEntry:
 
 
 class GuardEntry(_BaseEntry):
-    """`with guard.entry(resource) as entry:`. It may be left in another thread than it was entered
-    in, as nothing of it belongs to a thread.
-    """
+    """`with guard.entry(resource) as entry:`."""
 
     def __init__(
-        self, guard: BaseGuard, chain: Chain, call: GuardCall, sleep: Callable[[float], object]
+        self,
+        guard: BaseGuard,
+        chain: Chain,
+        call: GuardCall,
+        any_thread: bool,
+        sleep: Callable[[float], object],
     ) -> None:
-        super().__init__(guard, chain, call)
+        super().__init__(guard, chain, call, any_thread)
         self._sleep = sleep
 
     def __enter__(self) -> Self:
@@ -96,6 +110,7 @@ class GuardEntry(_BaseEntry):
         run_in_thread(self._end(exc))
 
 
+@only_async_with
 class AsyncGuardEntry(_BaseEntry):
     """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
     while the entry is left, it is left to the end before `CancelledError` is raised.
@@ -106,9 +121,10 @@ class AsyncGuardEntry(_BaseEntry):
         guard: BaseGuard,
         chain: Chain,
         call: GuardCall,
+        any_thread: bool,
         sleep: Callable[[float], Awaitable[object]],
     ) -> None:
-        super().__init__(guard, chain, call)
+        super().__init__(guard, chain, call, any_thread)
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..breaker import CircuitBreaker
-from ..breaker.outcomes import ErrorTypes
 from ..concurrency.blocking import Concurrency
 from ..connect import ClockChoice, Consistency, open_store
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import Blocked
+from ..failure_types import ErrorTypes
+from ..lifecycle.blocking import BlockingClosable
 from ..limiter import Limiter
 from ..rules import Rule
+from ..worker import THREAD_WORKER
 from .base import BaseGuard, GuardOptions, Parts
 from .entry import GuardEntry
 from .lent_store import lend, own
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from .system_sampling import SamplingJob
 
 
-class Guard(BaseGuard):
+class Guard(BaseGuard, BlockingClosable):
     """Sentinel's rules around calls, decided for the whole fleet. Safe to share between threads;
     survives `fork`.
 
@@ -43,7 +42,8 @@ class Guard(BaseGuard):
     `installed_slots` is False.
 
     `sampler` returns the load and the CPU usage (0 to 1) of the machine for a `SystemRule`; by
-    default psutil does (extra `system`). It is called at most once a second.
+    default psutil does (extra `system`). It is called when the guard is made, and then once
+    a second by the background worker while calls are made, never in a call.
 
     `consistency` is that of the flow rules, and `prefix`, `timeout` (seconds), `clock`, `name`,
     `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for rules and
@@ -78,11 +78,13 @@ class Guard(BaseGuard):
         self._clock = self._store.clock
         lent = lend(self._store, self._store_name, owned=self._owns_store)
         shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
+        counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
             Parts(
-                lambda limit: Limiter(
-                    lent, limit, consistency=consistency, timeout=timeout, clock=clock, **shared
-                ),
+                lambda limit: Limiter(lent, limit, consistency=consistency, **of_limiter),
+                lambda limit: Limiter(lent, limit, consistency=counting, **of_limiter),
+                lambda limit: Limiter(lent, limit, **of_limiter),
                 lambda limit: Concurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
                     **shared,
@@ -91,26 +93,46 @@ class Guard(BaseGuard):
                     lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
                     **shared,
                 ),
+                lambda sampling: THREAD_WORKER.add_limiter(
+                    sampling, sampling.take, self._clock, name=self._name, handle_sigterm=False,
+                    job_type=SamplingJob,
+                ),
             )
         )  # fmt: skip
         own(self._parts.values(), lent)
 
-    def entry(self, resource: str, origin: str = "", cost: int = 1) -> GuardEntry:
+    def entry(
+        self,
+        resource: str,
+        origin: str = "",
+        cost: int = 1,
+        *,
+        context: str = "",
+        any_thread: bool = False,
+    ) -> GuardEntry:
         """Return a context manager for one call of `resource` by `origin`: raises a `Blocked` at
         the beginning of its block if a rule refuses the call, and records how the block ends.
         `fail()` of the object that `as` gives counts it as failed though it raises nothing.
 
-        `cost` is the number of permits that flow rules count; a cost that exceeds a rule's limit
-        is a `ValueError`. A `StoreError` is raised where the store does not answer a flow rule.
+        `context` is the entrance from which the call comes, for flow rules with the strategy
+        `"chain"`; by default that of `call_context`, which has an origin, too.
+
+        The entry is left in the thread that has entered it, or in any with `any_thread`; else
+        `RuntimeError` is raised. `cost` is the number of permits that flow rules count; a cost that
+        exceeds a rule's limit is a `ValueError`. A `StoreError` is raised where the store does not
+        answer a flow rule.
         """
-        chain, call = self._begin(resource, origin, cost)
-        return GuardEntry(self, chain, call, self._clock.sleep)
+        chain, call = self._begin(resource, origin, cost, context)
+        return GuardEntry(self, chain, call, any_thread, self._clock.sleep)
 
     def flush(self) -> None:
-        """Send now what was counted in this process. Raises what the first of the guard's limiters
-        and breakers raised, when all have tried.
+        """Send now what was counted in this process, and sample the machine if a `SystemRule`
+        needs that; with a clock of one's own (`time=`) nothing else does. Raises what the first of
+        the guard's limiters and breakers raised, when all have tried.
         """
         failure: Exception | None = None
+        if self._sampling_job is not None:
+            self._sampling_job.record_flush(self._sampling_job.flush(False))
         for part in self._parts.values():
             try:
                 part.flush()
@@ -124,19 +146,13 @@ class Guard(BaseGuard):
         raise `ConfigurationError`; closing twice is allowed. A store object that the caller made
         stays open.
         """
+        super().close()
+
+    def _close(self) -> None:
         self._is_closed = True
+        if self._sampling_job is not None:
+            THREAD_WORKER.detach(self._sampling_job)
         for part in self._parts.values():
             part.close()
         if self._owns_store:
             self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,6 +2,7 @@
 
     AuthoritySlot      AuthorityRule                     takes nothing
     FlowSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
+    RelateSlot         FlowRule, strategy "relate"       takes nothing (related.py)
     ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
     BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
 
@@ -29,6 +30,13 @@ def key_of(resource: str, origin: str = "") -> str:
     return f"{key}@{quote(origin, safe='')}" if origin else key
 
 
+def key_of_context(resource: str, context: str) -> str:
+    """Return the key of what is called of `resource` in `context`: `GET:/orders@context:web`. No
+    origin has such a key, as the : in its name is escaped.
+    """
+    return f"{key_of(resource)}@context:{quote(context, safe='')}"
+
+
 class AuthoritySlot(ChainSlot):
     """Refuses the origins that an `AuthorityRule` does not let call."""
 
@@ -43,7 +51,7 @@ class AuthoritySlot(ChainSlot):
             raise AuthorityDenied(call.resource, call.origin)
 
 
-class _FlowRuleSlot(ChainSlot):
+class FlowRuleSlot(ChainSlot):
     """What the slots of flow rules share: which calls a rule is about."""
 
     order = 300
@@ -52,23 +60,35 @@ class _FlowRuleSlot(ChainSlot):
         self.rule: FlowRule = rule
         self._named_origins = named_origins
         """The origins that have rules of their own, for `"other"`."""
+        self._key = self._key_of_rule()
+        """The key of all calls that the rule is about, whose resource is its own. Of `"other"` each
+        origin has a key.
+        """
+
+    def _key_of_rule(self) -> str:
+        rule = self.rule
+        if rule.strategy == "chain":
+            return key_of_context(rule.resource, rule.ref_resource or "")
+        return key_of(rule.resource, "" if rule.limit_app == LIMIT_APP_DEFAULT else rule.limit_app)
 
     def key_for(self, call: GuardCall) -> str | None:
         """Return the key that counts `call`; None if the rule is not about it (Sentinel
         `FlowRuleChecker.selectNodeByRequesterAndStrategy`).
         """
         app = self.rule.limit_app
+        if self.rule.strategy == "chain":
+            return self._key if call.context == self.rule.ref_resource else None
         if app == LIMIT_APP_DEFAULT:
-            return key_of(call.resource)
+            return self._key
         if not call.origin:
             return None
         if app == LIMIT_APP_OTHER:
             is_named = call.origin in self._named_origins
             return None if is_named else key_of(call.resource, call.origin)
-        return key_of(call.resource, call.origin) if app == call.origin else None
+        return self._key if app == call.origin else None
 
 
-class FlowSlot(_FlowRuleSlot):
+class FlowSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
@@ -96,7 +116,7 @@ class FlowSlot(_FlowRuleSlot):
             yield self._limiter._record(token, outcome.failed, round(outcome.rt * 1000))
 
 
-class ConcurrencySlot(_FlowRuleSlot):
+class ConcurrencySlot(FlowRuleSlot):
     """Holds one of the places that the fleet has for running calls, whatever the call's cost."""
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], concurrency: Any) -> None:

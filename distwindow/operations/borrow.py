@@ -40,10 +40,10 @@ class PriorityCall:
         reply = yield from send(command)
         return borrow_decision(command, reply, settings.source)
 
-    def attempt_until_admitted(self, slot: QueueSlot) -> Operation[Decision]:
-        """Repeat the call until it is admitted, and sleep for `retry_after` in between. The
-        decision may have a `wait`, which is not slept here. Raises `RateLimitExceeded` as soon as
-        it is certain that the caller's timeout ends before the call may proceed.
+    def wait_until_admitted(self, slot: QueueSlot) -> Operation[Decision]:
+        """Repeat the call until it is admitted, sleep for `retry_after` in between, and then until
+        the bucket begins that it has borrowed from. Raises `RateLimitExceeded` as soon as it is
+        certain that the caller's timeout ends before the call may proceed.
         """
         began_ms: int | None = None
         timeout, max_wait = slot.remaining_s, self._borrowing.max_wait
@@ -52,6 +52,9 @@ class PriorityCall:
                 max_wait = min(max_wait, remaining)
             decision = yield from self.attempt(max_wait)
             if decision.allowed:
+                slot.leave()  # the next waiter borrows while this one sleeps
+                if decision.wait:
+                    yield Sleep(decision.wait)
                 return decision
             if began_ms is None:
                 began_ms = decision.now_ms

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ..core.errors import short_repr
+from ..core.errors import closed_failure, short_repr
 from ..core.key import AnyKey
 from ..protocol.slot_commands import (
     MAX_HOLDERS,
@@ -54,6 +54,7 @@ class HeldSlots:
         """True once the process ends, and so every slot has to be freed."""
         self._claims: dict[bytes, SlotClaim] = {}
         self._hold_call: Callable[[], object] | None = None
+        self._is_closed = False
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -71,13 +72,18 @@ class HeldSlots:
     # -- the life of a claim --
 
     def new_claim(self, key: AnyKey) -> SlotClaim:
-        """Return a claim with a name that no other has. It is not known here before `add`."""
+        """Return a claim with a name that no other has. It is not known here before `add`. Raises
+        `ConfigurationError` once this is closed.
+        """
+        self._check_open()
         return SlotClaim(key, self._new_command(slots_name(self._prefix, key)), self._process)
 
     def add(self, claim: SlotClaim) -> None:
         """Know `claim`, before anything is sent for it. A claim that was made before the process
-        forked gets a new name, because the parent may use the other one.
+        forked gets a new name, because the parent may use the other one. Raises
+        `ConfigurationError` once this is closed.
         """
+        self._check_open()
         if claim.process is not self._process:
             claim.process, claim.command = self._process, self._new_command(claim.name)
         self._claims[claim.holder] = claim
@@ -119,6 +125,14 @@ class HeldSlots:
             if claim.is_renewed:
                 claim.lose(why)
                 self.end(claim, now)
+
+    def close(self) -> None:
+        """Refuse new claims, because the store is closed."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_failure("concurrency limit")
 
     def settled_at(self) -> float:
         """Return when everything can be freed for good: after the last deadline of a hold whose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from ..core.charge import Charge
 from ..core.clock import Clock
@@ -32,10 +33,10 @@ def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Oper
     """Return the statistics of a key. What this process has counted is sent first."""
     key = charges[0].key
     yield from _flush_key(strategy, key, clock)
-    states, now_ms = yield from send(Read(charges))
+    states, now_ms, shapings = yield from send(Read(charges))
     windows = tuple(
-        window_at(state, charge.limit, now_ms)
-        for state, charge in zip(states, charges, strict=True)
+        window_at(state, charge.limit, now_ms, shaping)
+        for state, charge, shaping in zip(states, charges, shapings, strict=True)
     )
     return stats_of(key, windows, now_ms)
 
@@ -59,12 +60,14 @@ def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
     strategy.reset(charges[0].key)
 
 
-def record(strategy: Strategy, decision: Decision, *, failed: bool, rt_ms: int) -> Operation[None]:
-    """Record one finished call, in the bucket in which it ended."""
-    _checked_charges(decision)
+def record(
+    strategy: Strategy, decision: Decision, failed: bool, rt_ms: int
+) -> Operation[Any] | None:
+    """Record one finished call, in the bucket in which it ended. None if that is counted in this
+    process, which is not worth a generator and its driver at the end of each entry.
+    """
     command = strategy.record(decision, failed, rt_ms)
-    if command is not None:
-        yield command
+    return None if command is None else send(command)
 
 
 def before_multi_key(

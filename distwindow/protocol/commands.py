@@ -18,7 +18,7 @@ from ..core.stats import Bucket
 from .arguments import ring_arguments, time_argument
 from .borrowing import Borrow
 from .frames import GUARD_LENGTH, Command, FrameParts, ScriptReply
-from .keys import ring_name, senders_name
+from .keys import ring_name, senders_name, shaping_name
 from .replies import (
     AcquireReply,
     CountReply,
@@ -30,6 +30,7 @@ from .replies import (
     ring_state,
 )
 from .scripts import load_script
+from .shaping_hash import shaping_state
 
 _MAX_CACHED_COMBINED = 64
 """An `Acquire` caches its combined commands up to this number of calls."""
@@ -247,19 +248,30 @@ class Refund(Command[CountReply]):
 
 @dataclass(slots=True, eq=False)
 class Read(Command[ReadReply]):
-    """The rings as they are stored."""
+    """The rings as they are stored, and the shaping of those limits that are shaped."""
 
     script: ClassVar[str] = "read"
+
+    @property
+    def keys(self) -> list[bytes]:
+        rings = [charge.ring for charge in self.charges]
+        shaped = [charge.ring for charge in self.charges if charge.limit.is_shaped]
+        return [*rings, *map(shaping_name, shaped)]
 
     def arguments(self) -> list[bytes | int | str]:
         return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> ReadReply:
-        states = (
-            ring_state(hash_fields(fields), charge.limit.bucket_ms, charge.limit.span)
-            for fields, charge in zip(raw[3:], self.charges, strict=True)
-        )
-        return ReadReply(tuple(states), raw[2])
+        hashes = iter([hash_fields(fields) for fields in raw[3:]])
+        states = [
+            ring_state(next(hashes), charge.limit.bucket_ms, charge.limit.span)
+            for charge in self.charges
+        ]
+        shapings = [
+            shaping_state(next(hashes)) if charge.limit.is_shaped else None
+            for charge in self.charges
+        ]
+        return ReadReply(tuple(states), raw[2], tuple(shapings))
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..core.errors import ConfigurationError
 from ..core.interrupts import is_interruption
 from ..core.ring import MAX_TOTAL
+from ..core.shaping import ShapingState
 from ..core.stats import Bucket, RingState
 
 PAST_DEADLINE = -2
@@ -41,10 +42,13 @@ class AcquireReply(NamedTuple):
 
 
 class ReadReply(NamedTuple):
-    """The reply of `read`: the state of each ring (None: no such ring), and the store's time."""
+    """The reply of `read`: the state of each ring (None: no such ring), the store's time, and how
+    each ring's limit is shaped (None: it is not, or nothing is stored).
+    """
 
     states: tuple[RingState | None, ...]
     now_ms: int
+    shapings: tuple[ShapingState | None, ...]
 
 
 class CountReply(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ..core.charge import Charge
 from ..core.limit import Limit
+from ..core.shaping_terms import MAX_SHAPED_MS
 from .arguments import ring_arguments
 from .commands import COMMANDS, Acquire, Peek, Reset
 from .frames import Command, ScriptReply
@@ -51,12 +52,12 @@ def _shaped_keys(charges: tuple[Charge, ...]) -> list[bytes]:
     return [*rings, *map(shaping_name, rings)]
 
 
-def _terms_arguments(charges: tuple[Charge, ...], cap_ms: int | None) -> list[bytes | int | str]:
+def _terms_arguments(charges: tuple[Charge, ...]) -> list[bytes | int | str]:
     """Return (max_wait_ms, warmup_ms, cold_factor) of each ring; empty for what a limit has not."""
     arguments: list[bytes | int | str] = []
     for charge in charges:
         limit = charge.limit
-        terms = (max_wait_ms_of(limit, cap_ms), limit.warmup_ms, limit.cold_factor)
+        terms = (limit.max_wait_ms, limit.warmup_ms, limit.cold_factor)
         arguments += ["" if term is None else term for term in terms]
     return arguments
 
@@ -86,8 +87,9 @@ class AcquireShaped(Acquire):
 
     def arguments(self) -> list[bytes | int | str]:
         now: int | str = "" if self.now_ms is None else self.now_ms
+        cap: int | str = "" if self.cap_ms is None else min(self.cap_ms, MAX_SHAPED_MS)
         rings = ring_arguments(self.charges)
-        return [*rings, now, int(self.write_limit), *_terms_arguments(self.charges, self.cap_ms)]
+        return [*rings, now, int(self.write_limit), cap, *_terms_arguments(self.charges)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:
         return _shaped_reply(raw)
@@ -121,7 +123,7 @@ class PeekShaped(Command[AcquireReply]):
 
     def arguments(self) -> list[bytes | int | str]:
         now: int | str = "" if self.now_ms is None else self.now_ms
-        return [*ring_arguments(self.charges), now, *_terms_arguments(self.charges, None)]
+        return [*ring_arguments(self.charges), now, *_terms_arguments(self.charges)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:
         return _shaped_reply(raw)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from ..core.breaker_rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
 from ..core.errors import ConfigurationError, short_repr
 from ..core.limit import Limit
-from ..sentinel.rules import DegradeRule, FlowRule
+from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule
 
 _MAX_BUCKETS = 10
 _MAX_PERIOD_S = 3600
@@ -97,10 +97,22 @@ def _above(ratio: float) -> float:
 
 
 def _check_strategy(rule: FlowRule) -> None:
-    if rule.strategy != "direct":
+    if rule.strategy == "relate":
+        if rule.ref_resource == rule.resource:
+            raise ConfigurationError(
+                "strategy 'relate' is about another resource; for the calls of this one, use "
+                "strategy 'direct'"
+            )
+        if rule.grade != "qps" or rule.control_behavior != "default":
+            raise ConfigurationError(
+                "strategy 'relate' works with grade 'qps' and control_behavior 'default': running "
+                "calls of another resource are not counted in the store, and a wait or a warm-up "
+                "of this resource's calls has nothing to do with the other one"
+            )
+    elif rule.strategy == "chain" and rule.limit_app != LIMIT_APP_DEFAULT:
         raise ConfigurationError(
-            f"strategy {rule.strategy!r} works in one process only (distwindow.sentinel); for the "
-            "fleet, give the resource a rule of its own, or one per origin"
+            "strategy 'chain' works with limit_app 'default': calls of all origins are counted in "
+            f"a context, and limit_app={rule.limit_app!r} would have only some of them refused"
         )
 
 

@@ -16,7 +16,7 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
-from ..core.ring import RETIRED_START, Ring
+from ..core.ring import Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
 from ..protocol.borrowing import Borrow, BorrowReply
@@ -30,7 +30,8 @@ from .memory_adaptive import MemoryAdaptive
 from .memory_borrow import borrow
 from .memory_breakers import MemoryBreakers
 from .memory_replies import acquire_reply, bucket_starts
-from .memory_shaping import decide_shaped
+from .memory_rings import MemoryRings, limit_text, new_ring
+from .memory_shaping import decide_shaped, read_shapings
 from .memory_slots import slot_handlers
 from .memory_views import MemoryViews
 
@@ -41,11 +42,9 @@ _RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyK
 window, amount, limit, cost, key). A plain tuple, which is unpacked fastest.
 """
 _new_tuple = tuple.__new__
-_MIN_SWEEP_SIZE = 1024
-"""Up to this number of rings, none is dropped."""
 
 
-class MemoryStore:
+class MemoryStore(MemoryRings):
     """Rings in this process, for one process. Safe to share between threads.
 
     A ring whose window has passed without a call is dropped when many new ones have been made.
@@ -67,14 +66,10 @@ class MemoryStore:
         passes those of one command, and stores what is in the dicts after it. With `rings` alone,
         concurrency limits are refused.
         """
-        self.clock = clock
+        super().__init__(clock, rings, senders, shapings)
         self._now_ms = clock.now_ms
         self.unknown_total = 0
-        self._rings: dict[bytes, Ring] = {} if rings is None else rings
-        self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
-        self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
         self._lock: Lock | _Closed = threading.Lock()
-        self._sweep_size = _MIN_SWEEP_SIZE
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "acquire_shaped": self._acquire_shaped,
@@ -141,7 +136,7 @@ class MemoryStore:
                 return self._attempt_by_reply(command, deadline)
             with self._lock:
                 if now - ring.shortcut_start >= bucket_ms:  # not dropped meanwhile
-                    ring.rotate(now, _limit_text(limit))
+                    ring.rotate(now, limit_text(limit))
             return self.attempt(command, deadline)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
         return _new_tuple(
@@ -196,7 +191,7 @@ class MemoryStore:
             admitted = min(admitted, max(0, (charge.limit.amount - ring.peak) // charge.cost))
         for charge, ring in zip(command.charges, rings, strict=True):
             if command.write_limit:
-                ring.limit = _limit_text(charge.limit)
+                ring.limit = limit_text(charge.limit)
             ring.used += charge.cost * admitted
             if admitted < calls:
                 ring.count_blocked(charge.cost * (calls - admitted))
@@ -218,7 +213,7 @@ class MemoryStore:
         call = decide_shaped(charges, rings, states, command.cap_ms, now)
         for charge, ring in zip(charges, rings, strict=True):
             if command.write_limit:
-                ring.limit = _limit_text(charge.limit)
+                ring.limit = limit_text(charge.limit)
         for name, state in zip(names, call.count_call(), strict=True):
             if state is not None:
                 self._shapings[name] = state
@@ -229,16 +224,6 @@ class MemoryStore:
         states = [self._shapings.get(shaping_name(charge.ring)) for charge in charges]
         call = decide_shaped(charges, self._copies_at(charges, now), states, None, now)
         return call.reply()._replace(bucket_starts_ms=None)  # nothing is counted
-
-    def _copies_at(self, charges: tuple[Charge, ...], now: int) -> list[Ring]:
-        """Return copies of the rings of `charges`, rotated to `now`."""
-        rings = []
-        for charge in charges:
-            ring = self._rings.get(charge.ring)
-            ring = ring.copy() if ring else _new_ring(charge, now)
-            ring.rotate(now, ring.limit)
-            rings.append(ring)
-        return rings
 
     def _peek(self, command: Peek, now: int) -> AcquireReply:
         rings = self._copies_at(command.charges, now)
@@ -276,31 +261,15 @@ class MemoryStore:
             before = self._rings.get(charge.ring)
             if before is not None and before.is_stale(now):
                 before = None
-            ring = before.copy() if before else _new_ring(charge, now)
-            ring.rotate(now, _limit_text(charge.limit))
-            added = bool(command.counts) and self._apply_flush(command, i, ring, now)
+            ring = before.copy() if before else new_ring(charge, now)
+            ring.rotate(now, limit_text(charge.limit))
+            added = bool(command.counts) and self._add_flushed(command, i, ring, now)
             exists = added or before is not None
             if added or (command.pull and exists):
                 self._put(charge.ring, ring)
             if command.pull:
                 passed.append(ring.passed_by_start() if exists else {})
         return FleetCounts(tuple(passed), now)
-
-    def _apply_flush(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
-        """Add the counts that are still in the window, unless this flush was applied before. True
-        if any were added.
-        """
-        name, sender, seq = command.charges[i].ring, command.sender, command.seq
-        records = self._senders.get(name)
-        if sender and records is not None and records.has(sender, seq, ring):
-            return False
-        if not ring.add(command.counts[i]):
-            return False
-        if sender:
-            if records is None:
-                records = self._senders[name] = SenderRecords()
-            records.remember(sender, seq, ring, now)
-        return True
 
     def _refund(self, command: Refund, now: int) -> CountReply:
         refunded = []
@@ -316,63 +285,12 @@ class MemoryStore:
 
     def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)
-        return ReadReply(tuple(ring.state() if ring else None for ring in rings), now)
+        states = tuple(ring.state() if ring else None for ring in rings)
+        return ReadReply(states, now, read_shapings(command.charges, self._shapings))
 
     def _reset(self, command: Reset, now: int) -> CountReply:
         removed = [self._remove(charge.ring) for charge in command.charges]
         return CountReply(sum(removed), now)
-
-    def _put(self, name: bytes, ring: Ring) -> None:
-        """Make `ring` the one of this name. Its content goes into the present one, which commands
-        may be linked to.
-        """
-        present = self._rings.get(name)
-        if present is None:
-            self._rings[name] = ring
-        else:
-            present.replace_with(ring)
-
-    def _remove(self, name: bytes) -> bool:
-        """Remove the ring of this name. Return True if there was one."""
-        ring = self._rings.get(name)
-        if ring is None:
-            return self._shapings.pop(name, None) is not None
-        # Both without a call, so that no signal handler raises in between: a linked command would
-        # go on counting in a ring that nobody finds.
-        ring.shortcut_start = RETIRED_START
-        del self._rings[name]
-        return True
-
-    def _ring_at(self, charge: Charge, now: int) -> Ring:
-        """The ring of `charge`, made if it does not exist, with its newest bucket at `now`."""
-        ring = self._rings.get(charge.ring)
-        if ring is None:
-            if len(self._rings) >= self._sweep_size:
-                self._sweep()
-            ring = self._rings[charge.ring] = _new_ring(charge, now)
-        elif now - ring.start >= ring.bucket_ms or now < ring.start:
-            ring.rotate(now, _limit_text(charge.limit))
-        return ring
-
-    def _sweep(self) -> None:
-        """Drop the rings that have expired. It is done again when the number of rings has doubled,
-        so the cost per call is constant.
-        """
-        now = self.clock.now_ms()
-        expired = [
-            name
-            for name, ring in self._rings.items()
-            if now >= (ring.last_number + ring.span + 1) * ring.bucket_ms
-        ]
-        for name in expired:
-            self._remove(name)
-        self._senders = {
-            name: records for name, records in self._senders.items() if now < records.expires_at
-        }
-        expired = [name for name, each in self._shapings.items() if now >= each.expires_at_ms]
-        for name in expired:
-            del self._shapings[name]
-        self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 
 class _Closed:
@@ -386,11 +304,6 @@ class _Closed:
     def __exit__(self, *exc: object) -> None: ...
 
 
-def _new_ring(charge: Charge, now: int) -> Ring:
-    limit = charge.limit
-    return Ring(limit.bucket_ms, limit.span, now, _limit_text(limit))
-
-
 def _store_refusal(charge: Charge, ring: Ring, reply: AcquireReply) -> None:
     """Keep the refusal `reply` in its ring, for `attempt` to repeat."""
     ring.store_refusal(
@@ -400,7 +313,3 @@ def _store_refusal(charge: Charge, ring: Ring, reply: AcquireReply) -> None:
         reply.now_ms + reply.retry_ms,
         reply.now_ms + reply.reset_ms,
     )
-
-
-def _limit_text(limit: Limit) -> str:
-    return f"{limit.amount} {limit.bound}"

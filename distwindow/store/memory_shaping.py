@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..core.charge import Charge
 from ..core.ring import Ring
 from ..core.shaping import Shaping, ShapingState, shaping_of
+from ..protocol.keys import shaping_name
 from ..protocol.replies import AcquireReply
 from ..protocol.shaped_commands import max_wait_ms_of
 from .memory_replies import bucket_starts, reset_ms
@@ -26,7 +28,7 @@ class _ShapedRing:
         if limit.is_shaped:
             self.shaping = shaping_of(limit, max_wait_ms_of(limit, cap_ms))
             self.state = self.shaping.at(stored, now)
-            self.is_refilled = stored is None or self.state.filled_ms != stored.filled_ms
+            self.is_refilled = self.shaping.refills(stored, now)
 
     def admits(self, now: int) -> bool:
         if self.shaping is None:
@@ -125,3 +127,16 @@ def decide_shaped(
     waits = [each.wait_us(now) for each in shaped]
     longest = max(waits)
     return ShapedCall(shaped, now, longest, waits.index(longest) if longest else None, None)
+
+
+def read_shapings(
+    charges: tuple[Charge, ...], stored: Mapping[bytes, ShapingState]
+) -> tuple[ShapingState | None, ...]:
+    """Return what `stored`, by `shaping_name`, has of each of these limits, as a hash has it:
+    without the time at which it expires.
+    """
+    found = [
+        stored.get(shaping_name(charge.ring)) if charge.limit.is_shaped else None
+        for charge in charges
+    ]
+    return tuple(None if state is None else state._replace(expires_at_ms=0) for state in found)

@@ -122,14 +122,18 @@ def _random_step(random: Random) -> HistoryStep:
 
 
 def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command[Any]]:
-    """Yield the commands of a history on `key`: each step, and after it a `Read` of its rings."""
+    """Yield the commands of a history on `key`: each step, and after it a `Read` of its rings, and
+    of how their limits are shaped.
+    """
     now, past = START_MS, [START_MS]
     for step in history:
         now = max(0, now + step.elapsed_ms)
         charges = _charges_of_step(step, key)
-        yield _command(step, charges, now, past)
+        command = _command(step, charges, now, past)
+        yield command
         past.append(now)
-        yield Read(charges, now)
+        shaped = isinstance(command, (AcquireShaped, PeekShaped))
+        yield Read(command.charges if shaped else charges, now)
 
 
 def charges_for(key: AnyKey, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:

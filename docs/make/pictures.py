@@ -6,8 +6,13 @@ The clock is moved by the program, so each run draws the same pictures; a test c
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
+
+from breaker_picture import breakers
+from drawing import FAINT, FILL, INK, MUTED, PAPER, WARM, Clock, box, line, path, steps, svg, text
+from minute_picture import minute_view
+from shaping_pictures import pacing, warm_up
+from slots_picture import slots
 
 from distwindow import Limit, Limiter
 from distwindow.protocol.commands import Lease, Refund
@@ -15,49 +20,6 @@ from distwindow.protocol.decisions import decision_of
 from distwindow.store.memory import MemoryStore
 
 PICTURES = Path(__file__).resolve().parent.parent / "pictures"
-
-INK, FAINT, FILL, WARM, PAPER = "#1f2937", "#9ca3af", "#3b82f6", "#ea580c", "#ffffff"
-FONT = "font-family='ui-sans-serif, system-ui, sans-serif'"
-
-
-class Clock:
-    """A clock that stands still until the program moves it."""
-
-    def __init__(self, ms: int) -> None:
-        self.ms = ms
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-    def sleep(self, seconds: float, /) -> None:
-        self.ms += round(seconds * 1000)
-
-
-def svg(width: int, height: int, title: str, parts: list[str]) -> str:
-    body = "\n".join(parts)
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' "
-        f"width='{width}' height='{height}' role='img' {FONT}>\n<title>{title}</title>\n"
-        f"<rect width='{width}' height='{height}' rx='8' fill='{PAPER}'/>\n{body}\n</svg>\n"
-    )
-
-
-def text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", fill: str = INK):
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' text-anchor='{anchor}' "
-        f"fill='{fill}'>{words}</text>"
-    )
-
-
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, width: float = 1) -> str:
-    return (
-        f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{stroke}' "
-        f"stroke-width='{width}'/>"
-    )
-
 
 LIMIT, FIRST, STEP, END = 10, 990, 10, 4990
 
@@ -100,7 +62,7 @@ def leap_and_strict() -> str:
         limit, stamps = admissions(bound)
         base = 150 + row * lane
         parts.append(text(16, base - 40, bound, size=16))
-        parts.append(text(16, base - 22, f"sums {limit.span}", fill=FAINT))
+        parts.append(text(16, base - 22, f"sums {limit.span}", fill=MUTED))
         parts.append(line(x(600), base, x(5000), base, INK, 1.5))
         for start in range(600, 5001, limit.bucket_ms):
             tall = 8 if start % 1000 == 0 else 4
@@ -159,14 +121,14 @@ def ring() -> str:
         parts.append(text(mx, my, str(counts.get(number, "-")), size=20, anchor="middle", fill=ink))
         parts.append(text(mx, my + 17, f"slot {slot}", size=11, anchor="middle", fill=ink))
         mx, my = (cx + 168 * math.cos(middle), cy + 168 * math.sin(middle) + 4)
-        parts.append(text(mx, my, f":{number * 10 % 60:02d}", anchor="middle", fill=FAINT))
+        parts.append(text(mx, my, f":{number * 10 % 60:02d}", anchor="middle", fill=MUTED))
     parts += [
         text(cx, cy - 6, f"used {stats.passed}", size=20, anchor="middle"),
         text(cx, cy + 18, f"{stats.remaining} left of {limit.amount}", anchor="middle"),
         text(390, 60, f"100/minute, 6 buckets of {limit.bucket_ms // 1000} s", size=16),
         text(390, 92, "bucket number = start / width", size=13),
         text(390, 114, "slot = number % 6", size=13),
-        text(390, 152, "dark: the newest bucket, where calls", size=13),
+        text(390, 152, f"slot {newest % 6}: the newest bucket, where calls", size=13),
         text(390, 172, f"count now. Its number is {newest}.", size=13),
         text(390, 204, "Ten seconds later the next slot is", size=13),
         text(390, 224, "overwritten: its old bucket has expired.", size=13),
@@ -195,26 +157,6 @@ class Shared(MemoryStore):
 
 
 EPOCH = 1_700_000_000_000
-
-
-def box(x1: float, y1: float, x2: float, y2: float, fill: str, stroke: str = "none") -> str:
-    return (
-        f"<rect x='{x1:.1f}' y='{y1:.1f}' width='{x2 - x1:.1f}' height='{y2 - y1:.1f}' "
-        f"fill='{fill}' stroke='{stroke}'/>"
-    )
-
-
-def path(points: list[tuple[float, float]], stroke: str, width: float = 1.5, fill: str = "none"):
-    way = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return f"<path d='M{way}' fill='{fill}' stroke='{stroke}' stroke-width='{width}'/>"
-
-
-def steps(values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points of a line that keeps each value until the next one."""
-    found = values[:1]
-    for (_, before), (x, y) in pairwise(values):
-        found += [(x, before), (x, y)] if y != before else [(x, y)]
-    return found
 
 
 LEASES, CALLS, PAUSE, RUN = Limit(300, per=1.0, buckets=5), 4, (460, 700), 1000
@@ -318,7 +260,7 @@ def leases() -> str:
         text(
             16,
             stock + 116,
-            "+ granted: black with a call, blue prefetched by the worker.",
+            "+ granted with a call; blue: prefetched by the worker.",
             size=12,
         ),
         text(
@@ -387,7 +329,7 @@ def syncs() -> str:
         limit = low - SYNCS.amount * tall
         parts.append(line(x(0), low, x(SPAN), low, INK, 1.5))
         parts.append(line(x(0), limit, x(SPAN), limit, FAINT))
-        parts.append(text(x(SPAN) + 4, limit + 4, f"limit {SYNCS.amount}", fill=FAINT, size=11))
+        parts.append(text(x(SPAN) + 4, limit + 4, f"limit {SYNCS.amount}", fill=MUTED, size=11))
         values = counted.get(name, truth)
         if name == "both":
             over = [max(SYNCS.amount, value) for value in values]
@@ -508,10 +450,15 @@ def pictures() -> dict[str, str]:
     """Every picture by its file name."""
     return {
         "borrowing.svg": borrowing(),
+        "breakers.svg": breakers(),
         "leap-and-strict.svg": leap_and_strict(),
         "leases.svg": leases(),
+        "minute-view.svg": minute_view(),
+        "pacing.svg": pacing(),
         "ring.svg": ring(),
+        "slots.svg": slots(),
         "syncs.svg": syncs(),
+        "warm-up.svg": warm_up(),
     }
 
 

@@ -3,7 +3,7 @@
 -- rate of a cold limit is computed in doubles.
 --
 -- A ring of a paced or warming limit has a table `shaping`, and its state in the hash ring.shaping.key:
---   max_wait_us         nil if the limit is not paced
+--   max_wait_us         how long this call may wait; nil if the limit is not paced
 --   warmup_ms           nil if it does not warm up; otherwise also
 --     period_ms warning max_tokens slope cold_rate refill_below forget_ms
 --   interval_ms         of the limit
@@ -11,6 +11,8 @@
 --   tokens filled passed   of the warm-up
 --   is_refilled         true if that period has begun since the last call
 --   is_dropped          true if the state in the hash is far ahead of now, and counts no more
+--   words               the limit and its terms as text, which `stats` reads
+--   stored_words        the same as it is in the hash
 local MIN_PERIOD_MS, MAX_SHAPED_MS, MAX_SHAPED_AMOUNT = 1000, 86400000, 1e7
 local MAX_COLD_FACTOR, MAX_RETRY_ROUNDS = 100, 8
 
@@ -27,8 +29,8 @@ local function whole(text, least, most)
 end
 
 -- The terms of a ring from its three arguments at ARGV[at]; nil if they are malformed, false if the
--- limit is neither paced nor warms up.
-local function parse_terms(ring, at)
+-- limit is neither paced nor warms up. The caller can wait for at most `cap_ms`.
+local function parse_terms(ring, at, cap_ms)
   local max_wait, warmup, cold_factor = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   if max_wait == '' and warmup == '' and cold_factor == '' then return false end
   local strict = string.find(ring.limit_field, '-', 1, true) and 1 or 0
@@ -38,7 +40,7 @@ local function parse_terms(ring, at)
   if max_wait ~= '' then
     max_wait = whole(max_wait, 0, MAX_SHAPED_MS)
     if not max_wait then return nil end
-    terms.max_wait_us = max_wait * 1000
+    terms.max_wait_us = math.min(max_wait, cap_ms) * 1000
   end
   if warmup ~= '' or cold_factor ~= '' then
     local warmup_ms, factor = whole(warmup, 1, MAX_SHAPED_MS), whole(cold_factor, 2, MAX_COLD_FACTOR)
@@ -58,6 +60,7 @@ local function parse_terms(ring, at)
     terms.forget_ms = 2 * (warmup_ms + terms.period_ms)
     terms.longest_step_ms = interval_ms * factor
   end
+  terms.words = ring.limit_field .. ',' .. ARGV[at] .. ',' .. warmup .. ',' .. cold_factor
   return terms
 end
 
@@ -79,10 +82,11 @@ end
 -- Read the state of a ring at `now`, with the tokens refilled; writes nothing.
 local function read_shaping(ring, now)
   local terms = ring.shaping
-  local values = redis.call('HMGET', terms.key, 'decided', 'moment', 'tokens')
+  local values = redis.call('HMGET', terms.key, 'decided', 'moment', 'tokens', 'terms')
   local decided = values[1] and values[1] - 0
   terms.is_dropped = decided and decided - now > ring.bucket_ms * ring.span
   if decided and not terms.is_dropped then
+    terms.stored_words = values[4]
     if values[2] then
       local us, rest, parts = string.match(values[2], '^(%d+) (%d+) (%d+)$')
       us, rest = us - 0, rest - 0
@@ -171,6 +175,9 @@ local function write_shaping(ring, now)
   local terms, call, format, lives_ms = ring.shaping, redis.call, string.format, 0
   if terms.is_dropped then call('DEL', terms.key) end
   call('HSET', terms.key, 'decided', format('%.0f', now))
+  if terms.stored_words ~= terms.words then
+    call('HSET', terms.key, 'terms', terms.words)
+  end
   if terms.moment then
     call('HSET', terms.key, 'moment', format('%.0f %.0f %.0f', terms.moment, terms.rest, ring.limit))
     lives_ms = math.max(0, math.ceil(terms.moment / 1000) - now) + terms.longest_step_ms + 1
@@ -218,16 +225,17 @@ local function retry_at(ring, now)
 end
 
 -- The rings of this call with their shaping, read at `now`. Each ring has three arguments from
--- ARGV[first] on, and its second key holds its state. nil if the arguments are malformed.
-local function parse_shaped_rings(now, first)
+-- ARGV[first] on, and its second key holds its state. The caller can wait for at most `cap_ms`. nil if
+-- the arguments are malformed.
+local function parse_shaped_rings(now, first, cap_ms)
   local ring_count = #KEYS / 2
   if ring_count % 1 ~= 0 then return nil end
   local others = first - 4 * ring_count - 2
-  local rings = parse_rings(now, others + 3 * ring_count, ring_count)
+  local rings = cap_ms and parse_rings(now, others + 3 * ring_count, ring_count)
   for i = 1, rings and ring_count or 0 do
     local ring = rings[i]
     ring.cost = ring.permits
-    ring.shaping = parse_terms(ring, first + 3 * (i - 1))
+    ring.shaping = parse_terms(ring, first + 3 * (i - 1), cap_ms)
     if ring.cost < 1 or ring.shaping == nil or KEYS[ring_count + i] ~= ring.key .. ':shaping' then
       return nil
     end

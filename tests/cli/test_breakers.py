@@ -46,7 +46,9 @@ def test_the_states_are_below_the_keys(cli: Cli, redis_url: str, prefix: str) ->
 def test_without_keys_the_breakers_alone_are_shown(cli: Cli) -> None:
     out = cli("stats", "pay*").out
     assert [line.split()[0] for line in out.splitlines()] == ["BREAKER", "payments"]
-    assert cli("stats", "--json").out == "[]\n"
+    as_json = cli("stats", "--json")
+    assert as_json.out == "[]\n"
+    assert as_json.err.endswith("(--prefix, --url); there is more with --breakers\n")
 
 
 @pytest.mark.usefixtures("breakers")
@@ -84,3 +86,17 @@ def test_adaptive_breakers_have_no_state(cli: Cli, redis_url: str, prefix: str) 
     assert (found["key"], found["state"], found["calls"], found["bad"]) == (
         "search", "adaptive", 3, 2,
     )  # fmt: skip
+
+
+def test_where_there_are_none_it_says_what_there_is_none_of(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
+        limiter.try_acquire("k")
+    for option, kind in (("--breakers", "no circuit breakers"), ("--slots", "no slots are held")):
+        for end in ([], ["--json"]):
+            result = cli("stats", "nokey", option, *end)
+            said = result.err if end else result.out
+            assert said.startswith(f"{kind} on 'nokey' under the prefix {prefix!r} at "), said
+            assert said.rstrip().endswith("or they are elsewhere (--prefix, --url)")
+        assert kind in cli("stats", option).out

@@ -33,7 +33,8 @@ def test_the_wire_page_is_up_to_date() -> None:
     assert [one for one in script.script_names() if f"\n### {one}\n" not in page] == []
 
 
-def test_pictures_are_up_to_date() -> None:
+def test_pictures_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "make")  # as where the program is started by its path
     drawn = made("pictures.py")["pictures"]()
     found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").iterdir()}
     assert found == drawn, "run: python docs/make/pictures.py"

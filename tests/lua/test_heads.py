@@ -101,6 +101,7 @@ KEYS = {
     "flush": "ring... senders...",
     "acquire_shaped": "ring... shaping...",
     "peek_shaped": "ring... shaping...",
+    "read": "ring... [shaping...]",
 }
 """The scripts whose KEYS are not `ring...`."""
 
@@ -109,8 +110,17 @@ KEYS = {
 def test_the_keys_are_those_of_the_head(name: str) -> None:
     sent = COMMANDS[name](charges(LEAP, STRICT)).keys
     rings = [b"heads:{key}:10000:6", b"heads:{key}:60000:61"]
-    second = KEYS.get(name, "").removeprefix("ring... ").removesuffix("...").encode()
+    of_all = re.sub(r" ?\[.*\]", "", KEYS.get(name, ""))  # without those of shaped limits only
+    second = of_all.removeprefix("ring...").removesuffix("...").strip().encode()
     assert sent == (rings + [ring + b":" + second for ring in rings] if second else rings)
+
+
+def test_a_read_of_shaped_limits_has_their_keys() -> None:
+    both = shaped(charges(LEAP, STRICT))
+    plain = charges(LEAP)
+    rings = [b"heads:{key}:10000:6", b"heads:{key}:60000:61"]
+    assert COMMANDS["read"](both).keys == rings + [ring + b":shaping" for ring in rings]
+    assert COMMANDS["read"](plain + both[1:]).keys == [*rings, rings[1] + b":shaping"]
 
 
 # -- ARGV -----------------------------------------------------------------------------------------
@@ -165,6 +175,7 @@ def variants() -> list[Command[Any]]:
             AcquireShaped(shaped(rings), now, cap_ms=77),
             PeekShaped(shaped(rings), now),
             wire.Read(rings, now),
+            wire.Read(shaped(rings), now),
             wire.Reset(rings, now),
         ]
     return sent
@@ -193,10 +204,10 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
         if isinstance(charge, BorrowedCharge):
             expected[f"bucket_start_ms_{i}"] = str(charge.bucket_start_ms)
     if isinstance(command, (AcquireShaped, PeekShaped)):
-        max_wait = min(500, getattr(command, "cap_ms", None) or 500)
-        expected |= {"max_wait_ms_1": str(max_wait), "warmup_ms_1": '""', "cold_factor_1": '""'}
+        expected |= {"max_wait_ms_1": "500", "warmup_ms_1": '""', "cold_factor_1": '""'}
         expected |= {"max_wait_ms_2": '""', "warmup_ms_2": "7200000", "cold_factor_2": "4"}
         expected["write_limit"] = str(int(getattr(command, "write_limit", False)))
+        expected["cap_ms"] = "77" if getattr(command, "cap_ms", None) else '""'
     for name in ("max_wait_ms", "extra", "prefetch", "sender", "seq", "pull"):
         value = getattr(command, name, "")
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
@@ -389,7 +400,7 @@ def test_the_other_forms_are_parsed(name: str) -> None:
     reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
     assert reply.now_ms == NOW
     if name == "read":
-        assert reply.states == (None, None)
+        assert (reply.states, reply.shapings) == ((None, None), (None, None))
     else:
         assert reply.affected == {"refund": 4, "reset": 1}[name]
 

@@ -41,15 +41,17 @@ class ShapedTarget(Target):
 
 def places(name: str, rings: int) -> list[str]:
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
-    flag = ["write_limit"] if name == "acquire_shaped" else []
+    flag = ["write_limit", "cap_ms"] if name == "acquire_shaped" else []
     return ["guard", *ring, "now_ms", *flag, *["max_wait_ms", "warmup_ms", "cold_factor"] * rings]
 
 
 def is_allowed(place: str, before: Any, word: str) -> bool:
-    """True for a deadline far ahead, the server's own clock, and a limit that is not paced."""
+    """True for a deadline far ahead, the server's own clock, a limit that is not paced, and a
+    caller that waits as long as the limits say.
+    """
     if place == "guard":
         return word in (*FAR_DEADLINES, "99999999999999")
-    return (word == "" and place in ("now_ms", "max_wait_ms")) or word == str(before)
+    return (word == "" and place in ("now_ms", "max_wait_ms", "cap_ms")) or word == str(before)
 
 
 @pytest.mark.parametrize("kind", LIMITS)
@@ -79,6 +81,7 @@ def is_above_the_most(place: str, word: str) -> bool:
     return word in {
         "permits": ("86400001", "101", "10000001"),
         "max_wait_ms": ("86400001",),
+        "cap_ms": ("86400001",),
         "warmup_ms": ("86400001",),
         "cold_factor": ("86400001", "101", "10000001"),
     }.get(place, ())

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow import AdaptiveBreaker, BreakerOpen
+from distwindow import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
+    BreakerOpen,
+    ConfigurationError,
+    ErrorCount,
+)
 from distwindow.core.adaptive_record import AdaptiveCounts
 from distwindow.go_zero import GoogleBreaker
 from distwindow.protocol.adaptive_commands import AdaptiveFlush, adaptive_name
@@ -191,3 +197,11 @@ def test_redis_answers_as_the_specification(
             counts=counts, sender=sender, seq=seq,
         )  # fmt: skip
         assert redis_alone(command) == specification(command), command
+
+
+@pytest.mark.parametrize("made", [AdaptiveBreaker, AsyncAdaptiveBreaker])
+def test_k_may_be_given_without_its_name(made: Any) -> None:
+    assert repr(made("memory://", 2.5)) == repr(made("memory://", k=2.5))
+    assert repr(made("memory://", 2.5)) != repr(made("memory://"))
+    with pytest.raises(ConfigurationError, match="k must be a number, not ErrorCount"):
+        made("memory://", ErrorCount(5))

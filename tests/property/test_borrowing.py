@@ -258,7 +258,7 @@ class Run:
         """Whoever reads the rings, now or later, finds what the ledgers have, even if nobody calls
         until then.
         """
-        states, _ = self.execute(Read(self.charges(1), self.now))
+        states, *_ = self.execute(Read(self.charges(1), self.now))
         for state, ledger, charge in zip(states, self.ledgers, self.charges(1), strict=True):
             for later in (0, W, 3 * W, 9 * W):
                 at = self.now + later

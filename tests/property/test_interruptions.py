@@ -85,7 +85,7 @@ class RemoteScenarioRun(ScenarioRun):
         for key in {decision.key for decision in self.decisions}:
             own = [decision for decision in self.decisions if decision.key == key]
             passed = sum(decision.allowed for decision in own)
-            states, _ = self.store.execute(Read(self.charges(key)[-1:]))
+            states, *_ = self.store.execute(Read(self.charges(key)[-1:]))
             held = sum(bucket.passed for bucket in states[0].buckets)
             blocked = sum(bucket.blocked for bucket in states[0].buckets)
             assert passed <= held <= passed + lost, interrupted

@@ -235,7 +235,7 @@ class ScriptedFleet:
         """Return what the store holds in the window, by bucket number, with the empty buckets."""
         charges = CommandCache("fleet", self._limits).acquire_command(key).charges
         (ring,) = [charge for charge in charges if charge.limit == limit]
-        (state,), now = self.store.memory.execute(Read((ring,)))
+        (state,), now, _ = self.store.memory.execute(Read((ring,)))
         window = window_at(state, limit, now).buckets
         counts = {b.start // limit.bucket_ms: b.blocked if blocked else b.passed for b in window}
         newest = now // limit.bucket_ms

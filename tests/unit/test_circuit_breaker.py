@@ -23,7 +23,7 @@ from distwindow import (
     RateLimitExceeded,
     SlowRatio,
 )
-from distwindow.breaker.outcomes import FailureTypes
+from distwindow.failure_types import FailureTypes
 from tests.unit.clock_and_stores import ManualClock
 
 NAN, INF = float("nan"), float("inf")

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from distwindow import Concurrency, ConcurrencyExceeded, ConfigurationError, Key
+from distwindow import (
+    AsyncConcurrency,
+    Concurrency,
+    ConcurrencyExceeded,
+    ConfigurationError,
+    Key,
+)
 from distwindow.concurrency.slot import Slot
 from distwindow.operations import slots as slot_operations
 from distwindow.store.memory import MemoryStore
@@ -180,8 +186,29 @@ def test_after_close_calls_are_refused_and_hold_nothing() -> None:
     slots = Concurrency("memory://", 2)
     slots.close()
     for call in (slots.try_hold, slots.stats, lambda key: slots.hold(key).__enter__()):
-        with pytest.raises(ConfigurationError, match="closed"):
+        with pytest.raises(ConfigurationError, match="this concurrency limit is closed; make a"):
             call("k")
+    assert slots._held._claims == {}
+
+
+async def test_after_aclose_tasks_are_told_the_same() -> None:
+    slots = AsyncConcurrency("memory://", 2)
+    block = slots.hold("k")
+    await slots.aclose()
+    with pytest.raises(ConfigurationError, match="this concurrency limit is closed; make a"):
+        await slots.try_hold("k")
+    with pytest.raises(ConfigurationError, match="this concurrency limit is closed; make a"):
+        async with block:
+            pytest.fail("the block has begun")
+    assert slots._held._claims == {}
+
+
+def test_a_block_that_was_made_before_the_close_is_refused_too() -> None:
+    slots = Concurrency("memory://", 2)
+    block = slots.hold("k")
+    slots.close()
+    with pytest.raises(ConfigurationError, match="this concurrency limit is closed"), block:
+        pytest.fail("the block has begun")
     assert slots._held._claims == {}
 
 

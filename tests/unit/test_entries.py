@@ -108,6 +108,29 @@ def test_leaving_an_entry_in_another_thread_is_an_error(limiter: Limiter) -> Non
     assert counts(limiter.minute("k")) == (1, 0, 1, 0), "where it was entered, it can be left"
 
 
+def test_with_any_thread_an_entry_is_left_anywhere_and_counts_once(limiter: Limiter) -> None:
+    """A framework may enter it in one thread of a pool, and leave it in another."""
+    entry = limiter.entry("k", any_thread=True)
+    assert run_in_thread(entry.__enter__) is None
+    entry.fail()
+    assert run_in_thread(lambda: entry.__exit__(None, None, None)) is None
+    raised = run_in_thread(lambda: entry.__exit__(None, None, None))
+    assert "after it has ended" in str(raised)
+    assert counts(limiter.minute("k")) == (1, 0, 0, 1)
+    assert limiter.stats("k").error == 1
+
+
+async def test_with_any_thread_an_asyncio_entry_is_left_anywhere_and_counts_once() -> None:
+    async with AsyncLimiter("memory://", "5/minute") as limiter:
+        entry = limiter.entry("k", any_thread=True)
+        await entry.__aenter__()
+        left = await asyncio.to_thread(
+            run_in_thread, lambda: asyncio.run(entry.__aexit__(None, None, None))
+        )
+        assert left is None
+        assert counts(await limiter.minute("k")) == (1, 0, 1, 0)
+
+
 async def test_an_asyncio_entry_counts_once_too() -> None:
     async with AsyncLimiter("memory://", "5/minute") as limiter:
         entry = limiter.entry("k", origin="app")

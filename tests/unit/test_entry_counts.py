@@ -45,7 +45,7 @@ def settle(process: Process) -> None:
 def ended(process: Process) -> list[tuple[int, int, int, int, int | None]]:
     """Return success, error, rt_sum and rt_min of each bucket in the window, by its age."""
     charges = CommandCache("fleet", LIMIT).acquire_command("k").charges
-    (state,), now = process.store.memory.execute(Read(charges))
+    (state,), now, _ = process.store.memory.execute(Read(charges))
     window = window_at(state, LIMIT, now)
     return [
         ((now - b.start) // LIMIT.bucket_ms, b.success, b.error, b.rt_sum_ms, b.rt_min_ms)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -36,7 +36,6 @@ THREAD = FlowRule("r", 1, grade="thread")
         ([FlowRule("r", 0)], r"FlowRule of 'r': count=0 would refuse every call"),
         ([FlowRule("r", 1.23456789)], "is no whole number of calls in any interval"),
         ([FlowRule("r", 1.5, grade="thread")], "not a whole number of running calls"),
-        ([FlowRule("r", 1, strategy="relate", ref_resource="s")], "works in one process only"),
         ([FlowRule("r", 1), FlowRule("r", 2)], "count the same calls in the same place"),
         ([AuthorityRule("r", "a"), AuthorityRule("r", "b")], "in the same place"),
         ([FlowRule("r", 1, control_behavior="warm_up")], "FlowRule of 'r': .*cold_factor"),
@@ -105,14 +104,49 @@ async def test_an_entry_of_a_task_is_entered_once_and_left_once() -> None:
     assert (world.stats().passed, world.stats().success, world.held()) == (1, 1, 0)
 
 
-def test_an_entry_may_be_left_in_another_thread_and_is_counted_once() -> None:
-    world = World(Guard, [THREAD, FlowRule("r", 10)])
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+async def test_leaving_an_entry_in_another_thread_is_an_error_and_frees_nothing(kind: Any) -> None:
+    world = World(kind, [THREAD, FlowRule("r", 10)])
     entry = world.guard.entry("r")
-    entry.__enter__()
-    thread = threading.Thread(target=entry.__exit__, args=(None, None, None))
-    thread.start()
-    thread.join()
+    await _enter(entry)
+    with pytest.raises(RuntimeError, match=r"'r' is left in another thread .* any_thread=True"):
+        await asyncio.to_thread(_leave, entry)
+    assert (world.stats().passed, world.stats().success, world.held()) == (1, 0, 1)
+    await _leave_here(entry)
     assert (world.stats().passed, world.stats().success, world.held()) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+async def test_with_any_thread_an_entry_is_left_anywhere_and_counted_once(kind: Any) -> None:
+    world = World(kind, [THREAD, FlowRule("r", 10)])
+    entry = world.guard.entry("r", any_thread=True)
+    await _enter(entry)
+    await asyncio.to_thread(_leave, entry)
+    with pytest.raises(RuntimeError, match="was left before"):
+        await asyncio.to_thread(_leave, entry)
+    assert (world.stats().passed, world.stats().success, world.held()) == (1, 1, 0)
+
+
+async def _enter(entry: Any) -> None:
+    if hasattr(entry, "__aenter__"):
+        await entry.__aenter__()
+    else:
+        entry.__enter__()
+
+
+async def _leave_here(entry: Any) -> None:
+    if hasattr(entry, "__aexit__"):
+        await entry.__aexit__(None, None, None)
+    else:
+        entry.__exit__(None, None, None)
+
+
+def _leave(entry: Any) -> None:
+    """Leave in this thread; an asyncio entry in a loop of its own."""
+    if hasattr(entry, "__aexit__"):
+        asyncio.run(entry.__aexit__(None, None, None))
+    else:
+        entry.__exit__(None, None, None)
 
 
 def test_a_slot_that_is_no_slot() -> None:

@@ -116,18 +116,23 @@ def test_a_bad_term_is_an_error_that_names_it(terms: dict[str, Any], message: st
         ("100/s warmup", "'warmup' needs a duration; write it like \"warmup 10s\""),
         ("100/s warmup paced 1s", "'warmup' needs a duration"),
         ("100/s paced 3 parsecs", "'parsecs' is not a unit of time"),
-        ("100/s paced -1s", "max_wait=-1.0 s is outside"),
+        ("100/s paced -1s", "paced -1s is outside 0 s to a day"),
+        ("100/s paced 0.5ms", "paced 0.5ms is not a whole number of milliseconds"),
         ("100/s paced 1s paced 2s", "'paced' is written twice"),
         ("100/s warmup 10s warmup 10s", "'warmup' is written twice"),
-        ("100/s warmup 0s", "warmup=0.0 s is outside"),
-        ("100/s warmup 2 days", "warmup=172800.0 s is outside"),
-        ("100/s cold factor 1 warmup 10s", "cold_factor=1 is not a whole number"),
-        ("100/s paced nan", "not understood"),
-        ("100/s warmup 10s 5 buckets", "not understood"),
-        ("2/s warmup 10s", "amount=2 is less than cold_factor=3, so a cold limit would admit noth"),
-        ("1/s warmup 1s paced 1s", "warmup=1 s is too short for 1 permits in 1 s"),
-        ("5000/day warmup 1h", "warmup=3600 s is shorter than one second, or than the interval"),
-        ("10000001/s paced 1s", "amount=10000001 is more than 10000000"),
+        ("100/s warmup 0s", "warmup 0s is outside"),
+        ("100/s warmup 2 days", "warmup 2 days is outside"),
+        ("100/s cold factor 1 warmup 10s", "cold factor 1 is not a whole number"),
+        ("100/s paced nan", "'nan' is not understood; what may follow the interval is, in this"),
+        ("100/s warmup 10s 5 buckets", "'5 buckets' is not understood; what may follow"),
+        ("100/s pace 5ms", "'pace 5ms' is not understood; what may follow"),
+        ("100/s warm up 5s", "'warm up 5s' is not understood; what may follow"),
+        ("100/s paced 5ms strict", "'strict' is not understood; what may follow the interval"),
+        ("100/s warmup 9s cold factor 3", "'cold factor 3' is not understood; what may follow"),
+        ("2/s warmup 10s", "an amount of 2 is less than the cold factor 3, so a cold limit"),
+        ("1/s warmup 1s paced 1s", "warmup 1s is too short for 1 permits in 1 s"),
+        ("5000/day warmup 1h", "warmup 1h is shorter than one second, or than the interval"),
+        ("10000001/s paced 1s", "an amount of 10000001 is more than 10000000"),
     ],
 )
 def test_a_bad_string_is_an_error_that_shows_it(text: str, message: str) -> None:
@@ -135,6 +140,40 @@ def test_a_bad_string_is_an_error_that_shows_it(text: str, message: str) -> None
         Limiter("memory://", text)
     assert str(raised.value).startswith(f"limit {text!r}: ")
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "has"),
+    [
+        ("100/s", {"per": 1.0}, "an interval"),
+        ("100/s leap", {"bound": "leap"}, "a bound"),
+        ("100/s 5 buckets", {"buckets": 10}, "a number of buckets"),
+        ("100/s paced 5ms", {"max_wait": 1.0}, "a pace"),
+        ("100/s paced 0ms", {"max_wait": 0.0}, "a pace"),
+        ("100/s warmup 10s", {"warmup": 5.0}, "a warm-up"),
+        ("100/s cold factor 4 warmup 10s", {"cold_factor": 5}, "a cold factor"),
+    ],
+)
+def test_what_the_string_says_is_not_given_again(
+    text: str, given: dict[str, Any], has: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Limit(text, **given)
+    ((name, value),) = given.items()
+    expected = f"limit {text!r}: the string already has {has}; leave out {name}={value!r}"
+    assert str(raised.value) == expected
+
+
+def test_what_the_string_leaves_out_may_be_given() -> None:
+    limit = Limit("100/s warmup 10s", buckets=5, bound="strict", max_wait=0.5, cold_factor=4)
+    assert str(limit) == "100/second strict 5 buckets cold factor 4 warmup 10s paced 500ms"
+
+
+def test_an_error_names_each_term_as_it_was_given() -> None:
+    with pytest.raises(ConfigurationError, match="max_wait=-1 s is outside"):
+        Limit("100/s warmup 10s", max_wait=-1)
+    with pytest.raises(ConfigurationError, match="warmup 0s is outside"):
+        Limit("100/s warmup 0s", max_wait=1)
 
 
 def test_a_paced_limit_may_have_fewer_permits_than_a_cold_one_divides_by() -> None:

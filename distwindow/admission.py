@@ -1,0 +1,125 @@
+"""How calls of a limiter are admitted that may have to wait.
+
+call                     is sent by                    the caller waits
+an entry, or a limited   `try_acquire`                 until a call that a paced limit has
+function                                               admitted may proceed
+`acquire`                `try_acquire`, repeated       in the queue of its key, then for permits
+`acquire`, paced limit   a command with the time       in the queue, then for its promised
+                         that the caller has left      moment, when the next one is served
+`acquire`, priority      a command that may borrow     in a queue of its own, then for its
+                                                       bucket, when the next one is served
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from .base_limiter import check_timeout
+from .core.decision import Decision
+from .core.key import AnyKey
+from .operations.acquire import wait_until_admitted
+from .operations.borrow import Borrowing
+from .operations.command_cache import CommandCache
+from .operations.drivers import run_async, run_blocking
+from .operations.paced_acquire import wait_until_paced
+from .operations.steps import Operation, StoreStep
+from .operations.wait_queue import AsyncQueueSlot, QueueSlot, WaitQueues
+from .protocol.commands import Acquire
+from .protocol.shaped_commands import AcquireShaped, any_shaped
+
+D = TypeVar("D")  # what a call returns: a decision, or an awaitable one
+S = TypeVar("S")  # what sleeping returns: nothing, or something awaitable
+
+_Wait: TypeAlias = "Callable[[QueueSlot], Operation[Decision]]"
+
+
+class _BaseAdmission(Generic[D, S]):
+    """What threads and tasks share."""
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        queues: WaitQueues,
+        borrowing: Borrowing,
+        try_acquire: Callable[[AnyKey, int], D],
+        execute: Callable[[StoreStep], Any],
+        sleep: Callable[[float], S],
+    ) -> None:
+        """`execute` returns the reply to a step, whose deadline is the store's own."""
+        self._commands = commands
+        self._queues = queues
+        self._borrowing = borrowing
+        self._try_acquire = try_acquire
+        self._execute = execute
+        self._sleep = sleep
+        self.admit = self._proceed if any_shaped(commands.limits) else try_acquire
+        """`try_acquire` for callers that proceed as soon as it has admitted them."""
+
+    def _proceed(self, key: AnyKey, cost: int) -> D:
+        """Do as `try_acquire`, and wait until an admitted call may proceed."""
+        raise NotImplementedError  # threads and tasks wait differently
+
+    def _wait_for(
+        self, key: AnyKey, cost: int, priority: bool
+    ) -> tuple[Acquire, _Wait, Callable[[StoreStep], Any]]:
+        """Return the command of a call, the operation that waits until it may proceed, and what
+        executes the steps of this operation. Raises what `try_acquire` raises for its arguments.
+        """
+        if priority:
+            call = self._borrowing.call(key, cost, priority)
+            return call.acquire, call.wait_until_admitted, self._execute
+        command = self._commands.acquire_command(key, cost)
+        if isinstance(command, AcquireShaped):
+            return command, partial(wait_until_paced, command), self._execute
+        return (
+            command,
+            partial(wait_until_admitted, command),
+            lambda _: self._try_acquire(key, cost),
+        )
+
+
+class Admission(_BaseAdmission[Decision, object]):
+    """Admits the calls of a `Limiter`."""
+
+    def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
+        """See `Limiter.acquire`."""
+        command, wait, execute = self._wait_for(key, cost, priority)
+        slot = QueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
+        try:
+            slot.wait()
+            return run_blocking(wait(slot), execute, self._sleep)
+        finally:
+            try:
+                slot.leave()
+            finally:
+                slot.leave()  # a signal handler may have raised in the first
+
+    def _proceed(self, key: AnyKey, cost: int) -> Decision:
+        decision = self._try_acquire(key, cost)
+        if decision.wait:
+            self._sleep(decision.wait)
+        return decision
+
+
+class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
+    """Admits the calls of an `AsyncLimiter`."""
+
+    async def acquire(
+        self, key: AnyKey, cost: int, timeout: float | None, priority: bool
+    ) -> Decision:
+        """See `Limiter.acquire`."""
+        command, wait, execute = self._wait_for(key, cost, priority)
+        slot = AsyncQueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
+        try:
+            await slot.wait_async()
+            return await run_async(wait(slot), execute, self._sleep)
+        finally:
+            slot.leave()
+
+    async def _proceed(self, key: AnyKey, cost: int) -> Decision:
+        decision = await self._try_acquire(key, cost)
+        if decision.wait:
+            await self._sleep(decision.wait)
+        return decision

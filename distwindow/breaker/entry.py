@@ -1,0 +1,139 @@
+"""`with limiter.entry(key, breaker=breaker)`: a limit and a circuit breaker around one block.
+
+The breaker is asked first: by what the process knows while it is closed, and without a permit where
+it refuses. A refusal by the limit says nothing of the service: it is no failure, and a probe goes
+to another call.
+
+    from     event                        to
+    made     the breaker refuses          ended, BreakerOpen; 0 permits; breaker: nothing
+    made     the limit refuses            ended, RateLimitExceeded; 0 permits; breaker: no end
+    made     acquiring fails              ended, StoreTimeout; 0 permits; breaker: no end
+    made     is left                      made, RuntimeError; 0 permits; breaker: nothing
+    entered  the block returns            ended; 1 permit, 1 success; breaker: success
+    entered  fail, and the block returns  ended; 1 permit, 1 error; breaker: failure
+    entered  the block raises an error    ended, OSError; 1 permit, 1 error; breaker: failure
+    entered  ... that is ignored          ended, EOFError; 1 permit, 1 error; breaker: no end
+    entered  is entered                   entered, RuntimeError; 1 permit; breaker: nothing
+    entered  is left in another thread    entered, RuntimeError; 1 permit; breaker: nothing
+    ended    is left                      ended, RuntimeError; 1 permit, 1 success; breaker: success
+
+The breaker counts "nothing" as long as it was told of no end; it is told of "no end" where a call
+that it let through was not made, or says nothing.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..core.errors import ConfigurationError, short_repr
+from ..core.key import AnyKey
+from ..entry import AsyncEntry, Entry
+from .awaited import AwaitedBreaker
+from .blocking import BlockingBreaker
+from .call import AsyncCall, Call
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+EntryBreaker: TypeAlias = "BlockingBreaker[Any, Any] | Call[Any]"
+"""A breaker, which is asked for the key of the entry; or `breaker.call(key)`, for another key."""
+AsyncEntryBreaker: TypeAlias = "AwaitedBreaker[Any, Any] | AsyncCall[Any]"
+
+
+class BreakerEntry(Entry):
+    """`with limiter.entry(key, breaker=...) as entry:`. `call` is that of the breaker."""
+
+    def __init__(self, call: Call[Any], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._call = call
+
+    def __enter__(self) -> Self:
+        self._begin()
+        self._call.__enter__()
+        try:
+            self._start(self._acquire())
+        except BaseException:
+            self._call.withdraw()
+            raise
+        self._call.restart()
+        return self
+
+    def fail(self) -> None:
+        """See `Entry.fail`; the breaker counts a failure, too."""
+        super().fail()
+        self._call.fail()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, exc, trace)
+        finally:
+            # Neither after an exit that was refused, nor a second time.
+            if self._has_ended and self._call.is_under_way:
+                self._call.__exit__(kind, exc, trace)
+
+
+class AsyncBreakerEntry(AsyncEntry):
+    """`async with limiter.entry(key, breaker=...) as entry:`, the same for tasks."""
+
+    def __init__(self, call: AsyncCall[Any], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._call = call
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        await self._call.__aenter__()
+        try:
+            self._start(await self._acquire())
+        except BaseException:
+            await self._call.withdraw()
+            raise
+        self._call.restart()
+        return self
+
+    def fail(self) -> None:
+        """See `Entry.fail`; the breaker counts a failure, too."""
+        super().fail()
+        self._call.fail()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await super().__aexit__(kind, exc, trace)
+        finally:
+            if self._has_ended and self._call.is_under_way:
+                await self._call.__aexit__(kind, exc, trace)
+
+
+def call_of(breaker: object, key: AnyKey) -> Call[Any]:
+    """Return the call of `breaker` in one entry. Raises `ConfigurationError` for what is none."""
+    if isinstance(breaker, BlockingBreaker):
+        return breaker.call(key)
+    if isinstance(breaker, Call):
+        return breaker
+    raise _no_breaker(breaker, "a CircuitBreaker or an AdaptiveBreaker", "Limiter")
+
+
+def async_call_of(breaker: object, key: AnyKey) -> AsyncCall[Any]:
+    """Do as `call_of`, for tasks."""
+    if isinstance(breaker, AwaitedBreaker):
+        return breaker.call(key)
+    if isinstance(breaker, AsyncCall):
+        return breaker
+    raise _no_breaker(breaker, "an AsyncCircuitBreaker or an AsyncAdaptiveBreaker", "AsyncLimiter")
+
+
+def _no_breaker(breaker: object, kinds: str, limiter: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"breaker={short_repr(breaker)}: an entry of {limiter} takes {kinds}, or what its "
+        "call(key) returns"
+    )

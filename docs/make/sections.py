@@ -1,0 +1,150 @@
+"""Put the rows of sections that are measured alone into the pages that are about them:
+
+python -m benchmarks --only guard --json docs/make/rows/guard.json
+python -m benchmarks --only resource --json docs/make/rows/resource.json
+python -m benchmarks --only fleet --json docs/make/rows/fleet.json
+python docs/make/sections.py
+
+`tests/docs/test_sections.py` compares the pages with the rows, so that no page has a figure that
+was not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = Path(__file__).with_name("rows")
+PAGES = {
+    "guard": "docs/howto/guard.md",
+    "resource": "docs/operations.md",
+    "fleet": "docs/operations.md",
+}
+GUARDED = {
+    "try_acquire": "`limiter.try_acquire(key)`",
+    "an entry": "`limiter.entry(key)`",
+    "an entry with a closed breaker": "`limiter.entry(key, breaker=...)`, closed",
+    "a guarded call, 0 slots": "`guard.entry(resource)` of a resource without rules",
+    "a guarded call, 1 slot": "1 slot: flow",
+    "a guarded call, 3 slots": "3 slots: authority, flow, breaker",
+    "a guarded call, 6 slots": "6 slots: authority, system, flow for an origin and for all, "
+    "two breakers",
+    "a guarded call, one slot for running calls": "1 slot: flow, grade `thread`",
+}
+WHEN = ("under load", "in the ten seconds after the last call", "later")
+
+
+def load(section: str) -> dict[str, Any]:
+    """Return the report of one section."""
+    report: dict[str, Any] = json.loads((ROWS / f"{section}.json").read_text(encoding="utf-8"))
+    return report
+
+
+def _rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["what"]: row for row in report["rows"]}
+
+
+def _where(report: dict[str, Any]) -> str:
+    about = report["environment"]
+    server = about["server"].split(" sha")[0]
+    return (
+        f"`{report['command']}`: {server}, {about['python']}, {about['machine']}; {about['load']}."
+    )
+
+
+def guard_text(report: dict[str, Any]) -> str:
+    """Return the table of a guarded call, beside the limiter's own call."""
+    rows = _rows(report)
+    lines = [
+        "| a call | `leased`, µs | over `try_acquire` | `direct`, µs | over `try_acquire` |",
+        "|---|---:|---|---:|---|",
+    ]
+    for name, words in GUARDED.items():
+        cells = [cell for mode in ("leased", "direct") for cell in _guarded(rows, mode, name)]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    slot = rows["leased: each of 6 slots, over the floor"]
+    verdict = {"met": "met", "MISSED": "missed"}[slot["verdict"]]
+    return (
+        "\n".join(lines)
+        + "\n\nWith `leased`, µs of the calling thread's processor time; with `direct`, µs that "
+        f"pass. Medians, and\nratios with their quartiles, round by round, of {_where(report)} A "
+        f"slot that is decided in\nthe process takes {_short(slot['measured'])}x a clock, a lock "
+        f"and an increment (of six; the target is {slot['target']['bound']:g}x: {verdict}).\n"
+    )
+
+
+def _guarded(rows: dict[str, dict[str, Any]], mode: str, name: str) -> tuple[str, str]:
+    bare = rows[f"{mode}: try_acquire"]
+    if name == "try_acquire":
+        return _short(bare["measured"]["median"]), ""
+    row = rows.get(f"{mode}: {name}, over try_acquire")
+    if row is None:
+        return "", ""
+    found = re.match(r"([\d.,]+) µs", row["detail"])
+    assert found is not None
+    ratio = row["measured"]
+    quartiles = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
+    return _short(float(found[1].replace(",", ""))), f"{_short(ratio['median'])}x ({quartiles})"
+
+
+def resource_text(report: dict[str, Any]) -> str:
+    """Return the table of the bytes of one resource with everything on it."""
+    rows = _rows(report)
+    names = [name.removeprefix("1 process: ") for name in rows if name.startswith("1 process: ")]
+    lines = ["| | 1 process | 8 processes |", "|---|---:|---:|"]
+    for name in names:
+        one, eight = (rows[f"{used}: {name}"]["measured"] for used in ("1 process", "8 processes"))
+        words = f"**{name}**" if name == "everything" else name
+        lines.append(f"| {words} | {one:,.0f} B | {eight:,.0f} B |")
+    return "\n".join(lines) + f"\n\n`MEMORY USAGE key SAMPLES 0` of each key. {_where(report)}\n"
+
+
+def fleet_text(report: dict[str, Any]) -> str:
+    """Return the table of the commands that a fleet sends per second."""
+    rows = _rows(report)
+    sizes = dict.fromkeys(name.rpartition(", ")[0] for name in rows)
+    lines = [
+        "| processes | breakers in each | under load | in the ten seconds after the last call "
+        "| later |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    for size in sizes:
+        found = re.match(r"(\d+) processes, (\d+) breakers", size)
+        assert found is not None
+        rates = " | ".join(f"{rows[f'{size}, {when}']['measured']:,.0f}" for when in WHEN)
+        lines.append(f"| {found[1]} | {found[2]} | {rates} |")
+    return (
+        "\n".join(lines) + f"\n\nScript calls a second, by `INFO commandstats`. {_where(report)}\n"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+TEXTS = {"guard": guard_text, "resource": resource_text, "fleet": fleet_text}
+
+
+def between(section: str) -> str:
+    """Return what stands between the markers of a section in its page."""
+    text = (ROOT / PAGES[section]).read_text(encoding="utf-8")
+    return text.split(f"<!-- {section} -->\n\n")[1].split(f"\n<!-- /{section} -->")[0]
+
+
+def main() -> None:
+    for section, page in PAGES.items():
+        path = ROOT / page
+        before, rest = path.read_text(encoding="utf-8").split(f"<!-- {section} -->\n")
+        after = rest.split(f"<!-- /{section} -->")[1]
+        text = TEXTS[section](load(section))
+        path.write_text(
+            f"{before}<!-- {section} -->\n\n{text}\n<!-- /{section} -->{after}", encoding="utf-8"
+        )
+        print(f"{page}: {section}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The pages have the figures of the sections that are measured alone (docs/make/sections.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from benchmarks.sections import SECTIONS
+
+from .pages import ROOT
+
+NAMES = ["guard", "resource", "fleet"]
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    """Return the module that puts the rows into the pages."""
+    spec = importlib.util.spec_from_file_location("make_sections", ROOT / "docs/make/sections.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_has_rows_and_a_page(make: Any) -> None:
+    assert list(make.PAGES) == list(make.TEXTS) == NAMES
+    assert set(NAMES) <= SECTIONS.keys()
+    assert {path.stem for path in make.ROWS.glob("*.json")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_has_the_figures_of_the_rows(make: Any, name: str) -> None:
+    report = make.load(name)
+    assert report["command"] == f"python -m benchmarks --only {name}"
+    assert [row["what"] for row in report["rows"] if row["error"]] == []
+    assert make.between(name) == make.TEXTS[name](report)

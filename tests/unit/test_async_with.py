@@ -1,0 +1,76 @@
+"""`with` in the place of `async with` is an error that says what to write, and counts nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distwindow import (
+    AsyncAdaptiveBreaker,
+    AsyncCircuitBreaker,
+    AsyncConcurrency,
+    AsyncGuard,
+    AsyncLimiter,
+    ErrorCount,
+    FlowRule,
+)
+
+MADE: dict[str, Callable[[], Any]] = {
+    "limiter": lambda: AsyncLimiter("memory://", "5/hour"),
+    "concurrency": lambda: AsyncConcurrency("memory://", 5),
+    "breaker": lambda: AsyncCircuitBreaker("memory://", ErrorCount(5)),
+    "adaptive": lambda: AsyncAdaptiveBreaker("memory://"),
+    "guard": lambda: AsyncGuard("memory://", rules=[FlowRule("k", 5)]),
+}
+BLOCKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "entry": ("limiter", lambda limiter: limiter.entry("k")),
+    "hold": ("concurrency", lambda slots: slots.hold("k")),
+    "call": ("breaker", lambda breaker: breaker.call("k")),
+    "adaptive call": ("adaptive", lambda breaker: breaker.call("k")),
+    "guard entry": ("guard", lambda guard: guard.entry("k")),
+}
+
+
+def assert_refused(block: Any) -> None:
+    with pytest.raises(TypeError, match=r"write `async with` in place of `with`") as raised, block:
+        pytest.fail("the block has begun")
+    assert type(block).__name__ in str(raised.value)
+    with contextlib.ExitStack() as stack, pytest.raises(TypeError, match="write `async with`"):
+        stack.enter_context(block)
+
+
+@pytest.mark.parametrize("name", MADE)
+async def test_what_is_closed_by_async_with(name: str) -> None:
+    made = MADE[name]()
+    assert_refused(made)
+    async with made:
+        pass
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+async def test_a_block_that_is_awaited_can_still_be_entered(name: str) -> None:
+    owner, make = BLOCKS[name]
+    async with MADE[owner]() as made:
+        block = make(made)
+        assert_refused(block)
+        async with block:
+            pass
+
+
+async def test_a_slot_that_was_got_without_waiting() -> None:
+    async with AsyncConcurrency("memory://", 1) as slots:
+        slot = await slots.try_hold("k")
+        assert_refused(slot)
+        assert slot.held
+        async with slot:
+            pass
+        assert not slot.held
+
+
+async def test_nothing_is_counted() -> None:
+    async with AsyncLimiter("memory://", "5/hour") as limiter:
+        assert_refused(limiter.entry("k"))
+        assert (await limiter.stats("k")).passed == 0
