@@ -98,9 +98,12 @@ def test_keys(template: Any, key: Any) -> None:
     assert found.key_and_cost(("acme", "x"), {"size": 7}) == (key, 1, None)
 
 
+BY_THREE = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
+
+
 @given(st.text(min_size=1), st.text())
 def test_a_key_does_not_depend_on_how_arguments_are_passed(tenant: str, url: str) -> None:
-    found = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
+    found = BY_THREE
     expected = (f"{tenant}|{url}|1", 1, None)
     assert found.key_and_cost((tenant, url), {}) == expected
     assert found.key_and_cost((tenant,), {"url": url}) == expected
@@ -233,6 +236,16 @@ def test_an_application_without_a_store_and_with_two() -> None:
 def test_passwords_are_not_shown() -> None:
     app = Celery("test", set_as_current=False)
     assert "secret" not in repr(RateLimits(app, "redis://:secret@localhost/0"))
+
+
+def test_an_application_can_be_checked_without_a_worker() -> None:
+    app = Celery("test", set_as_current=False)
+    limits = RateLimits(app, "memory://")
+    app.task(name="good", shared=False, limits="5/s", limit_key="{tenant}")(plain)
+    limits.check()
+    app.task(name="bad", shared=False, limits="5/s", limit_key="{nobody}")(plain)
+    with pytest.raises(ConfigurationError, match="task 'bad'"):
+        limits.check()
 
 
 def test_an_old_celery() -> None:

@@ -84,6 +84,7 @@ class Gate:
         self.sent_back = 0
         self._raised = 0
         self._arrivals: deque[Any] = deque()
+        self._changed: list[str] = []
         self._granted: deque[Line[Any]] = deque()
         self._closed = False
         self._lock = threading.Lock()
@@ -119,7 +120,7 @@ class Gate:
 
     def limits_changed(self, tasks: list[str]) -> None:
         """Ask again for the tasks whose limits have changed."""
-        self.lines.wake(lambda line: line.task in tasks)
+        self._changed.extend(tasks)
         self.pump()
 
     # -- the work ----------------------------------------------------------------------------------
@@ -154,6 +155,9 @@ class Gate:
         while True:
             while self._arrivals:
                 self._add(self._arrivals.popleft())
+            if self._changed:
+                changed, self._changed = set(self._changed), []
+                self.lines.wake(lambda line: line.task in changed)  # noqa: B023  # called here
             self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))

@@ -9,6 +9,7 @@ import celery
 from ...connect import store_name
 from ...core.errors import ConfigurationError
 from . import remote_control as _commands  # noqa: F401  # registers the commands
+from .effective_limits import EffectiveLimits
 from .settings import OnStoreError, Settings, check_celery_version, check_conf_keys, make_settings
 from .task_limits import LimitTable
 from .worker_steps import ConsumerStep, GateStep
@@ -83,6 +84,13 @@ class RateLimits:
                 "the rate limits have no store: give RateLimits a URL, or set distwindow_url"
             )
         return store
+
+    def check(self) -> None:
+        """Check the settings, and the limits of all tasks that have been imported, as a worker does
+        when it starts. Raises `ConfigurationError`. A test of an application may call this.
+        """
+        self.settings()
+        EffectiveLimits(self.table()).check(self.app.tasks)
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""
