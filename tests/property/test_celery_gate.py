@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter, StoreUnavailable
@@ -102,6 +102,8 @@ def check_bound(moments: list[float], limit: Limit) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example([100] * 7 + [0] * 20, 1, "7/second")  # a permit comes back with the end of each bucket
+@example([20] * 3 + [0] * 20, 2, "3/200ms")
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=60),
     st.integers(1, 4),

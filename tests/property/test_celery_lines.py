@@ -135,7 +135,7 @@ class LinesAgainstAModel(RuleBasedStateMachine):
 
 
 TestLines = LinesAgainstAModel.TestCase
-TestLines.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLines.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @settings(deadline=None)
