@@ -90,7 +90,7 @@ class Gate:
         self._lock = threading.Lock()
         self._pumping = False
         self._again = False
-        self._look_again = False
+        self._look_after_s: float | None = None
         self._timer: Any = None
         self._timer_at_s = 0.0
         self._without_key: set[str] = set()
@@ -161,7 +161,7 @@ class Gate:
             self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
-            self._look_again = self._slots.serve()
+            self._look_after_s = self._slots.serve()
             if not self._granted:
                 # At last: one whose eta was long is overdue when it comes, and may start now.
                 return self._send_back_overdue(ends_s)
@@ -321,8 +321,9 @@ class Gate:
     def _set_timer(self, is_done: bool) -> None:
         now_s = self.surroundings.monotonic()
         next_s = self.lines.next_s() if is_done else now_s
-        if next_s is None and self._look_again:
-            next_s = now_s + _LONGEST_SLEEP_S
+        if self._look_after_s is not None:
+            look_s = now_s + self._look_after_s
+            next_s = look_s if next_s is None else min(next_s, look_s)
         if next_s is None:
             return
         delay_s = min(max(next_s - now_s, _NEXT_TURN_S), _LONGEST_SLEEP_S)

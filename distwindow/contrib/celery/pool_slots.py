@@ -25,9 +25,9 @@ class PoolSlots(Protocol):
     def pass_on(self, request: Any) -> None:
         """Run a task without a limit, as Celery would."""
 
-    def serve(self) -> bool:
-        """Grant the slots that have become free. Return True if it is to be called again within a
-        second, because nothing else says for certain when that is so.
+    def serve(self) -> float | None:
+        """Grant the slots that have become free. Return after how many seconds it is to be called
+        again, because nothing else says for certain when that is so; None: not at all.
         """
 
 
@@ -52,8 +52,8 @@ class SemaphoreSlots:
     def pass_on(self, request: Any) -> None:
         self._process(request)
 
-    def serve(self) -> bool:
-        return False  # the semaphore does it
+    def serve(self) -> float | None:
+        return None  # the semaphore does it
 
 
 class CountedSlots:
@@ -68,6 +68,9 @@ class CountedSlots:
         self._pool = worker.pool
         self._process = worker.process_task
         self._wake = wake
+        # The event loop of kombu before 5.6 may sleep a second after another thread has called it.
+        is_woken = worker.hub is None or hasattr(worker.hub, "_waker")
+        self._look_every_s = 1.0 if is_woken else 0.01
         self._in_pool: set[Any] = set()
         self._held = 0
         self._waiting: deque[Callable[[], None]] = deque()
@@ -90,11 +93,11 @@ class CountedSlots:
         self._in_pool.add(request)
         self._process(request)
 
-    def serve(self) -> bool:
+    def serve(self) -> float | None:
         while self._waiting and self._free() > 0:
             self._held += 1
             self._waiting.popleft()()
-        return bool(self._waiting)
+        return self._look_every_s if self._waiting else None
 
     def _free(self) -> int:
         # Not a new set: another thread may add to this one meanwhile.

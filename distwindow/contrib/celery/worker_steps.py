@@ -47,13 +47,13 @@ class WorkerSurroundings:
             timer.daemon = True
             timer.start()
             return timer
-        return self._worker.timer.call_after(seconds, callback)
+        return self._timer.call_after(seconds, callback)
 
     def cancel(self, timer: Any) -> None:
         if self._has_sleeping_timer:
             timer.cancel()
         else:
-            self._worker.timer.cancel(timer)
+            self._timer.cancel(timer)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the event loop; may be called by any thread."""
@@ -62,6 +62,12 @@ class WorkerSurroundings:
             self.call_after(0, callback)
         else:
             hub.call_soon(callback)
+
+    @property
+    def _timer(self) -> Any:
+        # A process that has had a worker before may keep its event loop, with a timer of its own.
+        hub = self._worker.hub
+        return self._worker.timer if hub is None else hub.timer
 
     @property
     def _has_sleeping_timer(self) -> bool:
