@@ -14,7 +14,7 @@ from pathlib import Path
 import celery
 
 from benchmarks import report, server
-from benchmarks.celery_workers.fleet import ROOT, SETUPS, is_installed, run
+from benchmarks.celery_workers.fleet import ROOT, SETUPS, bytes_of_a_waiting_task, is_installed, run
 from benchmarks.celery_workers.results import as_json, from_json, picture, table
 
 JSON = ROOT / "docs" / "make" / "celery_workers.json"
@@ -34,7 +34,11 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=SETUPS)
     parser.add_argument("--write", action="store_true", help="write the table and the picture")
     parser.add_argument("--redraw", action="store_true", help="write them from the last results")
+    parser.add_argument("--memory", action="store_true", help="bytes of a waiting task, only")
     options = parser.parse_args()
+    if options.memory:
+        print(f"{bytes_of_a_waiting_task() / 1000:.1f} kB for each task that waits in a worker")
+        return 0
     if not options.redraw:
         runs = []
         for setup in options.only or SETUPS:

@@ -60,17 +60,11 @@ def is_installed(setup: str) -> bool:
 def run(setup: str) -> Run:
     """Start the workers, send the tasks, and wait until all have started."""
     with running() as server, tempfile.TemporaryDirectory() as folder:
-        base = f"redis://127.0.0.1:{server.port}"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "SETUP": setup, "BROKER": f"{base}/0", "STORE": f"{base}/1", "RECORDS": f"{base}/2",
-        }  # fmt: skip
-        records: Any = redis.Redis.from_url(f"{base}/2")
+        environment, records = _environment(setup, server.port)
         workers = [_start(environment, Path(folder), number) for number in range(WORKERS)]
         try:
             _wait(lambda: int(records.get("ready") or 0) == WORKERS, 60)
-            client = Celery("client", broker=f"{base}/0", set_as_current=False)
+            client = Celery("client", broker=environment["BROKER"], set_as_current=False)
             for number in range(TASKS):
                 client.send_task("fetch", [number])
             client.close()
@@ -93,6 +87,53 @@ def run(setup: str) -> Run:
             int(records.get("requeues") or 0),
             int(records.get("asks") or 0),
         )
+
+
+def bytes_of_a_waiting_task(count: int = 5_000) -> float:
+    """Return by how many bytes a worker's parent grows with each task that waits in it."""
+    with running() as server, tempfile.TemporaryDirectory() as folder:
+        environment, records = _environment("parked", server.port)
+        worker = _start(environment, Path(folder), 0)
+        try:
+            _wait(lambda: int(records.get("ready") or 0) == 1, 60)
+            client = Celery("client", broker=environment["BROKER"], set_as_current=False)
+            _send_and_wait(client, 200, 199)  # the worker imports what it needs
+            before = _resident(worker.pid)
+            _send_and_wait(client, count, 199 + count)
+            grown = _resident(worker.pid) - before
+            client.close()
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(60)
+        return grown / count
+
+
+def _send_and_wait(client: Celery, count: int, waiting: int) -> None:
+    for number in range(count):
+        client.send_task("fetch", [number])
+    _wait(lambda: _waiting(client) >= waiting, 120)
+
+
+def _waiting(client: Celery) -> int:
+    replies = client.control.inspect(timeout=2.0)._request("limits") or {}
+    return sum(reply["parked"] for reply in replies.values())
+
+
+def _resident(pid: int) -> int:
+    """Return the resident bytes of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _environment(setup: str, port: int) -> tuple[dict[str, str], Any]:
+    """Return the environment of the workers, and a client for what they record."""
+    base = f"redis://127.0.0.1:{port}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "SETUP": setup, "BROKER": f"{base}/0", "STORE": f"{base}/1", "RECORDS": f"{base}/2",
+    }  # fmt: skip
+    return environment, redis.Redis.from_url(f"{base}/2")
 
 
 def _start(environment: dict[str, str], folder: Path, number: int) -> subprocess.Popen[bytes]:

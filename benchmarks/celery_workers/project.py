@@ -1,6 +1,7 @@
 """The application of the workers: the task `fetch`, limited in the way that SETUP names.
 
 BROKER, STORE, RECORDS are URLs. Each start, ask and requeue is recorded in Redis, by its own clock.
+With SETUP "parked" one task starts in an hour, and the others wait: for what they take in memory.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ def work() -> None:
 
 
 options: dict[str, Any] = {}
-if SETUP == "distwindow":
+if SETUP in ("distwindow", "parked"):
     from distwindow.contrib.celery import RateLimits, task_sent_back, worker_steps
 
-    RateLimits(app, os.environ["STORE"])
-    options["limits"] = f"{PER_SECOND}/second"
+    RateLimits(app, os.environ["STORE"], max_parked=100_000 if SETUP == "parked" else None)
+    options["limits"] = f"{PER_SECOND}/second" if SETUP == "distwindow" else "1/hour"
     vars(worker_steps)["Limiter"] = CountingLimiter
     task_sent_back.connect(retried)
 elif SETUP == "rate_limit":
