@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from .admission import RUN, Admission, Answer
 from .effective_limits import EffectiveLimits
@@ -21,41 +19,13 @@ from .lines import Entry, Line, Lines
 from .logger import logger
 from .pool_slots import PoolSlots
 from .signals import task_parked, task_sent_back
+from .surroundings import OneTimer, Surroundings
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
-_NEXT_TURN_S = 0.001
-_LONGEST_SLEEP_S = 1.0
-"""Timers that are replaced stay in the timer's heap until they would fire; so none is far away."""
 _SHORTEST_SENT_BACK_S = 1.0
 _SEND_AGAIN_S = 5.0
 """When a message is sent back again after the broker has not taken it."""
-
-
-class Surroundings(Protocol):
-    """What the gate needs of the worker around it."""
-
-    def monotonic(self) -> float: ...
-
-    def call_after(self, seconds: float, callback: Callable[[], None]) -> Any:
-        """Call `callback` on the worker's event loop; return what `cancel` takes."""
-
-    def cancel(self, timer: Any) -> None: ...
-
-    def received_s(self, request: Any) -> float:
-        """Return when the worker received the message, by `monotonic`."""
-
-    def raise_prefetch(self) -> None:
-        """Let the worker fetch one more message."""
-
-    def lower_prefetch(self) -> None: ...
-
-    def can_send_back(self, request: Any) -> bool: ...
-
-    def send_back(self, request: Any, delay_s: float) -> datetime:
-        """Publish the message again, to be taken up in `delay_s`, and acknowledge it. Return the
-        time of that. Raises anything if the broker has not taken it, and then changes nothing.
-        """
 
 
 class Gate:
@@ -91,8 +61,7 @@ class Gate:
         self._pumping = False
         self._again = False
         self._look_after_s: float | None = None
-        self._timer: Any = None
-        self._timer_at_s = 0.0
+        self._timer = OneTimer(surroundings, self.pump)
         self._without_key: set[str] = set()
 
     # -- from the worker ---------------------------------------------------------------------------
@@ -108,7 +77,7 @@ class Gate:
     def open(self) -> None:
         """Begin, or begin again with a new connection to the broker."""
         self._closed = False
-        self._timer = None  # Celery has cancelled it if it was set while the connection failed
+        self._timer.forget()
 
     def close(self) -> None:
         """Forget all tasks that have not been started. Their messages are not acknowledged, so the
@@ -316,27 +285,14 @@ class Gate:
         limits = self.limits.of(task).limits
         return max((cost * limit.per / limit.amount for limit in limits), default=0.0)
 
-    # -- the timer ---------------------------------------------------------------------------------
-
     def _set_timer(self, is_done: bool) -> None:
         now_s = self.surroundings.monotonic()
         next_s = self.lines.next_s() if is_done else now_s
         if self._look_after_s is not None:
             look_s = now_s + self._look_after_s
             next_s = look_s if next_s is None else min(next_s, look_s)
-        if next_s is None:
-            return
-        delay_s = min(max(next_s - now_s, _NEXT_TURN_S), _LONGEST_SLEEP_S)
-        if self._timer is not None:
-            if self._timer_at_s <= now_s + delay_s:
-                return
-            self.surroundings.cancel(self._timer)
-        self._timer_at_s = now_s + delay_s
-        self._timer = self.surroundings.call_after(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.pump()
+        if next_s is not None:
+            self._timer.call_by(next_s)
 
 
 def _is_revoked(request: Any) -> bool:
