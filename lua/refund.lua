@@ -1,7 +1,7 @@
 --- refund: take admitted permits out of the bucket they were counted in, at most what it holds.
 --- KEYS   ring...
 --- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms bucket_start_ms... [borrowed...]
---- RETURN guard refunded now_ms                              the fewest permits given back by any ring
+--- RETURN guard refunded now_ms                              the most permits given back by any ring
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
 --- With `borrowed` 1 the permits were borrowed from that bucket, which may not have begun yet.
 -- The position of now_ms, after the arguments of the rings. The first bucket_start_ms follows it.
@@ -39,7 +39,7 @@ for i = 1, #KEYS do
   end
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
-local refunded
+local refunded = 0
 for i = 1, #rings do
   local ring, is_borrowed = rings[i], ARGV[NOW + #KEYS + i] == '1'
   local key, number = ring.key, ARGV[NOW + i] / ring.bucket_ms
@@ -71,6 +71,6 @@ for i = 1, #rings do
       if ring.last and taken > 0 then rewrite_head(ring) end
     end
   end
-  if not refunded or taken < refunded then refunded = taken end
+  refunded = math.max(refunded, taken)
 end
 return {guard, refunded, now}

@@ -37,7 +37,8 @@ SLOW_MODULES = {
     "test_borrowing", "test_borrowing_agrees", "test_breaker_fleet", "test_breaker_oracle",
     "test_call_sharing", "test_endings", "test_examples",
     "test_interrupted_calls", "test_interrupted_leases", "test_interruptions",
-    "test_memory_shortcut", "test_pacing", "test_servers_cleanup", "test_slots", "test_unclosed",
+    "test_memory_shortcut", "test_pacing", "test_priority_share",
+    "test_servers_cleanup", "test_slots", "test_unclosed",
 }  # fmt: skip
 """Modules that take three seconds or more in all: each of their tests is marked `slow`."""
 

@@ -20,6 +20,8 @@ from ..core.stats import window_at
 from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import (
     RingNameParts,
+    is_line_name,
+    is_priority_name,
     is_senders_name,
     parse_ring_name,
     ring_of_shaping,
@@ -94,6 +96,8 @@ def scan_names(
         page: Page = []
         for name in found:
             if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
+                continue
+            if is_line_name(prefix, name) or is_priority_name(prefix, name):
                 continue
             slots_key = parse_slots_name(prefix, name)
             if slots_key is not None:

@@ -121,8 +121,8 @@ class ExactStrategy(LocalStrategy[S]):
             return left, state.charges
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
-        """Decide a priority call by permits that are held here; None if they are too few. It is
-        apart from `decide_locally`, because a priority call is not refused by a cached refusal.
+        """Decide a call with `enqueue` by permits that are held here; None if they are too few. It
+        is apart from `decide_locally`, because such a call is not refused by a cached refusal.
         """
         key = normalize_key(key)
         state, now = self._get(key), self._monotonic()

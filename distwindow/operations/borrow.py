@@ -26,11 +26,10 @@ class PriorityCall:
         self._borrowing = borrowing
 
     def attempt(self, max_wait: float | None = None) -> Operation[Decision]:
-        """Return the decision; with `max_wait`, as if it were the setting (seconds)."""
+        """Return the decision; with `max_wait`, as if it were the setting (seconds). The store
+        makes it: permits that are leased to this process are those of plain calls.
+        """
         settings, charges = self._borrowing, self.acquire.charges
-        decision = settings.strategy.spend_leased(charges[0].key, charges[0].cost)
-        if decision is not None:
-            return decision
         seconds = settings.max_wait if max_wait is None else max_wait
         command = Borrow(
             charges,

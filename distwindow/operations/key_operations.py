@@ -43,7 +43,8 @@ def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Oper
 
 def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
     """Give back what `decision` was charged, to the bucket it was charged in. Return how many
-    permits the store has given back. Raises `ValueError` for a decision that was charged nothing.
+    permits the store has given back, the most of any limit. Raises `ValueError` for a decision that
+    was charged nothing.
     """
     charges = _checked_charges(decision)
     yield from _flush_key(strategy, decision.key, clock)

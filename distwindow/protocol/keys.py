@@ -26,6 +26,8 @@ _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 """A key of printable ASCII that `escape` returns as it is, as it does with most keys."""
 _SENDERS = b":senders"
 _SHAPING = b":shaping"
+_LINE = b":line"
+_PRIORITY = b":priority"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -62,6 +64,16 @@ def shaping_name(ring: bytes) -> bytes:
     return ring + _SHAPING
 
 
+def line_name(ring: bytes) -> bytes:
+    """Return the Redis key of the hash with the virtual line of a ring."""
+    return ring + _LINE
+
+
+def priority_name(ring: bytes) -> bytes:
+    """Return the Redis key of the hash with the priority record of a ring."""
+    return ring + _PRIORITY
+
+
 class RingNameParts(NamedTuple):
     """The parts of a ring's Redis key."""
 
@@ -85,6 +97,18 @@ def parse_ring_name(prefix: str, name: bytes) -> RingNameParts | None:
 def is_senders_name(prefix: str, name: bytes) -> bool:
     """True if `name` is the `senders_name` of a ring of this prefix; no ring has such a name."""
     ring = name.removesuffix(_SENDERS)
+    return ring != name and parse_ring_name(prefix, ring) is not None
+
+
+def is_line_name(prefix: str, name: bytes) -> bool:
+    """True if `name` is the `line_name` of a ring of this prefix; no ring has such a name."""
+    ring = name.removesuffix(_LINE)
+    return ring != name and parse_ring_name(prefix, ring) is not None
+
+
+def is_priority_name(prefix: str, name: bytes) -> bool:
+    """True if `name` is the `priority_name` of a ring of this prefix; no ring has such a name."""
+    ring = name.removesuffix(_PRIORITY)
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 

@@ -55,7 +55,7 @@ class CountReply(NamedTuple):
     """The reply of `refund` and `reset`."""
 
     affected: int
-    """The permits given back (the fewest of any ring), or the rings deleted."""
+    """The permits given back (the most of any ring), or the rings deleted."""
     now_ms: int
 
 

@@ -169,8 +169,8 @@ class Model:
         return pulled
 
     def refund(self, parts: Sequence[Part], now: int, numbers: Sequence[int]) -> int:
-        """Take each cost out of the bucket in `numbers`; return the least that a ring gave back."""
-        least: int | None = None
+        """Take each cost out of the bucket in `numbers`; return the most that a ring gave back."""
+        most = 0
         for part, number in zip(parts, numbers, strict=True):
             back = 0
             if self._exists(part, now):
@@ -178,8 +178,8 @@ class Model:
                 self.rings[part.ring] = ring
                 back = min(part.cost, ring.passed(number))
                 ring.log.append(Counted(number, passed=-back))
-            least = back if least is None else min(least, back)
-        return least or 0
+            most = max(most, back)
+        return most
 
     def newest(self, part: Part, now: int) -> int:
         """Return the number of the bucket in which a call would count."""

@@ -20,6 +20,21 @@ def test_all_windows_of_a_key_are_deleted(cli: Cli, redis_url: str, prefix: str)
         assert not limiter.try_acquire("kk").allowed
 
 
+def test_the_line_of_those_who_wait_goes_with_the_window(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
+        for _ in range(3):
+            limiter.try_acquire("k", enqueue=True)
+        with redis.Redis.from_url(redis_url) as server:
+            assert len(list(server.scan_iter(f"{prefix}:*:line"))) == 1
+            (row,) = json.loads(cli("stats", "--json").out)
+            assert (row["passed"], row["blocked"]) == (1, 2)
+            assert "not" not in cli("stats").err, "a line is no foreign name"
+            assert cli("reset", "k").out == "k: 1 window deleted\n"
+            assert list(server.scan_iter(f"{prefix}:*")) == []
+
+
 def test_an_unknown_key_is_not_an_error(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
         limiter.try_acquire("k")
@@ -65,6 +80,27 @@ def test_the_records_of_senders_are_kept(cli: Cli, redis_url: str, prefix: str) 
         assert left.endswith(b":10:senders")
         assert [name.split(b":")[2] for name in views] == [b"minute", b"minute"]
         assert 0 < client.pttl(left) <= 11 * 360_000
+
+
+def test_what_priority_calls_have_taken_is_deleted(cli: Cli, redis_url: str, prefix: str) -> None:
+    """It is neither listed as a key of its own, nor skipped as one that is not known."""
+    with (
+        Limiter(redis_url, "10/hour", prefix=prefix) as limiter,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        limiter.try_acquire("k", priority=True)
+        limiter.try_acquire("k")
+        (record,) = client.scan_iter(f"{prefix}:*:priority")
+        assert client.hlen(record) == 1
+        assert 0 < client.pttl(record) <= 21 * 360_000
+        shown = cli("stats").out
+        assert "1 key" in shown
+        assert "skipped" not in shown
+        assert cli("reset", "k").out == "k: 1 window deleted\n"
+        assert list(client.scan_iter(f"{prefix}:*")) == []
+        limiter.try_acquire("k", priority=True)
+        limiter.reset("k")
+        assert list(client.scan_iter(f"{prefix}:*")) == []
 
 
 def test_other_keys_are_kept(cli: Cli, redis_url: str, prefix: str) -> None:

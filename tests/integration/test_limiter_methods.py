@@ -138,6 +138,19 @@ def test_a_refund_gives_back_in_its_own_bucket_only(run: RunScenario, clock: Man
     run(scenario)
 
 
+def test_a_refund_returns_what_the_limit_that_held_most_has_given_back(
+    where: str, clock: ManualClock
+) -> None:
+    limits = "5/minute; 20/hour"
+    with Limiter(where, limits, clock="client", time=clock, timeout=10) as limiter:
+        key = fresh_key()
+        decision = limiter.try_acquire(key, 3)
+        clock.move(120_000)  # the minute is over, so its permits have returned by themselves
+        assert limiter.refund(decision) == 3
+        assert [window.remaining for window in limiter.stats(key).windows] == [5, 20]
+        assert limiter.refund(decision) == 0, "no limit holds anything of it any more"
+
+
 def test_reset_frees_everything(run: RunScenario) -> None:
     async def scenario(limiter: Any) -> None:
         key = fresh_key()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
 from tests.event_loops import uvloop_param
@@ -309,15 +310,29 @@ def test_in_memory_every_consistency_lends(consistency: Any) -> None:
     assert limiter.try_acquire("key", priority=True).reason == "borrowed"
 
 
-def test_a_leased_permit_is_spent_before_any_is_borrowed(redis_url: str) -> None:
+def test_plain_calls_write_nothing_for_those_with_priority(redis_url: str) -> None:
+    plain, other = fresh_key(), fresh_key()
+    with (
+        Limiter(redis_url, "2/hour", timeout=10) as limiter,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        for _ in range(3):
+            limiter.try_acquire(plain)
+            limiter.try_acquire(other)
+        fields = client.hkeys(next(client.scan_iter(f"*{{{plain}}}*", count=10_000)))
+        limiter.try_acquire(other, priority=True)
+        names = sorted(client.scan_iter(f"*{{{other}}}*", count=10_000))
+        assert [name.rpartition(b":")[2] for name in names] == [b"10", b"priority"]
+        assert len(list(client.scan_iter(f"*{{{plain}}}*", count=10_000))) == 1
+        assert set(client.hkeys(names[0])) - set(fields) <= {b"b0"}
+
+
+def test_leased_permits_are_left_to_plain_calls(redis_url: str) -> None:
     key = fresh_key()
     with Limiter(redis_url, "40/hour 1 buckets", consistency="leased", timeout=10) as limiter:
         until(lambda: limiter.try_acquire(key).source == "lease", what="a lease")
         decision = limiter.try_acquire(key, priority=True)
-        assert (decision.source, decision.reason, decision.wait) == ("lease", "ok", 0.0)
-        charged = decision.charged
-        assert charged is not None
-        assert charged[0].cost == 1
+        assert (decision.source, decision.reason, decision.wait) == ("store", "ok", 0.0)
 
 
 def test_a_cached_refusal_does_not_refuse_a_priority_call(redis_url: str) -> None:

@@ -19,7 +19,7 @@ from .lines import Entry, Line, Lines
 from .logger import logger
 from .pool_slots import PoolSlots
 from .signals import task_parked, task_sent_back
-from .surroundings import OneTimer, Surroundings
+from .surroundings import OneTimer, Surroundings, is_revoked
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
@@ -197,7 +197,7 @@ class Gate:
         expired, which Celery announces and acknowledges.
         """
         while line.state == "asking" and (entry := self.lines.head(line)) is not None:
-            if not _is_revoked(entry.item):
+            if not is_revoked(entry.item):
                 return entry
             self._leave(entry)
         return None
@@ -258,7 +258,7 @@ class Gate:
 
     def _send_back(self, entry: Entry[Any]) -> None:
         request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
-        if _is_revoked(request):
+        if is_revoked(request):
             self._leave(entry)
             return
         if not self.surroundings.can_send_back(request):
@@ -293,12 +293,3 @@ class Gate:
             next_s = look_s if next_s is None else min(next_s, look_s)
         if next_s is not None:
             self._timer.call_by(next_s)
-
-
-def _is_revoked(request: Any) -> bool:
-    """Ask Celery, which stores the state of a revoked task: its result backend may fail."""
-    try:
-        return bool(request.revoked())
-    except Exception as exc:
-        logger.warning("whether %s is revoked is unknown: %s", request.id, exc)
-        return False

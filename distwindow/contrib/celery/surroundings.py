@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Protocol
 
+from .logger import logger
+
 _LONGEST_SLEEP_S = 1.0
 """Timers that are replaced stay in the timer's heap until they would fire; so none is far away."""
 _SHORTEST_SLEEP_S = 0.001
@@ -67,3 +69,12 @@ class OneTimer:
     def _fire(self) -> None:
         self._timer = None
         self._callback()
+
+
+def is_revoked(request: Any) -> bool:
+    """Ask Celery, which stores the state of a revoked task: its result backend may fail."""
+    try:
+        return bool(request.revoked())
+    except Exception as exc:
+        logger.warning("whether %s is revoked is unknown: %s", request.id, exc)
+        return False
