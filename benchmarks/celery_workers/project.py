@@ -48,8 +48,8 @@ class CountingLimiter(Limiter):
     def try_acquire_all(self, items: Any) -> Decision:
         return self._counted(super().try_acquire_all(items))
 
-    def try_acquire(self, key: Any, cost: int = 1, priority: bool = False) -> Decision:
-        return self._counted(super().try_acquire(key, cost, priority))
+    def try_acquire(self, *args: Any, **kwargs: Any) -> Decision:
+        return self._counted(super().try_acquire(*args, **kwargs))
 
     def _counted(self, decision: Decision) -> Decision:
         pipeline = records.pipeline(transaction=False)

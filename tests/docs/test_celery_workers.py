@@ -1,16 +1,15 @@
-"""The table and the picture of the Celery workers are those of the recorded results."""
+"""The table of the Celery workers is that of the recorded results."""
 
 from __future__ import annotations
 
-from benchmarks.celery_workers.__main__ import JSON, PAGE, PICTURE, page_with
+from benchmarks.celery_workers.__main__ import JSON, PAGE, page_with
 from benchmarks.celery_workers.fleet import IDEAL_S, TASKS
-from benchmarks.celery_workers.results import from_json, picture, table
+from benchmarks.celery_workers.results import from_json, table
 
 
-def test_the_page_and_the_picture_show_the_results() -> None:
+def test_the_page_shows_the_results() -> None:
     runs = from_json(JSON)
     assert PAGE.read_text(encoding="utf-8") == page_with(PAGE, table(runs))
-    assert PICTURE.read_text(encoding="utf-8") == picture(runs)
 
 
 def test_the_recorded_run_of_the_gate_kept_what_the_page_says() -> None:

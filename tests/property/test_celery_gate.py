@@ -109,10 +109,10 @@ def check_bound(moments: list[float], limit: Limit) -> None:
     st.integers(1, 4),
     st.sampled_from(["7/second", "3/200ms", "10/s strict"]),
 )
-def test_one_line_starts_when_an_acquire_of_its_own_would_return(
+def test_one_line_starts_when_one_caller_would_be_admitted(
     gaps_ms: list[int], workers: int, limit: str
 ) -> None:
-    """The oracle: one caller that waits with `acquire` for one permit after the other."""
+    """The oracle: one caller that asks for one permit after the other, again at `retry_after`."""
     timeline = Timeline()
     store = MemoryStore(timeline.clock)
     task = SimulatedTask("fetch", limits=limit)
@@ -132,7 +132,8 @@ def test_one_line_starts_when_an_acquire_of_its_own_would_return(
     expected = []
     for arrival_s in arrivals:
         alone.run_for(max(0.0, arrival_s - (alone.clock.monotonic() - began_s)))
-        limiter.acquire("fetch")
+        while not (decision := limiter.try_acquire("fetch")):
+            alone.run_for(decision.retry_after)
         expected.append(alone.clock.monotonic() - began_s)
     assert len(found) == len(expected)
     # A timer of the gate fires a millisecond late at most.
