@@ -142,6 +142,14 @@ class Fleet:
         assert found is not None
         return found
 
+    def command(self, *words: str) -> str:
+        """Run `celery -A ...`, as an operator would, and return what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "tests.celery_workers.project", *words],
+            cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
     # -- ends --------------------------------------------------------------------------------------
 
     def stop(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:

@@ -243,7 +243,7 @@ def test_limits_change_at_runtime_and_hold_for_later_workers() -> None:
             return reply
 
         assert "not understood" in control("fast")["error"]
-        assert "ok" in control("20/s")
+        assert "are now 20/s" in fleet.command("control", "limit", name, "20/s", "-t", "5")
         fleet.wait_started(11, timeout=5)
         fleet.start()
         fleet.send("free", 1)
@@ -251,5 +251,6 @@ def test_limits_change_at_runtime_and_hold_for_later_workers() -> None:
         assert later == {"limits": ["20/second"], "set by": "celery control limit"}
         assert "ok" in control("default")  # either of them replies first
         assert fleet.inspect()["w0@test"]["tasks"][name]["limits"] == ["1/hour"]
+        assert "celery control limit" not in fleet.command("inspect", "limits", "-t", "5")
         assert fleet.log().count("begin to wait") == 1
         assert fleet.log().count("waits any more") == 1
