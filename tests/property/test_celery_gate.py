@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distwindow import Limit, Limiter, StoreUnavailable
+from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -272,6 +273,29 @@ def test_while_the_store_is_away_tasks_wait_or_run(
     assert all(pause >= 0.25 for pause in pauses)
     assert len(failed_at) <= 5
     assert worker.admission.store_is_up or policy == "run"
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("NOPERM"), RuntimeError("a bug")])
+def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
+    timeline = Timeline()
+    failing = True
+    limiter = Limiter("memory://", "1/second", time=timeline.clock)
+
+    def ask(key, limits, cost):
+        if failing:
+            raise error
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second")
+    store = MemoryStore(timeline.clock)
+    worker = SimulatedWorker(timeline, store, [task], on_store_error="run", ask=ask)
+    for number in range(5):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(10.0)
+    assert worker.started == []
+    failing = False
+    timeline.run_for(10.0)
+    assert len(worker.started) == 5
 
 
 def test_changed_limits_hold_for_those_that_wait() -> None:

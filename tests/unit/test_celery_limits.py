@@ -117,15 +117,14 @@ def test_a_bound_task_has_no_self() -> None:
     assert found.key_and_cost(("acme",), {}) == ("acme", 4, None)
 
 
-def test_arguments_that_make_no_key_are_limited_together() -> None:
-    found = limits_of(limits="5/s", limit_key="{tenant.name}")
+def test_arguments_that_make_no_key_or_no_cost_open_no_limit() -> None:
+    found = limits_of(limits="5/s", limit_key="{tenant.name}", limit_cost=2)
     key, cost, error = found.key_and_cost(("acme",), {})
-    assert (key, cost) == ("proj.fetch", 1)
+    assert (key, cost) == ("proj.fetch", 2)
     assert isinstance(error, AttributeError)
-    key, cost, error = limits_of(limits="5/s", limit_cost=lambda *args, **named: 0).key_and_cost(
-        (), {}
-    )
-    assert (key, cost) == ("proj.fetch", 1)
+    found = limits_of(limits="5/s; 9/m", limit_key="x", limit_cost=lambda *args, **named: 0)
+    key, cost, error = found.key_and_cost(("acme",), {})
+    assert (key, cost) == ("x", 5)
     assert "limit_cost returned 0" in str(error)
 
 

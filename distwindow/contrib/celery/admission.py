@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ class Admission:
         self._on_store_error = on_store_error
         self._pause_s = 0.0
         self._paused_until_s = 0.0
+        self._is_outage = False
         self.asks = 0
         self.refusals = 0
         self.failures = 0
@@ -83,14 +85,17 @@ class Admission:
         return Answer(False, decision.retry_after)
 
     def _unknown(self, wait_s: float) -> Answer:
-        return RUN if self._on_store_error == "run" else Answer(False, wait_s)
+        # A server that can never serve the limiter is no outage: a mistake opens no limit.
+        runs = self._is_outage and self._on_store_error == "run"
+        return RUN if runs else Answer(False, wait_s)
 
     def _pause(self, exc: Exception) -> float:
-        if not self._pause_s:
-            what = "run without their limits" if self._on_store_error == "run" else "wait"
-            is_outage = isinstance(exc, StoreError) and not isinstance(exc, ConfigurationError)
+        was_outage, self._is_outage = self._is_outage, isinstance(exc, StoreError)
+        if not self._pause_s or was_outage != self._is_outage:
+            runs = self._is_outage and self._on_store_error == "run"
+            what = "run without their limits" if runs else "wait"
             logger.log(
-                30 if is_outage else 40,
+                logging.WARNING if self._is_outage else logging.ERROR,
                 "asking for a rate limit failed (%s: %s); limited tasks %s until it answers",
                 *(type(exc).__name__, exc, what),
                 exc_info=None if isinstance(exc, (StoreError, ConfigurationError)) else exc,

@@ -149,9 +149,9 @@ class Gate:
         if error is not None and task.name not in self._without_key:
             self._without_key.add(task.name)
             logger.error(
-                "no limit key or cost can be made of the arguments of %s[%s] (%s: %s); such tasks "
-                "are limited together, with the key %r",
-                *(task.name, request.id, type(error).__name__, error, task.name),
+                "no limit key or cost can be made of the arguments of %s[%s] (%s: %s); without a "
+                "key such a task counts under its name, and without a cost it costs a whole limit",
+                *(task.name, request.id, type(error).__name__, error),
             )
         received_s = self.surroundings.received_s(request)
         entry = self.lines.add(task.name, key, request, cost, received_s + self._max_hold_s)

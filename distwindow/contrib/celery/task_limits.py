@@ -42,16 +42,24 @@ class TaskLimits:
     def key_and_cost(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[AnyKey, int, Exception | None]:
-        """Return the key and the cost of one message.
+        """Return the key and the cost of one message, and what went wrong with its arguments.
 
-        If they cannot be made from its arguments, return the task's name, 1, and the reason: the
-        message is limited then, together with all others of that kind, and the task itself says
-        what is wrong with its arguments.
+        A message whose key cannot be made counts under the task's name, and one whose cost cannot
+        be made costs a whole limit: a mistake opens no limit, and the task itself says what is
+        wrong with its arguments.
         """
+        key: AnyKey = self.task
+        cost = min((limit.amount for limit in self.limits), default=1)
+        error: Exception | None = None
         try:
-            return self.key.of(args, kwargs), self.cost.of(args, kwargs), None
+            key = self.key.of(args, kwargs)
         except Exception as exc:
-            return self.task, 1, exc
+            error = exc
+        try:
+            cost = self.cost.of(args, kwargs)
+        except Exception as exc:
+            error = error or exc
+        return key, cost, error
 
     def with_limits(self, limits: tuple[Limit, ...], source: str) -> TaskLimits:
         return replace(self, limits=limits, source=source)
