@@ -10,6 +10,7 @@ from typing import Any
 
 from ...connect import admin_client
 from ...core.errors import ConfigurationError
+from ...protocol.keys import operator_limits_name
 from ...store.redis.urls import close_client
 
 READ_EVERY_S = 30.0
@@ -19,7 +20,7 @@ class StoredLimits:
     """The limits of tasks, as text. Its calls raise what the client raises."""
 
     def __init__(self, store: Any, prefix: str, timeout: float) -> None:
-        self._name = f"{prefix}:celery-limits"
+        self._name = operator_limits_name(prefix)
         self._local: dict[str, str] = {}
         """For memory://, whose limits hold in this process only."""
         self._url = store if isinstance(store, str) else None
