@@ -12,6 +12,8 @@ import pytest
 
 from .pages import ROOT, preset
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 
 
