@@ -23,6 +23,7 @@ from ..protocol.keys import (
     is_line_name,
     is_priority_name,
     is_senders_name,
+    operator_limits_name,
     parse_ring_name,
     ring_of_shaping,
     shaping_name,
@@ -98,6 +99,8 @@ def scan_names(
             if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
                 continue
             if is_line_name(prefix, name) or is_priority_name(prefix, name):
+                continue
+            if name == operator_limits_name(prefix):
                 continue
             slots_key = parse_slots_name(prefix, name)
             if slots_key is not None:

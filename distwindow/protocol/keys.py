@@ -112,6 +112,11 @@ def is_priority_name(prefix: str, name: bytes) -> bool:
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 
+def operator_limits_name(prefix: str) -> bytes:
+    """Return the name of the hash in which limits of Celery tasks are kept that an operator set."""
+    return prefix.encode() + b":celery-limits"
+
+
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:
     """Return the ring of which `name` is the `shaping_name`, under this prefix; None if it is not
     such a name.

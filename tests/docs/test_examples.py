@@ -91,6 +91,12 @@ def test_entries(url: str) -> None:
     assert result_of("entries.py", url) == {"checkout": (10, 5, 8, 2), "search": (10, 5, 7, 3)}
 
 
+def test_celery_limits(url: str) -> None:
+    outcome = result_of("celery_limits.py", url)
+    assert (outcome["done"], outcome["pings"]) == (12, 3)
+    assert outcome["before the last of acme"] >= 9  # all tasks that are not of acme, at least
+
+
 def test_each_program_has_a_test() -> None:
     files = (Path(__file__), Path(__file__).with_name("test_worker_examples.py"))
     tests = "".join(path.read_text(encoding="utf-8") for path in files)
