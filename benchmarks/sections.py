@@ -29,6 +29,7 @@ SECTIONS = {
     "guard": "guards",
     "fleet": "fleet_commands",
     "resource": "whole_resource",
+    "waiters": "waiters",
 }
 
 

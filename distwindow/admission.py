@@ -3,7 +3,10 @@
 call                     is sent by                    the caller waits
 an entry, or a limited   `try_acquire`                 until a call that a paced limit has
 function                                               admitted may proceed
-`acquire`                `try_acquire`, repeated       in the queue of its key, then for permits
+`acquire`                `try_acquire`, then with      in the queue of its key, then for its
+                         the turn that it has          turn in the fleet's virtual line
+`acquire`, `eventual`    `try_acquire`, repeated       in the queue of its key, then for permits
+or of high cost
 `acquire`, paced limit   a command with the time       in the queue, then for its promised
                          that the caller has left      moment, when the next one is served
 `acquire`, priority      a command that may borrow     in a queue of its own, then for its
@@ -25,6 +28,7 @@ from .operations.command_cache import CommandCache
 from .operations.drivers import run_async, run_blocking
 from .operations.paced_acquire import wait_until_paced
 from .operations.steps import Operation, StoreStep
+from .operations.turns import Turns, wait_for_turn
 from .operations.wait_queue import AsyncQueueSlot, QueueSlot, WaitQueues
 from .protocol.commands import Acquire
 from .protocol.shaped_commands import AcquireShaped, any_shaped
@@ -43,6 +47,7 @@ class _BaseAdmission(Generic[D, S]):
         commands: CommandCache,
         queues: WaitQueues,
         borrowing: Borrowing,
+        turns: Turns,
         try_acquire: Callable[[AnyKey, int], D],
         execute: Callable[[StoreStep], Any],
         sleep: Callable[[float], S],
@@ -51,6 +56,7 @@ class _BaseAdmission(Generic[D, S]):
         self._commands = commands
         self._queues = queues
         self._borrowing = borrowing
+        self._turns = turns
         self._try_acquire = try_acquire
         self._execute = execute
         self._sleep = sleep
@@ -73,10 +79,15 @@ class _BaseAdmission(Generic[D, S]):
         command = self._commands.acquire_command(key, cost)
         if isinstance(command, AcquireShaped):
             return command, partial(wait_until_paced, command), self._execute
+        wait = (
+            partial(wait_for_turn, command, self._turns)
+            if self._turns.serve(command)
+            else partial(wait_until_admitted, command)
+        )
         return (
             command,
-            partial(wait_until_admitted, command),
-            lambda _: self._try_acquire(key, cost),
+            wait,
+            lambda step: self._try_acquire(key, cost) if step is command else self._execute(step),
         )
 
 

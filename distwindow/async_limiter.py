@@ -72,7 +72,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._monotonic = self._store.clock.monotonic
         self._open_strategy(options, self._store, in_process_attempt(self._store), max_origins)
         self._admission = AsyncAdmission(
-            self._command_cache, self._wait_queues, self._borrowing, self.try_acquire,
+            self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.sleep,
         )  # fmt: skip
         self._admit = self._admission.admit
@@ -85,11 +85,14 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.unknown_total`."""
         return self._store.unknown_total
 
-    async def try_acquire(self, key: AnyKey, cost: int = 1, priority: bool = False) -> Decision:
+    async def try_acquire(
+        self, key: AnyKey, cost: int = 1, priority: bool = False, enqueue: bool = False
+    ) -> Decision:
         """See `Limiter.try_acquire`."""
         decision: Decision | None
-        if priority:
-            decision = await self._run(self._borrowing.call(key, cost, priority).attempt())
+        if priority or enqueue:
+            attempt = self._special_attempt(key, cost, priority, enqueue)
+            decision = await self._run(attempt)
             if decision.source == "store":
                 return decision
         else:

@@ -11,11 +11,14 @@ from .connect import Consistency, LimiterOptions, make_strategy, make_views, sto
 from .core.clock import Clock, check_clock
 from .core.decision import Decision
 from .core.errors import ConfigurationError
+from .core.key import AnyKey
 from .core.limit import Limit, LimitSpec
 from .entry import EntrySettings
 from .lifecycle.base import check_handle_sigterm
 from .operations.borrow import Borrowing
 from .operations.shaped_command_cache import make_command_cache
+from .operations.steps import Operation
+from .operations.turns import Turns
 from .operations.wait_queue import WaitQueues
 from .protocol.commands import Acquire
 from .store.base import AsyncStore, Store
@@ -63,8 +66,19 @@ class BaseLimiter:
             self._command_cache, self._strategy, store.source, options.max_wait,
             options.borrow_share,
         )  # fmt: skip
+        self._turns = Turns(self._command_cache, self._strategy, store.source, store.clock)
         self._views = make_views(self._strategy, self.prefix, max_origins, store)
         self._entry_settings = EntrySettings(self._views, store.clock, self._name)
+
+    def _special_attempt(
+        self, key: AnyKey, cost: int, priority: object, enqueue: object
+    ) -> Operation[Decision]:
+        """Return the operation of a call with `priority` or `enqueue`. Raises what `try_acquire`
+        raises for its arguments.
+        """
+        if enqueue:
+            return self._turns.attempt(key, cost, enqueue, priority)
+        return self._borrowing.call(key, cost, priority).attempt()
 
     def __repr__(self) -> str:
         limits = "; ".join(map(str, self.limits))

@@ -117,7 +117,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         self._open_strategy(options, self._store, self._store.attempt, max_origins)
         self._decide_locally = self._strategy.decide_locally
         self._admission = Admission(
-            self._command_cache, self._wait_queues, self._borrowing, self.try_acquire,
+            self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.clock.sleep,
         )  # fmt: skip
         self._admit = self._admission.admit
@@ -130,7 +130,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """
         return self._store.unknown_total
 
-    def try_acquire(self, key: AnyKey, cost: int = 1, priority: bool = False) -> Decision:
+    def try_acquire(
+        self, key: AnyKey, cost: int = 1, priority: bool = False, enqueue: bool = False
+    ) -> Decision:
         """Count `cost` permits on `key` if all limits allow it. Never raises because of a limit.
         Under a paced limit the caller waits for `.wait` seconds before it proceeds.
 
@@ -138,12 +140,17 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         begins within `max_wait`. The decision is then allowed, its `reason` is "borrowed", and the
         caller has to hold back for `wait` seconds (`acquire` does that).
 
+        With `enqueue`, a refused call takes a place in the fleet's virtual line, and `retry_after`
+        is its own turn: the seconds after which it should ask again, so that not all who were
+        refused come back together. It is a hint: the line never changes what is admitted.
+
         Raises `ValueError` for an empty key, and for a cost that is not a whole number of at least
         1 or exceeds the smallest limit, before anything is sent; `ConfigurationError` for
-        `priority` with `consistency="eventual"`.
+        `priority` or `enqueue` with `consistency="eventual"` or a limit that is paced or warms up,
+        and for both together.
         """
-        if priority:
-            return self._run(self._borrowing.call(key, cost, priority).attempt())
+        if priority or enqueue:
+            return self._run(self._special_attempt(key, cost, priority, enqueue))
         decision = self._decide_locally(key, cost)
         return self._acquire_remote(key, cost) if decision is None else decision
 
@@ -167,14 +174,15 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
     ) -> Decision:
         """`try_acquire` that waits until it is admitted: in a queue behind the earlier waiters of
-        this limiter, and then asleep until the exact moment at which its permits are free.
+        this limiter, and then asleep until its turn in the line of all processes that wait.
 
         With `priority`, it waits in a queue before all callers without, borrows if it can, and then
         sleeps until the bucket begins that it has borrowed from.
         A paced limit has it wait until its promised moment, too.
 
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
-        timeout) ends before that.
+        timeout) ends before there is room; with a turn after the timeout it asks once more at the
+        end.
         """
         return self._admission.acquire(key, cost, timeout, priority)
 

@@ -7,17 +7,19 @@ or configures a server starts one of its own from `tests.servers`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
 import pytest
 
-from tests import event_loops
+from tests import event_loops, examples
 from tests.servers import (
     Cluster,
     Container,
@@ -32,15 +34,10 @@ from tests.servers import (
 
 T = TypeVar("T")
 
+# The runs with each redis-py install the group `compat` only.
+collect_ignore_glob = [] if find_spec("celery") else ["*/test_celery_*.py"]
 
-SLOW_MODULES = {
-    "test_borrowing", "test_borrowing_agrees", "test_breaker_fleet", "test_breaker_oracle",
-    "test_call_sharing", "test_endings", "test_examples",
-    "test_interrupted_calls", "test_interrupted_leases", "test_interruptions",
-    "test_memory_shortcut", "test_pacing", "test_priority_share",
-    "test_servers_cleanup", "test_slots", "test_unclosed",
-}  # fmt: skip
-"""Modules that take three seconds or more in all: each of their tests is marked `slow`."""
+examples.load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,10 +62,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("event_loop_kind", kinds, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in SLOW_MODULES:
-            item.add_marker(pytest.mark.slow)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("markexpr") == "not slow":
+        for item in items:
+            examples.limit_to_quick(getattr(item, "function", None))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Several tests collect garbage, and the interpreter does as well: thousands of collected tests
+    # need not be looked through each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

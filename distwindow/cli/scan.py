@@ -20,8 +20,10 @@ from ..core.stats import window_at
 from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import (
     RingNameParts,
+    is_line_name,
     is_priority_name,
     is_senders_name,
+    operator_limits_name,
     parse_ring_name,
     ring_of_shaping,
     shaping_name,
@@ -96,7 +98,9 @@ def scan_names(
         for name in found:
             if is_senders_name(prefix, name) or parse_views_name(prefix, name) is not None:
                 continue
-            if is_priority_name(prefix, name):
+            if is_line_name(prefix, name) or is_priority_name(prefix, name):
+                continue
+            if name == operator_limits_name(prefix):
                 continue
             slots_key = parse_slots_name(prefix, name)
             if slots_key is not None:

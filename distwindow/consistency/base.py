@@ -133,6 +133,9 @@ class LocalStrategy(Generic[S]):
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         raise NotImplementedError  # each strategy has one
 
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        return None
+
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""
         state = self._key_states.drop(self._name_of(key))

@@ -120,6 +120,24 @@ class ExactStrategy(LocalStrategy[S]):
                 state.permits_left = left
             return left, state.charges
 
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        """Decide a call with `enqueue` by permits that are held here; None if they are too few. It
+        is apart from `decide_locally`, because such a call is not refused by a cached refusal.
+        """
+        key = normalize_key(key)
+        state, now = self._get(key), self._monotonic()
+        if state is None or now >= state.permits_until:
+            return None
+        left, charges = self._spend_locked(state, cost)
+        if left < 0:
+            return None
+        if left <= state.prefetch_threshold:
+            self._on_few_left(state, now)
+        return Decision(
+            True, key, cost, state.limit, state.left_in_store + left, 0.0, state.reset_at - now,
+            0.0, "ok", "lease", state.now_ms(now), with_cost(charges, cost),
+        )  # fmt: skip
+
     def _count_blocked(self, state: S, cost: int, now: float) -> None:
         """Count `cost` refused permits in the bucket of `now`, and have them flushed."""
         if now >= state.bucket_ends_at:

@@ -66,6 +66,9 @@ class InProcess:
 
     # The other methods of a strategy have nothing to do, as there is no local state.
 
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        return None
+
     def peek(self, key: AnyKey) -> Decision | None:
         return None
 

@@ -31,7 +31,8 @@ class Decision(NamedTuple):
     remaining: int
     """Permits left under `limit` after this call; never negative."""
     retry_after: float
-    """Seconds until the same call would be admitted if no other calls came; 0.0 when allowed. Where
+    """Seconds until the same call would be admitted if no other calls came; 0.0 when allowed. With
+    `enqueue`, seconds until the caller's turn. Where
     `source` is "deny_cache", a call of higher cost than the refused one may have to wait longer.
     """
     reset_after: float

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 def short_repr(key: object) -> str:
     """Return `repr(key)`, shortened to 120 characters: a key may be a megabyte long."""
-    text = repr(key)
+    try:
+        text = repr(key)
+    except Exception as exc:  # an int of too many digits, for example
+        return f"<{type(key).__name__} that cannot be shown: {type(exc).__name__}>"
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 20]}...{text[-17:]}"
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import _thread
 import os
 import queue
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -141,6 +142,29 @@ def is_interruption(exc: BaseException) -> bool:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return module.partition(".")[0] not in _LIBRARIES
+
+
+def was_raised_by_signal_handler(exc: BaseException) -> bool:
+    """True if a Python function that handles a signal is among the frames of `exc`.
+
+    This is for errors of an application's code that distwindow calls, where `is_interruption` would
+    be true for each. It takes some microseconds.
+    """
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
+    trace = exc.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(function: Any) -> Any:
+    """Return the code of a function, a method, or an object with `__call__`."""
+    if not hasattr(function, "__code__"):  # a method has that of its function
+        function = vars(type(function)).get("__call__")
+    return getattr(function, "__code__", None)
 
 
 class OneShotEvent:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 from ..core.errors import short_repr
 from ..core.interrupts import is_interruption
+from ..entry_options import check_origin
 
 
 class CallContext:
@@ -28,7 +29,7 @@ current_context = _context.get
 
 
 @contextmanager
-def call_context(name: str, origin: str = "") -> Iterator[None]:
+def call_context(name: str, origin: str | None = None) -> Iterator[None]:
     """Have the entries of guards inside the block, in this thread or task and in tasks that it
     creates, come from the entrance `name` and from `origin`, unless they say otherwise.
 
@@ -42,15 +43,15 @@ def call_context(name: str, origin: str = "") -> Iterator[None]:
     A block that is left in another thread or task than it was entered in, as a framework does with
     generators, has an effect only where it was entered, and only until it is left.
     """
-    for what, value in (("name", name), ("origin", origin)):
-        if type(value) is not str:
-            raise TypeError(f"{what}={short_repr(value)} is not a str")
+    caller = check_origin(origin)
+    if type(name) is not str:
+        raise TypeError(f"name={short_repr(name)} is not a str")
     if not name:
         raise ValueError("name must not be empty")
     if _context.get().name:
         yield
         return
-    context = CallContext(name, origin)
+    context = CallContext(name, caller)
     token = _context.set(context)
     try:
         yield

@@ -36,6 +36,11 @@ class Strategy(FlushSource, Protocol):
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide a call, after `decide_locally` has returned None."""
 
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        """Decide a call with `enqueue` by permits that are held here; None if the store has to
+        decide.
+        """
+
     def peek(self, key: AnyKey) -> Decision | None:
         """Return the decision of a call of cost 1 without counting it; None if the store has to
         decide.

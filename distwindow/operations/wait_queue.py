@@ -23,7 +23,7 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -88,10 +88,33 @@ class Waiter:
         return self.remaining_s
 
 
+class HeldTurn(NamedTuple):
+    """A turn in the virtual line of a ring (`core/line.py`)."""
+
+    turn_ms: int
+    """By the clock of the store, ms since the epoch."""
+    due_at: float
+    """By the monotonic clock of the store, seconds."""
+
+
+class QueueTurns:
+    """What the heads of one queue hand on: see `operations/turns.py`."""
+
+    __slots__ = ("free_calls", "turn")
+
+    def __init__(self) -> None:
+        self.turn: HeldTurn | None = None
+        """The place of this queue in the line. A head that leaves it to the next one, because it
+        was cancelled or its timeout has ended, so leaves no gap.
+        """
+        self.free_calls = 0
+        """How many waiters may ask without waiting for a turn, as there is room for them."""
+
+
 class QueueSlot(Waiter):
     """A waiter for permits. `wait` raises `RateLimitExceeded` when the timeout ends too early for
-    them. Its `retry_after` is when the head of the queue has its permits: the waiter's own are not
-    there before.
+    them. Its `retry_after` is when the head of the queue has its permits, or its turn: the waiter's
+    own are not there before.
     """
 
     def __init__(
@@ -109,12 +132,31 @@ class QueueSlot(Waiter):
         ring = self._charge.ring
         super().__init__(queues, ring + b":priority" if priority else ring, timeout)
 
-    def on_refused(self, decision: Decision) -> None:
+    def on_refused(self, decision: Decision, asks_in_s: float = 0.0) -> None:
         """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
-        wait for at least as long.
+        wait for at least as long. `asks_in_s`: seconds to its turn, if that comes later.
         """
         assert self._queue is not None
-        self._queue.refusal = (self._clock.monotonic() + decision.retry_after, decision)
+        now, retry_after = self._clock.monotonic(), decision.retry_after
+        asks_at = now + max(retry_after, asks_in_s)
+        self._queue.refusal = (now + retry_after, asks_at, decision)
+
+    @property
+    def is_head(self) -> bool:
+        """False for a waiter that sends out of turn."""
+        return self._is_head()
+
+    @property
+    def has_followers(self) -> bool:
+        """True if others wait behind this waiter, the head."""
+        assert self._queue is not None
+        return len(self._queue.waiting) > 1
+
+    @property
+    def turns(self) -> QueueTurns:
+        """What the head has from those before it, and leaves to those behind."""
+        assert self._queue is not None
+        return self._queue.turns
 
     def _remaining_s_or_raise(self) -> float | None:
         """Return the seconds for which the waiter may wait; None: no end. At 0.0 it may send out of
@@ -126,9 +168,9 @@ class QueueSlot(Waiter):
         assert self._queue is not None
         now = self._clock.monotonic()
         if self._queue.refusal is not None:
-            until, decision = self._queue.refusal
+            until, asks_at, decision = self._queue.refusal
             if until > self._deadline or now >= self._deadline:
-                left, charge = max(0.0, until - now), self._charge
+                left, charge = max(0.0, asks_at - now), self._charge
                 raise RateLimitExceeded(
                     decision._replace(key=charge.key, cost=charge.cost, retry_after=left)
                 )
@@ -167,13 +209,16 @@ class AsyncQueueSlot(AsyncWaiter, QueueSlot):
 
 
 class _Queue:
-    __slots__ = ("refusal", "waiting")
+    __slots__ = ("refusal", "turns", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Waiter] = deque()
         """The head comes first."""
-        self.refusal: tuple[float, Decision] | None = None
-        """The last refusal of a head, and until when it holds (monotonic seconds)."""
+        self.refusal: tuple[float, float, Decision] | None = None
+        """The last refusal of a head: until when it holds, and when the head asks again (monotonic
+        seconds), and the decision.
+        """
+        self.turns = QueueTurns()
 
 
 class WaitQueues:

@@ -26,6 +26,7 @@ _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 """A key of printable ASCII that `escape` returns as it is, as it does with most keys."""
 _SENDERS = b":senders"
 _SHAPING = b":shaping"
+_LINE = b":line"
 _PRIORITY = b":priority"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
@@ -63,6 +64,11 @@ def shaping_name(ring: bytes) -> bytes:
     return ring + _SHAPING
 
 
+def line_name(ring: bytes) -> bytes:
+    """Return the Redis key of the hash with the virtual line of a ring."""
+    return ring + _LINE
+
+
 def priority_name(ring: bytes) -> bytes:
     """Return the Redis key of the hash with the priority record of a ring."""
     return ring + _PRIORITY
@@ -94,10 +100,21 @@ def is_senders_name(prefix: str, name: bytes) -> bool:
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 
+def is_line_name(prefix: str, name: bytes) -> bool:
+    """True if `name` is the `line_name` of a ring of this prefix; no ring has such a name."""
+    ring = name.removesuffix(_LINE)
+    return ring != name and parse_ring_name(prefix, ring) is not None
+
+
 def is_priority_name(prefix: str, name: bytes) -> bool:
     """True if `name` is the `priority_name` of a ring of this prefix; no ring has such a name."""
     ring = name.removesuffix(_PRIORITY)
     return ring != name and parse_ring_name(prefix, ring) is not None
+
+
+def operator_limits_name(prefix: str) -> bytes:
+    """Return the name of the hash in which limits of Celery tasks are kept that an operator set."""
+    return prefix.encode() + b":celery-limits"
 
 
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:

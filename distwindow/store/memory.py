@@ -16,6 +16,7 @@ from ..core.decision import Decision, Source
 from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
+from ..core.line import Line
 from ..core.priority_record import PriorityRecord
 from ..core.ring import Ring
 from ..core.sender_records import SenderRecords
@@ -27,6 +28,7 @@ from ..protocol.frames import Command
 from ..protocol.keys import shaping_name
 from ..protocol.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from ..protocol.shaped_commands import AcquireShaped, PeekShaped
+from ..protocol.turn_commands import AcquireTurn, TurnReply
 from .memory_adaptive import MemoryAdaptive
 from .memory_borrow import borrow
 from .memory_breakers import MemoryBreakers
@@ -62,20 +64,22 @@ class MemoryStore(MemoryRings):
         slots: dict[bytes, dict[bytes, int]] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
         priority_records: dict[bytes, PriorityRecord] | None = None,
+        lines: dict[bytes, Line] | None = None,
     ) -> None:
         """`rings` and `senders`, by the names of the rings, `slots`, by their own names,
-        `shapings`, by their `shaping_name`, and `priority_records`, by their `priority_name`: where
-        to keep them. A store that keeps rings elsewhere
+        `shapings`, by their `shaping_name`, `priority_records`, by their `priority_name`, and
+        `lines`, by their `line_name`: where to keep them. A store that keeps rings elsewhere
         passes those of one command, and stores what is in the dicts after it. With `rings` alone,
         concurrency limits are refused.
         """
-        super().__init__(clock, rings, senders, shapings, priority_records)
+        super().__init__(clock, rings, senders, shapings, priority_records, lines)
         self._now_ms = clock.now_ms
         self.unknown_total = 0
         self._lock: Lock | _Closed = threading.Lock()
         self._handlers: dict[str, Callable[[Any, int], Any]] = {
             "acquire": self._acquire,
             "acquire_shaped": self._acquire_shaped,
+            "acquire_turn": self._acquire_turn,
             "peek_shaped": self._peek_shaped,
             "peek": self._peek,
             "borrow": self._borrow,
@@ -204,6 +208,11 @@ class MemoryStore(MemoryRings):
             _store_refusal(command.charges[0], rings[0], reply)
         starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
+
+    def _acquire_turn(self, command: AcquireTurn, now: int) -> TurnReply:
+        reply = self._acquire(Acquire(command.charges), now)
+        rings = [self._rings[charge.ring] for charge in command.charges]
+        return self._lines.turn(command, reply, rings, now)
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
         records = [self._record_at(charge) for charge in command.charges]

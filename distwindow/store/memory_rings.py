@@ -5,19 +5,21 @@ from __future__ import annotations
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.limit import Limit
+from ..core.line import Line
 from ..core.priority_record import PriorityRecord
 from ..core.ring import RETIRED_START, Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
 from ..protocol.commands import Flush
 from ..protocol.keys import priority_name
+from .memory_turns import MemoryLines
 
 _MIN_SWEEP_SIZE = 1024
 """Up to this number of rings, none is dropped."""
 
 
 class MemoryRings:
-    """Rings, the flushes that were added to them, their shapings and their priority records, each
+    """Rings, the flushes that were added to them, their shapings, priority records and lines, each
     by the name of its ring or by its own. Callers hold the lock of the store.
     """
 
@@ -28,15 +30,15 @@ class MemoryRings:
         senders: dict[bytes, SenderRecords] | None,
         shapings: dict[bytes, ShapingState] | None,
         priority_records: dict[bytes, PriorityRecord] | None,
+        lines: dict[bytes, Line] | None,
     ) -> None:
-        """`rings`, `senders`, `shapings` and `priority_records`: where to keep them; None: in new
-        dictionaries.
-        """
+        """Where to keep each kind; None: in new dictionaries."""
         self.clock = clock
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
         self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
         self._priority_records = {} if priority_records is None else priority_records
+        self._lines = MemoryLines(lines)
         self._sweep_size = _MIN_SWEEP_SIZE
 
     def _ring_at(self, charge: Charge, now: int) -> Ring:
@@ -85,7 +87,7 @@ class MemoryRings:
         ring = self._rings.get(name)
         if ring is None:
             beside = self._shapings if name in self._shapings else self._priority_records
-            return beside.pop(name, None) is not None
+            return beside.pop(name, None) is not None or self._lines.remove(name)
         # Both without a call, so that no signal handler raises in between: a linked command would
         # go on counting in a ring that nobody finds.
         ring.shortcut_start = RETIRED_START
@@ -129,6 +131,7 @@ class MemoryRings:
         expired = [name for name, r in self._priority_records.items() if now >= r.expires_at_ms]
         for name in expired:
             del self._priority_records[name]
+        self._lines.sweep(now)
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 
 

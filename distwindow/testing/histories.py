@@ -29,8 +29,9 @@ from ..protocol.commands import (
     charges_of,
 )
 from ..protocol.frames import Command
-from ..protocol.keys import ring_name_prefix
+from ..protocol.keys import line_name, ring_name_prefix
 from ..protocol.shaped_commands import AcquireShaped, PeekShaped
+from ..protocol.turn_commands import AcquireTurn
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000
@@ -52,7 +53,7 @@ LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
 COMMAND_NAMES = (
     *["acquire"] * 5, *["borrow"] * 3, *["lease"] * 2, *["flush"] * 3, *["refund"] * 2, "peek",
-    "read", "reset", *["acquire_shaped"] * 3, "peek_shaped",
+    "read", "reset", *["acquire_shaped"] * 3, "peek_shaped", *["acquire_turn"] * 3,
 )  # fmt: skip
 """The commands of a history. The more often one is named here, the more often it is drawn."""
 
@@ -88,7 +89,8 @@ class HistoryStep(NamedTuple):
     """
     flag: bool
     """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush; whether a `borrow`
-    may take the whole limit, and whether a `refund` is of borrowed permits.
+    may take the whole limit, and whether a `refund` is of borrowed permits; `takes_next` of an
+    `acquire_turn`, and whether a `reset` also deletes lines.
     """
     amount_change: int
     """By how much the limits are raised."""
@@ -176,7 +178,12 @@ def _command(
     if step.name == "read":
         return Read(charges, now)
     if step.name == "reset":
-        return Reset(charges, now)
+        lines = [charge._replace(ring=line_name(charge.ring)) for charge in charges]
+        return Reset((*charges, *lines) if step.flag else charges, now)
+    if step.name == "acquire_turn":
+        # Turns that are over, and such that are still to come.
+        held_ms = past[-1 - step.size % len(past)] + step.calls * MINUTE_MS // 2
+        return AcquireTurn(charges, now, held_ms=held_ms if step.size else 0, takes_next=step.flag)
     return _shaped(step, charges, now)
 
 

@@ -15,10 +15,14 @@ from collections import Counter
 
 from tests.attack.harness import Run, Scenario, Violation, derive_seed
 
-SCENARIOS = ("model", "interruptions", "fleet", "process_exits", "timeouts", "cold_start")
+SCENARIOS = (
+    *("model", "interruptions", "fleet", "process_exits", "timeouts", "cold_start"),
+    *("slots", "breakers", "borrowing", "entries", "guards"),
+)
 TURNS = (
     *("model", "interruptions", "fleet", "interruptions", "process_exits"),
     *("interruptions", "timeouts", "interruptions", "cold_start", "interruptions"),
+    *("slots", "breakers", "borrowing", "entries", "guards"),
 )
 """`interruptions` has twelve variants, of which a turn runs one."""
 TURN_S = {
@@ -27,6 +31,7 @@ TURN_S = {
     "fleet": 18.0,
     "process_exits": 15.0,
     "timeouts": 6.0,
+    **dict.fromkeys(("slots", "breakers", "borrowing", "entries", "guards"), 12.0),
 }
 """Seconds of one turn; five for those that are not named."""
 

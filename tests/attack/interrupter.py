@@ -59,7 +59,8 @@ class Interrupter:
         self._armed = False
         self._kind: type[BaseException] = Interruption
         self._pending: BaseException | None = None
-        self._where = ""
+        self.where = ""
+        """The innermost lines of the code that was interrupted last."""
         self._destroying = False
         signal.signal(signal.SIGALRM, self._handle)
         sys.unraisablehook = self._unraisable
@@ -68,7 +69,7 @@ class Interrupter:
         if self._armed:
             self._armed = False
             self._pending = exc = self._kind("of the application")
-            self._where = _where(frame)
+            self.where = _where(frame)
             self._destroying = _is_destroying(frame)
             raise exc
 
@@ -93,11 +94,11 @@ class Interrupter:
         if pending is None:
             return Outcome(caught, False)
         self.figures["interruptions"] += 1
-        if caught is None and self._destroying:
+        if caught is not pending and self._destroying:
             self.figures["lost in destructors of other packages"] += 1
         elif caught is not pending:
             wrong = "swallowed" if caught is None else f"replaced by {type(caught).__name__}"
-            self.wrong(wrong, call=name, kind=type(pending).__name__, where=self._where)
+            self.wrong(wrong, call=name, kind=type(pending).__name__, where=self.where)
         return Outcome(caught, True)
 
     def wrong(self, what: str, **facts: Any) -> None:
@@ -114,7 +115,7 @@ class Interrupter:
         if args.exc_value is not None and args.exc_value is self._pending:
             self._pending = None
             if ours:
-                self.wrong("lost in a finalizer", of=repr(args.object)[:200], where=self._where)
+                self.wrong("lost in a finalizer", of=repr(args.object)[:200], where=self.where)
             else:
                 self.figures["lost in destructors of other packages"] += 1
         elif ours:

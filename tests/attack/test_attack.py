@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from tests.attack.borrowing import MODES as BORROWING
+from tests.attack.borrowing import borrowing
+from tests.attack.breakers import VARIANTS as BREAKERS
+from tests.attack.breakers import breakers
 from tests.attack.cold_start import cold_start
+from tests.attack.entries import MODES as ENTRIES
+from tests.attack.entries import entries
 from tests.attack.fleet import MODES, fleet
+from tests.attack.guards import VARIANTS as GUARDS
+from tests.attack.guards import guards
 from tests.attack.harness import Run
 from tests.attack.interruptions import VARIANTS as INTERRUPTIONS
 from tests.attack.interruptions import interruptions
 from tests.attack.model import model
 from tests.attack.process_exits import VARIANTS as EXITS
 from tests.attack.process_exits import process_exits
+from tests.attack.slots import VARIANTS as SLOTS
+from tests.attack.slots import slots
 from tests.attack.timeouts import timeouts
 
 pytestmark = pytest.mark.slow
@@ -59,3 +69,38 @@ def test_a_cold_start_counts_everything() -> None:
     run = Run(6, 3)
     cold_start(run)
     assert run.figures["starts"] >= 2
+
+
+@pytest.mark.parametrize("variant", SLOTS)
+def test_slots_are_held_by_no_more_than_the_limit(variant: str) -> None:
+    run = Run(8, 5, variant)
+    slots(run)
+    assert run.figures["calls"] > 30
+
+
+@pytest.mark.parametrize("variant", BREAKERS)
+def test_breakers_open_for_the_fleet(variant: str) -> None:
+    run = Run(9, 7, variant)
+    breakers(run)
+    assert run.figures["calls"] > 100
+
+
+@pytest.mark.parametrize("mode", BORROWING)
+def test_borrowed_permits_are_within_the_limit(mode: str) -> None:
+    run = Run(10, 5, mode)
+    borrowing(run)
+    assert run.figures["calls that borrowed"] > 20
+
+
+@pytest.mark.parametrize("mode", ENTRIES)
+def test_each_end_of_an_entry_is_counted_once(mode: str) -> None:
+    run = Run(11, 4, mode)
+    entries(run)
+    assert run.figures["ends checked"] > 100
+
+
+@pytest.mark.parametrize("mode", GUARDS)
+def test_a_guard_gives_back_what_it_took(mode: str) -> None:
+    run = Run(12, 6, mode)
+    guards(run)
+    assert run.figures["calls"] > 100

@@ -198,6 +198,19 @@ def _swallowing() -> None:
         pass
 
 
+class _Closing:
+    """Closes as redis-py's connections do, without a word about errors."""
+
+    def __del__(self) -> None:
+        _swallowing()
+
+
+def _swallowing_in_a_destructor() -> None:
+    closing = _Closing()
+    del closing
+    raise KeyError("of the call itself")
+
+
 def _replacing() -> None:
     try:
         time.sleep(0.05)
@@ -212,6 +225,8 @@ def test_a_swallowed_exception_is_found() -> None:
         Interrupter.KINDS, kinds = (ValueError,), Interrupter.KINDS
         assert rounds.round("fair", lambda: time.sleep(0.5), 0.01).interrupted
         assert not any(name.startswith("wrong") for name in rounds.figures)
+        rounds.round("destructor", _swallowing_in_a_destructor, 0.01)
+        assert rounds.figures["lost in destructors of other packages"] == 1
         rounds.round("x", _swallowing, 0.01)
         rounds.round("y", _replacing, 0.01)
         assert rounds.figures["wrong: swallowed"] == 1

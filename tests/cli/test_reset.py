@@ -20,6 +20,21 @@ def test_all_windows_of_a_key_are_deleted(cli: Cli, redis_url: str, prefix: str)
         assert not limiter.try_acquire("kk").allowed
 
 
+def test_the_line_of_those_who_wait_goes_with_the_window(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
+        for _ in range(3):
+            limiter.try_acquire("k", enqueue=True)
+        with redis.Redis.from_url(redis_url) as server:
+            assert len(list(server.scan_iter(f"{prefix}:*:line"))) == 1
+            (row,) = json.loads(cli("stats", "--json").out)
+            assert (row["passed"], row["blocked"]) == (1, 2)
+            assert "not" not in cli("stats").err, "a line is no foreign name"
+            assert cli("reset", "k").out == "k: 1 window deleted\n"
+            assert list(server.scan_iter(f"{prefix}:*")) == []
+
+
 def test_an_unknown_key_is_not_an_error(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
         limiter.try_acquire("k")

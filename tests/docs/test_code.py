@@ -18,15 +18,8 @@ from typing import Any
 
 import pytest
 
-from distwindow import (
-    AdaptiveBreaker,
-    AsyncConcurrency,
-    AsyncLimiter,
-    CircuitBreaker,
-    Concurrency,
-    Guard,
-    Limiter,
-)
+from distwindow.lifecycle.blocking import BlockingClosable
+from distwindow.lifecycle.tasks import AsyncClosable
 
 from .pages import PAGES, Block, blocks, name, preset
 
@@ -55,9 +48,9 @@ def test_every_block_of_python_runs(
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
         for value in list(module.__dict__.values()):
-            if isinstance(value, Limiter | CircuitBreaker | AdaptiveBreaker | Concurrency | Guard):
+            if isinstance(value, BlockingClosable):
                 value.close()
-            elif isinstance(value, AsyncLimiter | AsyncConcurrency):
+            elif isinstance(value, AsyncClosable):
                 loop.run_until_complete(value.aclose())
 
 

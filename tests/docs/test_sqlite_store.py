@@ -44,6 +44,7 @@ def test_every_consistency_works_on_it(consistency: Any, tmp_path: Path) -> None
     store.close()
 
 
+@pytest.mark.slow
 def test_processes_share_it(tmp_path: Path) -> None:
     program = """
 import runpy, sys

@@ -15,6 +15,8 @@ from tests.integration.harness import admin, used
 from tests.servers import Proxy
 from tests.servers.faults import Delay
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PLENTY = "100000000/day"
 SCRIPT = b"EVALSHA"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections import Counter
 from typing import Any
@@ -106,11 +105,9 @@ def test_a_loop_may_end_without_aclose(
                 pass
 
     for turn in range(2):
-        began = time.monotonic()
         asyncio.run(some())
         gc.collect()
-        # A flush that gets no reply would take 3 s, and the end of a loop waits for it.
-        assert time.monotonic() - began < 2.5
+        # If a flush got no reply, its counts would be reported as lost.
         assert caplog.messages == []
         assert asyncio.run(stored_ends(url, prefix)) == 20 * (turn + 1)
 
@@ -152,23 +149,28 @@ def test_a_loop_that_is_closed_under_the_limiter(redis_url: str, prefix: str) ->
         gc.collect()
 
 
+@pytest.mark.parametrize("ticks", [None, *range(16)])
 async def test_after_a_cancelled_connect_the_next_call_makes_another_connection(
-    proxy: Proxy, prefix: str
+    proxy: Proxy, prefix: str, ticks: int | None
 ) -> None:
     """`asyncio.run` cancels every task, also the one that connects, and the last flush comes after
-    that.
+    that. It is cancelled once it is connected, or after so many ticks of the loop: maybe before
+    its first step.
     """
-    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=5) as limiter:
+    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=20) as limiter:
         with proxy.inject(Silent()):
             call = asyncio.ensure_future(limiter.try_acquire("k"))
-            await asyncio.to_thread(until, lambda: proxy.open > 0)
+            if ticks is None:
+                await asyncio.to_thread(until, lambda: proxy.open > 0)
+            for _ in range(ticks or 0):
+                await asyncio.sleep(0)
             me = asyncio.current_task()
             for task in asyncio.all_tasks():
                 if task is not me:
                     task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-        assert await asyncio.wait_for(limiter.try_acquire("k"), 2)
+        assert await asyncio.wait_for(limiter.try_acquire("k"), 10)
 
 
 @pytest.mark.event_loops

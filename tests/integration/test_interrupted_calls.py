@@ -18,6 +18,8 @@ from tests.servers import Proxy
 from tests.servers.faults import Delay, Pass, Silent
 from tests.servers.wait import until
 
+pytestmark = pytest.mark.slow
+
 KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, RedisConnectionError,
          StoreTimeout, KeyboardInterrupt, KeyError, TypeError, ValueError, IndexError, Empty,
          BlockingIOError]  # fmt: skip

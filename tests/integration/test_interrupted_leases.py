@@ -28,6 +28,8 @@ from tests.servers import Proxy, until_async
 from tests.servers.faults import Delay
 from tests.servers.wait import until
 
+pytestmark = pytest.mark.slow
+
 # -- tasks whose exceptions are kept --------------------------------------------------------------
 
 

@@ -205,6 +205,7 @@ def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, pre
                     assert limiter.try_acquire("k")
                 except StoreError:
                     failed = True
-            assert time.monotonic() - began < 0.2 + 0.1 + 0.5  # 0.5 s for stalls of the machine
+            # Not for the whole window; 1.5 s for stalls of the machine.
+            assert time.monotonic() - began < 0.2 + 0.1 + 1.5
         finally:
             own.resume()

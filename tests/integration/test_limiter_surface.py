@@ -28,7 +28,7 @@ def test_both_limiters_have_the_same_signatures(name: str) -> None:
     if isinstance(blocking, property):
         blocking, asynchronous = blocking.fget, asynchronous.fget
     one, other = inspect.signature(blocking), inspect.signature(asynchronous)
-    assert one.parameters == other.parameters
+    assert str(one.parameters) == str(other.parameters).replace("AsyncEntry", "Entry")
     assert str(one.return_annotation) == str(other.return_annotation).replace("AsyncEntry", "Entry")
 
 

@@ -19,6 +19,7 @@ from tests.unit.clock_and_stores import ManualClock, fresh_key
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_processes_count_each_entry_once_under_their_origins(redis_url: str, prefix: str) -> None:
     origins = ("checkout", "search")
     processes = [

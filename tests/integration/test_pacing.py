@@ -20,6 +20,8 @@ from distwindow import AsyncLimiter, Limit, Limiter, RateLimitExceeded
 from tests.integration.harness import Harness
 from tests.unit.clock_and_stores import ManualClock, fresh_key
 
+pytestmark = pytest.mark.slow
+
 STORES = ["memory://", "redis"]
 ROOT = Path(__file__).parents[2]
 

@@ -69,9 +69,12 @@ def test_delay_delays_requests_and_replies(proxy: Proxy, line: redis.Redis, faul
         begun = time.monotonic()
         assert line.ping()
         assert time.monotonic() - begun >= 0.15
-    begun = time.monotonic()
-    assert line.ping()
-    assert time.monotonic() - begun < 0.1
+    shortest = 1.0
+    for _ in range(20):  # a busy machine may delay one of them
+        begun = time.monotonic()
+        assert line.ping()
+        shortest = min(shortest, time.monotonic() - begun)
+    assert shortest < 0.1
 
 
 def test_a_delayed_request_is_dropped_with_its_connection(
@@ -167,10 +170,9 @@ def test_drop_reply_executes_and_does_not_reply(
 def test_drop_reply_and_close(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    begun = time.monotonic()
+    # The end comes before the client's timeout, which would be a `TimeoutError`.
     with proxy.inject(DropReply(close=True)), pytest.raises(redis.ConnectionError):
         line.incr(prefix)
-    assert time.monotonic() - begun < 0.25, "the end must come before the client's timeout"
     assert direct.get(prefix) == "1"
 
 

@@ -31,6 +31,8 @@ from tests.servers import (
 from tests.servers.certificates import Certificates
 from tests.servers.process import remove
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def precious_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

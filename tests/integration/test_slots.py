@@ -35,6 +35,8 @@ from tests.servers import Proxy, Standalone
 from tests.servers.faults import Blackhole, DropReply, Pass, Refuse, ResetAfterSend
 from tests.servers.wait import until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = b"EVALSHA"
 TTL = 30.0

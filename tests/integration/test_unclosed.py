@@ -14,6 +14,8 @@ import pytest
 
 from distwindow import Limiter
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import asyncio, sys
 from distwindow import AsyncLimiter

@@ -22,6 +22,7 @@ from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
 from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
 from distwindow.protocol.slot_commands import SLOT_COMMANDS
+from distwindow.protocol.turn_commands import AcquireTurn
 from distwindow.protocol.view_commands import VIEW_COMMANDS
 
 GUARD = b"9999999999999.000007"
@@ -102,6 +103,7 @@ KEYS = {
     "borrow": "ring... priority...",
     "acquire_shaped": "ring... shaping...",
     "peek_shaped": "ring... shaping...",
+    "acquire_turn": "ring... line...",
     "read": "ring... [shaping...]",
 }
 """The scripts whose KEYS are not `ring...`."""
@@ -175,6 +177,7 @@ def variants() -> list[Command[Any]]:
             *(AcquireShaped(shaped(rings), now, write_limit=t) for t in (False, True)),
             AcquireShaped(shaped(rings), now, cap_ms=77),
             PeekShaped(shaped(rings), now),
+            *(AcquireTurn(rings, now, held_ms=n, takes_next=q) for n, q in ((0, True), (9, False))),
             wire.Read(rings, now),
             wire.Read(shaped(rings), now),
             wire.Reset(rings, now),
@@ -209,7 +212,16 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
         expected |= {"max_wait_ms_2": '""', "warmup_ms_2": "7200000", "cold_factor_2": "4"}
         expected["write_limit"] = str(int(getattr(command, "write_limit", False)))
         expected["cap_ms"] = "77" if getattr(command, "cap_ms", None) else '""'
-    for name in ("max_wait_ms", "extra", "prefetch", "sender", "seq", "pull"):
+    for name in (
+        "max_wait_ms",
+        "held_ms",
+        "takes_next",
+        "extra",
+        "prefetch",
+        "sender",
+        "seq",
+        "pull",
+    ):
         value = getattr(command, name, "")
         expected[name] = shown(int(value) if isinstance(value, bool) else value)
     counts = COUNTS if getattr(command, "counts", ()) else ("", "")
@@ -280,7 +292,7 @@ def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
 VALUES: dict[str, Any] = {
     "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
     "admitted": 0, "refunded": 4, "deleted": 1, "extra": 6, "ends_in_ms": 450, "start": 60_000,
-    "passed": 11, "wait_ms": 250, "wait_us": 1234,
+    "passed": 11, "wait_ms": 250, "wait_us": 1234, "turn_in_ms": 321, "queued": 5,
 }  # fmt: skip
 AGAIN: dict[str, Any] = {"index": 1, "left": 3, "reset_ms": 77}
 STARTS = (1_699_999_980_000, 1_699_999_200_000)
@@ -372,6 +384,17 @@ def test_a_shaped_reply_is_parsed_from_each_form(name: str, form: str) -> None:
     assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
 
 
+@pytest.mark.parametrize("form", forms("acquire_turn"))
+def test_a_turn_reply_is_parsed_from_each_form(form: str) -> None:
+    turn = AcquireTurn(charges(LEAP, STRICT)).reply(reply_of(form, 2))
+    reply, refused = turn.acquire_reply, "retry_ms" in form
+    assert (reply.now_ms, reply.left, reply.binding_index, reply.reset_ms) == (NOW, 8, 1, 1500)
+    assert (reply.admitted, reply.retry_ms) == ((0, 900) if refused else (1, 0))
+    assert reply.admitted_binding is None
+    assert reply.bucket_starts_ms == (STARTS if "bucket_start_ms" in form else None)
+    assert (turn.turn_in_ms, turn.queued) == (321, 0 if refused else 5)
+
+
 @pytest.mark.parametrize("form", forms("lease"))
 def test_a_lease_reply_is_parsed_from_each_form(form: str) -> None:
     lease = wire.Lease(charges(LEAP, STRICT)).reply(reply_of(form, 2))
@@ -412,4 +435,5 @@ def test_the_forms_of_every_script_are_parsed_here() -> None:
         "acquire", "borrow", "peek", "lease", "flush", "refund", "read", "reset",
         "acquire_shaped",
         "peek_shaped",
+        "acquire_turn",
     }  # fmt: skip

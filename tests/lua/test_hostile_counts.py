@@ -159,7 +159,7 @@ def test_a_megabyte_of_digits_does_not_stall_the_server(server: redis.Redis, wor
     began = time.monotonic()
     assert malformed(target.run("flush", [*target.words(target.flush())[:-1], words]))
     assert malformed(target.run("flush", [*target.words(target.flush())[:-1], words + b";"]))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert target.content() == before
 
 

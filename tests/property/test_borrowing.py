@@ -23,6 +23,8 @@ from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
+pytestmark = pytest.mark.slow
+
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 

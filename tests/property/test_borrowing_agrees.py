@@ -24,6 +24,8 @@ from distwindow.testing.histories import (
 )
 from tests.unit.clock_and_stores import Execute, blocking, fresh_key
 
+pytestmark = pytest.mark.slow
+
 W = MINUTE_MS
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 COMMANDS = [*["acquire"] * 4, *["borrow"] * 6, *["refund"] * 2, "flush", "lease", "peek"]

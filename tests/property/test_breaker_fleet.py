@@ -24,6 +24,8 @@ from distwindow.store.memory import MemoryStore
 from distwindow.store.memory_breakers import MemoryBreakers
 from tests.unit.clock_and_stores import T0, ManualClock
 
+pytestmark = pytest.mark.slow
+
 TICK_MS = 250
 
 

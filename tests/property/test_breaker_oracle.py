@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from distwindow.breaker.call import Call
 from distwindow.consistency.breaker_states import Admission
 from distwindow.core.breaker_rules import BreakerRule
 from tests.unit.clock_and_stores import T0, ManualClock
+
+pytestmark = pytest.mark.slow
 
 RULES: tuple[BreakerRule, ...] = (
     ErrorRatio(0.5, window=10, min_calls=3, open_for=5, probe_timeout=4),

@@ -91,8 +91,12 @@ def commands(history: list[Step], rule: BreakerRule, key: str | Key) -> Iterator
     """Yield the commands of a history. They depend on the replies of a MemoryStore of their own."""
     now, store, seen = T0 // W * W, MemoryStore(), [(0, T0 // W * W)]
     name = breaker_name("conformance", key, rule)
+    restarts = 0
     for step in history:
         now = max(0, now + step.elapsed_ms)
+        # Redis draws at random which expired sender records it deletes, and a clock that is set
+        # back makes one valid again: senders send nothing of before again after that.
+        restarts += step.elapsed_ms < 0
         epoch, start = seen[-1 - step.back % len(seen)]
         known = seen[-1 - step.known_back % len(seen)][0]
         of_step = changed(rule, step.rule_change)
@@ -102,7 +106,7 @@ def commands(history: list[Step], rule: BreakerRule, key: str | Key) -> Iterator
             counts = tuple(CallCounts(*at, step.calls, min(step.bad, step.calls)) for at in ended)
             command = BreakerFlush(
                 (), now, rule=of_step, name=name, known_epoch=known, counts=counts,
-                sender=step.sender, seq=step.seq,
+                sender=step.sender and f"{step.sender}{restarts:x}", seq=step.seq,
             )  # fmt: skip
         else:
             command = BreakerProbe(

@@ -23,6 +23,8 @@ from distwindow.store.memory import MemoryStore
 from tests.interruptions import interrupt_at
 from tests.unit.clock_and_stores import ManualClock, fresh_key
 
+pytestmark = pytest.mark.slow
+
 LIMITS = "20/minute;60/hour"
 
 

@@ -33,6 +33,8 @@ from tests.property.test_borrowing import (
 )
 from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key
 
+pytestmark = pytest.mark.slow
+
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 

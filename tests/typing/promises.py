@@ -60,6 +60,7 @@ def a_decision_is_truthy_when_allowed() -> str:
 def every_method_has_its_type() -> None:
     assert_type(limiter.acquire("k", timeout=2.0), Decision)
     assert_type(limiter.try_acquire("k", 2, priority=True), Decision)
+    assert_type(limiter.try_acquire("k", 2, enqueue=True), Decision)
     assert_type(limiter.acquire("k", priority=True).wait, float)
     assert_type(limiter.stats("k").borrowed, int)
     assert_type(limiter.try_acquire_all([("a", "1/second", 1), ("b", "2/second")]), Decision)

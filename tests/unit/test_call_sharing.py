@@ -20,6 +20,8 @@ from tests.interruptions import interrupt_at
 from tests.servers.wait import until
 from tests.unit.tables import rows_of
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20.0
 
 

@@ -161,5 +161,5 @@ def test_bad_fields(fields: Any, message: str) -> None:
 
 
 def test_a_guard_has_one_system_rule() -> None:
-    with pytest.raises(ConfigurationError, match="in the same place"):
+    with pytest.raises(ConfigurationError, match="SystemRule: there are two"):
         Guard("memory://", [SystemRule(qps=1), SystemRule(qps=2)])

@@ -42,6 +42,7 @@ from ..call_share import short_reply_time_ms
 from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..outcome import restore_code
 from ..topology import CallSettings, Node
+from .task_results import result_within
 
 _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
@@ -116,6 +117,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._through_client: asyncio.Queue[tuple[bytes, ReplyReceiver]] | None = None
         self._ended = False
         self._opening = asyncio.ensure_future(self._open(settings.timeout))
+        self._opening.add_done_callback(self._on_opened)
 
     @property
     def opening(self) -> bool:
@@ -236,16 +238,14 @@ class PipelinedConnection(asyncio.Protocol):
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
-            result = await asyncio.wait_for(self._connect(), _CONNECT_TIMEOUTS * timeout)
+            result = await result_within(self._connect(), _CONNECT_TIMEOUTS * timeout)
         except asyncio.CancelledError:
             self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to
             # open another connection: the flush at the end of the loop needs it. Callers that wait
             # for this one end by their deadlines, because their retries would start new tasks in a
             # loop whose tasks are being ended.
-            if not self._ended:
-                self._ended = True
-                self._owner.on_connection_ended(self)
+            self._on_cancelled()
             raise
         except asyncio.TimeoutError:
             node.on_connect_failed("connecting takes longer than the timeout", slow=True)
@@ -259,7 +259,7 @@ class PipelinedConnection(asyncio.Protocol):
                 node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             self.end(error or exc)
             return
-        if self._ended:  # a cancellation that comes together with the result is not raised here
+        if self._ended:
             self._close_writer()
             return
         result.apply(node)
@@ -287,6 +287,17 @@ class PipelinedConnection(asyncio.Protocol):
                 await self._serve_through_client(self._through_client)
             finally:  # cancelled at the end of the loop: nobody would read the replies
                 self.end("the task that reads the replies has ended")
+
+    def _on_opened(self, opening: asyncio.Task[None]) -> None:
+        """Take in the end of `_open`: a task that is cancelled before its first step never runs."""
+        if opening.cancelled():
+            self._on_cancelled()
+
+    def _on_cancelled(self) -> None:
+        """Have the next call open another connection."""
+        if not self._ended:
+            self._ended = True
+            self._owner.on_connection_ended(self)
 
     def _close_writer(self) -> None:
         """Close a connection that nobody will use."""

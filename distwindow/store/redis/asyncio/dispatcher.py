@@ -28,6 +28,7 @@ from ..outcome import timed_out
 from ..topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
 from .batch import PING, Batch, LoopTick, Ping
 from .connection import PipelinedConnection
+from .task_results import retrieve_exception
 from .ticks_in_flight import TicksInFlight
 
 Reply = TypeVar("Reply")
@@ -84,7 +85,7 @@ class LoopDispatcher:
         if self._first_reading is None or self._first_reading.done():
             self._first_reading = asyncio.ensure_future(self._read_map())
             # If it fails when all callers have been cancelled, nobody else retrieves the exception.
-            self._first_reading.add_done_callback(_retrieve_exception)
+            self._first_reading.add_done_callback(retrieve_exception)
         await asyncio.shield(self._first_reading)
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
@@ -316,9 +317,3 @@ class LoopDispatcher:
         except Exception:  # whatever it is: the map stays stale, and is read again in a second
             return
         topology.on_refreshed()
-
-
-def _retrieve_exception(task: asyncio.Future[None]) -> None:
-    """Mark the exception of `task` as retrieved: asyncio logs an error for one that is not."""
-    if not task.cancelled():
-        task.exception()

@@ -1,0 +1,57 @@
+"""`python -m benchmarks.celery_workers`: measures all ways in turn, and prints a table.
+
+With `--write` it also writes docs/make/celery_workers.json, the table in docs/howto/celery.md, and
+has docs/make/pictures.py draw the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import celery
+
+from benchmarks import report, server
+from benchmarks.celery_workers.fleet import ROOT, SETUPS, bytes_of_a_waiting_task, is_installed, run
+from benchmarks.celery_workers.results import as_json, table
+
+JSON = ROOT / "docs" / "make" / "celery_workers.json"
+PAGE = ROOT / "docs" / "howto" / "celery.md"
+MARKS = "<!-- celery workers -->\n", "<!-- /celery workers -->"
+
+
+def page_with(page: Path, text: str) -> str:
+    """Return the page with `text` between the marks."""
+    before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
+    return f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery_workers")
+    parser.add_argument("--only", action="append", choices=SETUPS)
+    parser.add_argument("--write", action="store_true", help="write the table and the picture")
+    parser.add_argument("--memory", action="store_true", help="bytes of a waiting task, only")
+    options = parser.parse_args()
+    if options.memory:
+        print(f"{bytes_of_a_waiting_task() / 1000:.1f} kB for each task that waits in a worker")
+        return 0
+    runs = []
+    for setup in options.only or SETUPS:
+        if not is_installed(setup):
+            print(f"{SETUPS[setup]}: not installed", file=sys.stderr)
+            continue
+        runs.append(run(setup))
+        print(table(runs[-1:]).splitlines()[-1], flush=True)
+    print(f"\n{table(runs)}")
+    if options.write:
+        environment = {**report.environment(server.version()), "celery": celery.__version__}
+        JSON.write_text(as_json(runs, environment), encoding="utf-8")
+        PAGE.write_text(page_with(PAGE, table(runs)), encoding="utf-8")
+        subprocess.run([sys.executable, str(ROOT / "docs" / "make" / "pictures.py")], check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""One process of the section `waiters`: threads that wait in `acquire`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from multiprocessing.connection import Connection
+from random import Random
+from typing import NamedTuple
+
+from distwindow import Decision, Limiter
+from distwindow.operations.acquire import wait_until_admitted
+from distwindow.operations.drivers import run_blocking
+from distwindow.operations.wait_queue import QueueSlot
+
+TIMEOUT_S = 5.0
+FLUSH_S = 600.0
+"""No counts are flushed during a trial: all script calls are those of waiters."""
+
+
+class Crowd(NamedTuple):
+    """What the waiters of a process do."""
+
+    key: str
+    limit: str
+    by_turns: bool
+    arrive_in_s: float
+    waiters: int
+    seed: int
+
+
+class Admission(NamedTuple):
+    """One waiter's."""
+
+    came_ms: float
+    admitted_ms: float
+
+
+def acquire_plainly(limiter: Limiter, key: str) -> Decision:
+    """Wait as `acquire` does without turns: the head of the queue asks whenever there is room."""
+    command = limiter._command_cache.acquire_command(key)
+    slot = QueueSlot(limiter._wait_queues, command, None)
+    try:
+        slot.wait()
+        return run_blocking(
+            wait_until_admitted(command, slot),
+            lambda _: limiter.try_acquire(key),
+            limiter._store.clock.sleep,
+        )
+    finally:
+        slot.leave()
+
+
+def serve(url: str, orders: Connection) -> None:
+    """Carry out one `Crowd` after another, until None comes."""
+    while (crowd := orders.recv()) is not None:
+        orders.send(_wait(url, crowd, orders))
+
+
+def _wait(url: str, crowd: Crowd, orders: Connection) -> list[Admission]:
+    """Send "ready" once connected, then receive when to begin, seconds since the epoch."""
+    random = Random(crowd.seed)
+    admissions: list[Admission] = []
+    with Limiter(url, crowd.limit, timeout=TIMEOUT_S, flush_interval=FLUSH_S) as limiter:
+        limiter.peek("connect")
+        orders.send("ready")
+        begin_at: float = orders.recv()
+
+        def wait(after_s: float) -> None:
+            time.sleep(max(0.0, begin_at + after_s - time.time()))
+            came_ms = time.time() * 1000
+            if crowd.by_turns:
+                decision = limiter.acquire(crowd.key)
+            else:
+                decision = acquire_plainly(limiter, crowd.key)
+            admissions.append(Admission(came_ms, decision.now_ms))
+
+        threads = [
+            threading.Thread(target=wait, args=[random.random() * crowd.arrive_in_s])
+            for _ in range(crowd.waiters)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return admissions

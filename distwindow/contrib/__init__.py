@@ -1,0 +1,1 @@
+"""Integrations: each module needs the library that it is named after, and nothing imports them."""

@@ -1,0 +1,19 @@
+"""Rate limits of Celery tasks that hold for all workers together.
+
+A refused task waits unacknowledged in the parent of its worker: it takes no slot of the pool and no
+retry. docs/howto/celery.md
+"""
+
+try:
+    import celery as _celery
+except ImportError as exc:
+    raise ImportError(
+        "distwindow.contrib.celery needs Celery: pip install 'distwindow[celery]'"
+    ) from exc
+
+from .rate_limits import RateLimits
+from .signals import task_parked, task_sent_back
+
+__all__ = ["RateLimits", "task_parked", "task_sent_back"]
+
+del _celery

@@ -1,0 +1,295 @@
+"""The gate: holds limited tasks back in the worker's parent, and starts them as their limits allow.
+
+All work is done by `pump`, by one caller at a time: a call that comes while another works (from a
+callback of the pool, from another thread or greenlet) only has that one look again. So the lines
+are never seen half changed, and nothing recurses, though a slot that is given back may be granted
+to another line at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+from typing import Any
+
+from .admission import RUN, Admission, Answer
+from .effective_limits import EffectiveLimits
+from .lines import Entry, Line, Lines
+from .logger import logger
+from .pool_slots import PoolSlots
+from .signals import task_parked, task_sent_back
+from .surroundings import OneTimer, Surroundings, is_revoked
+
+_WORK_S = 0.05
+"""After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
+_SHORTEST_SENT_BACK_S = 1.0
+_SEND_AGAIN_S = 5.0
+"""When a message is sent back again after the broker has not taken it."""
+
+
+class Gate:
+    """The limited tasks of one worker. Requests are Celery's `Request`."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        slots: PoolSlots,
+        admission: Admission,
+        limits: EffectiveLimits,
+        *,
+        max_parked: int,
+        max_hold_s: float,
+    ) -> None:
+        self.surroundings = surroundings
+        self._slots = slots
+        self.limits = limits
+        self._max_parked = max_parked
+        self._max_hold_s = max_hold_s
+        self.admission = admission
+        self.lines: Lines[Any] = Lines()
+        self.parked = 0
+        """How many tasks wait for their limits now, not for a slot."""
+        self.started = 0
+        self.sent_back = 0
+        self._raised = 0
+        self._arrivals: deque[Any] = deque()
+        self._changed: list[str] = []
+        self._granted: deque[Line[Any]] = deque()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._pumping = False
+        self._again = False
+        self._look_after_s: float | None = None
+        self._timer = OneTimer(surroundings, self.pump)
+        self._without_key: set[str] = set()
+
+    # -- from the worker ---------------------------------------------------------------------------
+
+    def process(self, request: Any) -> None:
+        """Take a task that the consumer has received: Celery's `process_task`."""
+        if not self.limits.of(request.task).limits:
+            self._slots.pass_on(request)
+            return
+        self._arrivals.append(request)
+        self.pump()
+
+    def open(self) -> None:
+        """Begin, or begin again with a new connection to the broker."""
+        self._closed = False
+        self._timer.forget()
+
+    def close(self) -> None:
+        """Forget all tasks that have not been started. Their messages are not acknowledged, so the
+        broker gives them to a worker again; here they could not be acknowledged any more, because a
+        delivery tag ends with its channel.
+        """
+        self._closed = True
+        self.pump()
+
+    def limits_changed(self, tasks: list[str]) -> None:
+        """Ask again for the tasks whose limits have changed."""
+        self._changed.extend(tasks)
+        self.pump()
+
+    # -- the work ----------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Do whatever can be done now, and set the timer for the rest."""
+        with self._lock:
+            if self._pumping:
+                self._again = True
+                return
+            self._pumping = True
+        try:
+            while True:
+                self._again = False
+                is_done = self._work()
+                self._set_timer(is_done)
+                with self._lock:
+                    if not self._again or not is_done:
+                        self._pumping = False
+                        return
+        except BaseException:
+            self._pumping = False
+            self._set_timer(False)
+            raise
+
+    def _work(self) -> bool:
+        """Return False if there is more to do, and the event loop should have its turn first."""
+        around = self.surroundings
+        if self._closed:
+            self._forget_all()
+        ends_s = around.monotonic() + _WORK_S
+        while True:
+            while self._arrivals:
+                self._add(self._arrivals.popleft())
+            if self._changed:
+                changed, self._changed = set(self._changed), []
+                self.lines.wake(lambda line: line.task in changed)  # noqa: B023  # called here
+            self.lines.advance(around.monotonic())
+            while (ready := self.lines.pop_ready()) is not None:
+                self._slots.take(partial(self._grant, ready))
+            self._look_after_s = self._slots.serve()
+            if not self._granted:
+                # At last: one whose eta was long is overdue when it comes, and may start now.
+                return self._send_back_overdue(ends_s)
+            while self._granted:
+                self._serve(self._granted.popleft())
+                if around.monotonic() > ends_s:
+                    return False
+
+    def _grant(self, line: Line[Any]) -> None:
+        self._granted.append(line)
+        self.pump()
+
+    def _add(self, request: Any) -> None:
+        task = request.task
+        key, cost, error = self.limits.of(task).key_and_cost(request.args, request.kwargs)
+        if error is not None and task.name not in self._without_key:
+            self._without_key.add(task.name)
+            logger.error(
+                "no limit key or cost can be made of the arguments of %s[%s] (%s: %s); without a "
+                "key such a task counts under its name, and without a cost it costs a whole limit",
+                *(task.name, request.id, type(error).__name__, error),
+            )
+        received_s = self.surroundings.received_s(request)
+        entry = self.lines.add(task.name, key, request, cost, received_s + self._max_hold_s)
+        if entry.line.state == "waiting":
+            self._park(entry.line, 0.0)
+
+    def _serve(self, line: Line[Any]) -> None:
+        """Ask for the first task of a line, which holds a slot."""
+        entry = self._head(line)
+        if entry is None:
+            self._slots.give_back()
+            return
+        answer = RUN
+        limits = self.limits.of(entry.item.task).limits
+        if limits and not entry.admitted:
+            answer = self.admission.may_run(line.key, limits, entry.cost)
+        if entry.left:  # under gevent, others run while the store is asked
+            self._slots.give_back()
+            self.lines.ask_again(line)
+        elif answer.admitted and not answer.wait_s:
+            line.started += 1
+            self.started += 1
+            self._leave(entry)
+            self._go_on(line, answer)
+            self._slots.start(entry.item)
+        else:
+            entry.admitted = answer.admitted
+            self._slots.give_back()
+            self.lines.wait(line, self.surroundings.monotonic() + answer.wait_s)
+            self._park(line, answer.wait_s)
+
+    def _go_on(self, line: Line[Any], answer: Answer) -> None:
+        """Let the next task of a line ask: at once, or when there can be a permit for it again."""
+        following = self.lines.head(line)
+        if following is None or answer.left is None or following.cost <= answer.left:
+            self.lines.ask_again(line)
+        else:
+            self.lines.wait(line, self.surroundings.monotonic() + answer.left_for_s)
+            self._park(line, answer.left_for_s)
+
+    def _head(self, line: Line[Any]) -> Entry[Any] | None:
+        """Return the first task of a line that is to run; drop those that were revoked or have
+        expired, which Celery announces and acknowledges.
+        """
+        while line.state == "asking" and (entry := self.lines.head(line)) is not None:
+            if not is_revoked(entry.item):
+                return entry
+            self._leave(entry)
+        return None
+
+    def _park(self, line: Line[Any], wait_s: float) -> None:
+        """Do what follows when tasks begin to wait for their limit."""
+        if line.began_s is None:
+            line.began_s = self.surroundings.monotonic()
+            logger.info(
+                "tasks %s with the limit key %r begin to wait; the next may start in %.3f s",
+                *(line.task, line.key, wait_s),
+            )
+        for entry in reversed(self.lines.park(line)):
+            self.parked += 1
+            if self._raised < self._max_parked:
+                self._raised += 1
+                entry.raised_prefetch = True
+                self.surroundings.raise_prefetch()
+            request = entry.item
+            task_parked.send(sender=request.task, request=request, key=line.key, wait_s=wait_s)
+            # Messages with an eta are fetched without regard to the prefetch count.
+            if self.parked > self._max_parked and request.eta is not None and not entry.admitted:
+                self._send_back(entry)
+
+    def _leave(self, entry: Entry[Any]) -> None:
+        if entry.left:
+            return
+        line = entry.line
+        self.lines.remove(entry)
+        if entry.parked:
+            self.parked -= 1
+        if entry.raised_prefetch:
+            self._raised -= 1
+            self.surroundings.lower_prefetch()
+        if line.state == "gone" and line.began_s is not None:
+            logger.info(
+                "no task %s with the limit key %r waits any more, after %.3f s and %d started",
+                *(line.task, line.key, self.surroundings.monotonic() - line.began_s, line.started),
+            )
+
+    def _forget_all(self) -> None:
+        self._arrivals.clear()
+        self.lines.clear()
+        self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
+        # Slots that lines were granted meanwhile are given back by `_serve`.
+
+    # -- sending back ------------------------------------------------------------------------------
+
+    def _send_back_overdue(self, ends_s: float) -> bool:
+        """Send back what may be kept no longer. Return False if there is more."""
+        now_s = self.surroundings.monotonic()
+        while (entry := self.lines.pop_overdue(now_s)) is not None:
+            if not entry.admitted:
+                self._send_back(entry)
+            if self.surroundings.monotonic() > ends_s:
+                return False
+        return True
+
+    def _send_back(self, entry: Entry[Any]) -> None:
+        request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
+        if is_revoked(request):
+            self._leave(entry)
+            return
+        if not self.surroundings.can_send_back(request):
+            return
+        # While its eta is to come, another worker keeps it, and half of the time is left then.
+        longest_s = self._max_hold_s / 2
+        turn_s = max(now_s + min(_SHORTEST_SENT_BACK_S, longest_s), line.turn_s)
+        delay_s = min(turn_s - now_s, longest_s)
+        try:
+            eta = self.surroundings.send_back(request, delay_s)
+        except Exception as exc:  # whatever the broker's client raises: the task stays here
+            logger.warning(
+                "sending %s[%s] back failed (%s: %s); it is kept, and sent back in %g s",
+                *(request.task.name, request.id, type(exc).__name__, exc, _SEND_AGAIN_S),
+            )
+            self.lines.keep_until(entry, now_s + _SEND_AGAIN_S)
+            return
+        line.turn_s = turn_s + self._seconds_per_task(request.task, entry.cost)
+        self.sent_back += 1
+        self._leave(entry)
+        task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
+
+    def _seconds_per_task(self, task: Any, cost: int) -> float:
+        limits = self.limits.of(task).limits
+        return max((cost * limit.per / limit.amount for limit in limits), default=0.0)
+
+    def _set_timer(self, is_done: bool) -> None:
+        now_s = self.surroundings.monotonic()
+        next_s = self.lines.next_s() if is_done else now_s
+        if self._look_after_s is not None:
+            look_s = now_s + self._look_after_s
+            next_s = look_s if next_s is None else min(next_s, look_s)
+        if next_s is not None:
+            self._timer.call_by(next_s)

@@ -1,0 +1,197 @@
+"""The lines of tasks that wait for their limits: what waits where, in which order, until when.
+
+There is a line for each task name and limit key. Only the first task of a line asks the limiter, so
+a line costs one call per permit and one per refusal, however long it is. Nothing here knows Celery,
+and time is an argument.
+
+    state of a line   what it waits for            leaves it by
+    ready             its turn to ask              pop_ready    -> asking
+    asking            a slot of the pool, then     ask_again    -> ready
+                      the limiter's answer         wait         -> waiting
+    waiting           the moment that the limiter  advance      -> ready
+                      has named                    wake         -> ready
+    gone              nothing: its last task has left, or `clear` was called
+
+An empty line is gone in every state. The next task of that name and key makes a new line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, Literal, TypeVar
+
+from ...core.key import AnyKey
+from .schedule import Schedule
+
+T = TypeVar("T")
+
+State = Literal["ready", "asking", "waiting", "gone"]
+
+
+class Entry(Generic[T]):
+    """One task in a line."""
+
+    __slots__ = ("admitted", "cost", "item", "left", "line", "parked", "raised_prefetch")
+
+    def __init__(self, line: Line[T], item: T, cost: int) -> None:
+        self.line = line
+        self.item = item
+        self.cost = cost
+        self.parked = False
+        """True once the limiter has refused its line: it waits for its limit, not for a slot."""
+        self.raised_prefetch = False
+        """True if the worker may fetch one more message while this one waits."""
+        self.admitted = False
+        """True if its permits are counted, and only the moment of a paced limit is to come."""
+        self.left = False
+
+
+class Line(Generic[T]):
+    """The tasks of one name and one key."""
+
+    __slots__ = ("began_s", "entries", "key", "started", "state", "task", "turn_s")
+
+    def __init__(self, task: str, key: AnyKey) -> None:
+        self.task = task
+        self.key = key
+        self.state: State = "ready"
+        self.entries: deque[Entry[T]] = deque()
+        self.began_s: float | None = None
+        """When the line was refused for the first time."""
+        self.started = 0
+        self.turn_s = 0.0
+        """Until when the tasks that were sent back have turns."""
+
+
+class Lines(Generic[T]):
+    """All lines of one worker. Not safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, AnyKey], Line[T]] = {}
+        self._ready: deque[Line[T]] = deque()
+        self._due: Schedule[Line[T]] = Schedule()
+        self._kept_until: Schedule[Entry[T]] = Schedule()
+        self.size = 0
+        """How many tasks are in all lines."""
+
+    def __iter__(self) -> Iterator[Line[T]]:
+        return iter(list(self._lines.values()))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, task: str, key: AnyKey, item: T, cost: int, kept_until_s: float) -> Entry[T]:
+        """Put a task at the end of its line. It is overdue at `kept_until_s`."""
+        line = self._lines.get((task, key))
+        if line is None:
+            line = self._lines[task, key] = Line(task, key)
+            self._ready.append(line)
+        entry = Entry(line, item, cost)
+        line.entries.append(entry)
+        self.keep_until(entry, kept_until_s)
+        self.size += 1
+        return entry
+
+    def pop_ready(self) -> Line[T] | None:
+        """Return the line whose turn it is to ask, if there is one. Lines take turns."""
+        while self._ready:
+            line = self._ready.popleft()
+            if line.state == "ready":
+                line.state = "asking"
+                return line
+        return None
+
+    def head(self, line: Line[T]) -> Entry[T] | None:
+        """Return the first task of `line`; None if all have left."""
+        entries = line.entries
+        while entries and entries[0].left:
+            entries.popleft()
+        return entries[0] if entries else None
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Take a task out of its line, wherever it stands."""
+        if entry.left:
+            return
+        entry.left = True
+        self._kept_until.cancel(entry)
+        self.size -= 1
+        line = entry.line
+        if self.head(line) is None:
+            self._drop(line)
+
+    def ask_again(self, line: Line[T]) -> None:
+        """Let a line that was asking take its next turn, behind the other lines."""
+        if line.state == "asking":
+            line.state = "ready"
+            self._ready.append(line)
+
+    def wait(self, line: Line[T], until_s: float) -> None:
+        """Let a line that was asking wait."""
+        if line.state == "asking":
+            line.state = "waiting"
+            self._due.set(line, until_s)
+
+    def park(self, line: Line[T]) -> list[Entry[T]]:
+        """Mark the tasks of `line` that have come since this was last called as parked, and return
+        them, the last one first.
+        """
+        newly = []
+        for entry in reversed(line.entries):
+            if entry.parked:
+                break
+            entry.parked = True
+            if not entry.left:
+                newly.append(entry)
+        return newly
+
+    def advance(self, now_s: float) -> None:
+        """Let each line take its turn whose moment has come by `now_s`."""
+        while (line := self._due.pop_due(now_s)) is not None:
+            line.state = "ready"
+            self._ready.append(line)
+
+    def wake(self, chosen: Callable[[Line[T]], bool]) -> None:
+        """Let lines ask now, because what they wait for has changed."""
+        for line in self._lines.values():
+            if line.state == "waiting" and chosen(line):
+                self._due.cancel(line)
+                line.state = "ready"
+                self._ready.append(line)
+
+    def pop_overdue(self, now_s: float) -> Entry[T] | None:
+        """Return a task that may be kept no longer, if there is one. It stays in its line until
+        `remove`; `keep_until` names another moment.
+        """
+        return self._kept_until.pop_due(now_s)
+
+    def keep_until(self, entry: Entry[T], at_s: float) -> None:
+        """Let `entry` be overdue at `at_s`; never, if that is infinite."""
+        if not entry.left and at_s < math.inf:
+            self._kept_until.set(entry, at_s)
+
+    def next_s(self) -> float | None:
+        """Return when `advance` or `pop_overdue` will have something to do; None if never."""
+        moments = [
+            at_s for at_s in (self._due.next_s(), self._kept_until.next_s()) if at_s is not None
+        ]
+        return min(moments) if moments else None
+
+    def clear(self) -> list[Line[T]]:
+        """Drop all tasks. Return the lines, which are gone."""
+        gone = list(self._lines.values())
+        for line in gone:
+            line.state = "gone"
+            for entry in line.entries:
+                entry.left = True
+        self._lines, self._ready = {}, deque()
+        self._due, self._kept_until = Schedule(), Schedule()
+        self.size = 0
+        return gone
+
+    def _drop(self, line: Line[T]) -> None:
+        if line.state == "waiting":
+            self._due.cancel(line)
+        line.state = "gone"
+        del self._lines[line.task, line.key]

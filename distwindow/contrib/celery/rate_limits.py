@@ -1,0 +1,102 @@
+"""`RateLimits`: what an application makes once, beside its Celery app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celery
+
+from ...connect import store_name
+from ...core.errors import ConfigurationError
+from . import remote_control as _commands  # noqa: F401  # registers the commands
+from .effective_limits import EffectiveLimits
+from .settings import OnStoreError, Settings, check_celery_version, check_conf_keys, make_settings
+from .task_limits import LimitTable
+from .worker_steps import ConsumerStep, GateStep
+
+
+class RateLimits:
+    """Limits tasks of a Celery application, for all its workers together.
+
+        app = Celery("proj", broker="redis://localhost:6379/1")
+        limits = RateLimits(app, "redis://localhost:6379/0")
+
+        @app.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+        def fetch(tenant, url): ...
+
+    A task that its limits refuse waits, unacknowledged, in the parent of the worker that received
+    it, and starts when they admit it. It takes no slot of the pool and no retry, and other tasks
+    pass it.
+
+    `store` is a URL or a redis-py client, as for `Limiter`; None means `app.conf.distwindow_url`.
+    The other arguments replace settings of the configuration, `distwindow_<name>`:
+
+    `prefix`: the beginning of the names of all keys ("distwindow").
+    `on_store_error`: "hold" (limited tasks wait until the store answers; the default) or "run".
+    `max_parked`: how many waiting tasks a worker fetches beyond its prefetch count (1000). Beyond
+    that, further messages stay in the broker.
+    `max_hold`: how long, in seconds, a worker keeps a message before it sends it back to its queue;
+    by default half of the broker's visibility timeout.
+    `timeout`: the deadline of one call to the store, in seconds (0.25).
+
+    Nothing is connected to, and no task is looked at, before a worker starts. There, whatever
+    cannot work raises `ConfigurationError`. One application has one `RateLimits`; a second one
+    raises `ConfigurationError` at once.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        store: Any = None,
+        *,
+        prefix: str | None = None,
+        on_store_error: OnStoreError | None = None,
+        max_parked: int | None = None,
+        max_hold: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        check_celery_version(tuple(celery.VERSION))
+        if not isinstance(app, celery.Celery) and not hasattr(app, "steps"):
+            raise ConfigurationError(f"{type(app).__name__} is no Celery application")
+        if getattr(app, "distwindow_rate_limits", None) is not None:
+            raise ConfigurationError("this Celery application has its RateLimits already")
+        self.app = app
+        self._store = store
+        self._given = {
+            "prefix": prefix, "on_store_error": on_store_error, "max_parked": max_parked,
+            "max_hold": max_hold, "timeout": timeout,
+        }  # fmt: skip
+        app.distwindow_rate_limits = self
+        app.steps["worker"].add(GateStep)
+        app.steps["consumer"].add(ConsumerStep)
+
+    def __repr__(self) -> str:
+        store = self._store if self._store is not None else self.app.conf.get("distwindow_url")
+        shown = "no store yet" if store is None else store_name(store)
+        return f"RateLimits({self.app.main!r}, {shown!r})"
+
+    @property
+    def store(self) -> Any:
+        """The store's URL or client. Raises `ConfigurationError` if none was given."""
+        store = self._store if self._store is not None else self.app.conf.get("distwindow_url")
+        if store is None:
+            raise ConfigurationError(
+                "the rate limits have no store: give RateLimits a URL, or set distwindow_url"
+            )
+        return store
+
+    def check(self) -> None:
+        """Check the settings, and the limits of all tasks that have been imported, as a worker does
+        when it starts. Raises `ConfigurationError`. A test of an application may call this.
+        """
+        self.settings()
+        EffectiveLimits(self.table()).check(self.app.tasks)
+
+    def settings(self) -> Settings:
+        """Return the settings, checked. Raises `ConfigurationError`."""
+        check_conf_keys(self.app.conf)
+        return make_settings(self.app.conf, self._given)
+
+    def table(self) -> LimitTable:
+        """Return what limits which task, as configured. Raises `ConfigurationError`."""
+        return LimitTable(self.app.conf.get("distwindow_limits"))

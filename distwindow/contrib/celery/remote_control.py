@@ -1,0 +1,65 @@
+"""`celery inspect limits` and `celery control limit TASK LIMITS`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from celery.worker.control import control_command, inspect_command
+
+from ...core.errors import ConfigurationError
+
+_MOST_LINES = 100
+
+
+@inspect_command(help="What limits which task, and what waits for it.")  # type: ignore[untyped-decorator]  # Celery has no types
+def limits(state: Any, **_: Any) -> dict[str, Any]:
+    """Return the limits of this worker's tasks, its lines, and what it has asked."""
+    gate = state.consumer.controller.distwindow_gate
+    now_s = time.monotonic()
+    longest = sorted(gate.lines, key=lambda line: len(line.entries), reverse=True)
+    return {
+        "tasks": {
+            found.task: {"limits": [str(limit) for limit in found.limits], "set by": found.source}
+            for found in gate.limits.limited()
+        },
+        "lines": [
+            {
+                "task": line.task,
+                "key": str(line.key),
+                "waiting": sum(not entry.left for entry in line.entries),
+                "started": line.started,
+                "since": None if line.began_s is None else round(now_s - line.began_s, 3),
+            }
+            for line in itertools.islice(longest, _MOST_LINES)
+        ],
+        "line count": len(gate.lines),
+        "parked": gate.parked,
+        "started": gate.started,
+        "sent back": gate.sent_back,
+        "asks": gate.admission.asks,
+        "refusals": gate.admission.refusals,
+        "store failures": gate.admission.failures,
+        "store is up": gate.admission.store_is_up,
+    }
+
+
+@control_command(  # type: ignore[untyped-decorator]  # Celery has no types
+    name="limit",
+    args=[("task", str), ("limits", str)],
+    signature="<task> <limits | none | default>",
+    help="Set the limits of a task, for all workers and for those that start later.",
+)
+def set_limit(state: Any, task: str, limits: str, **_: Any) -> dict[str, str]:
+    """Set the limits of a task. Each worker stores them, and all store the same."""
+    worker = state.consumer.controller
+    if task not in worker.app.tasks:
+        return {"error": f"the task {task!r} is not registered in this worker"}
+    try:
+        worker.distwindow_operator_limits.set(task, limits)
+    except ConfigurationError as exc:
+        return {"error": str(exc)}
+    except Exception as exc:
+        return {"error": f"the limits could not be stored: {type(exc).__name__}: {exc}"}
+    return {"ok": f"the limits of {task} are now {limits}"}

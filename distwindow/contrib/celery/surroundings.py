@@ -1,0 +1,80 @@
+"""What the gate needs of the worker around it, and its one timer there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Protocol
+
+from .logger import logger
+
+_LONGEST_SLEEP_S = 1.0
+"""Timers that are replaced stay in the timer's heap until they would fire; so none is far away."""
+_SHORTEST_SLEEP_S = 0.001
+"""The event loop gets its turn between two calls."""
+
+
+class Surroundings(Protocol):
+    """What the gate needs of the worker around it."""
+
+    def monotonic(self) -> float: ...
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> Any:
+        """Call `callback` on the worker's event loop; return what `cancel` takes."""
+
+    def cancel(self, timer: Any) -> None: ...
+
+    def received_s(self, request: Any) -> float:
+        """Return when the worker received the message, by `monotonic`."""
+
+    def raise_prefetch(self) -> None:
+        """Let the worker fetch one more message."""
+
+    def lower_prefetch(self) -> None: ...
+
+    def can_send_back(self, request: Any) -> bool: ...
+
+    def send_back(self, request: Any, delay_s: float) -> datetime:
+        """Publish the message again, to be taken up in `delay_s`, and acknowledge it. Return the
+        time of that. Raises anything if the broker has not taken it, and then changes nothing.
+        """
+
+
+class OneTimer:
+    """The next call of the gate. There is one, because the event loop of kombu fires ten timers and
+    may then sleep for a second.
+    """
+
+    def __init__(self, surroundings: Surroundings, callback: Callable[[], None]) -> None:
+        self._surroundings = surroundings
+        self._callback = callback
+        self._timer: Any = None
+        self._at_s = 0.0
+
+    def forget(self) -> None:
+        """Celery cancels a timer that is set while a connection to the broker fails."""
+        self._timer = None
+
+    def call_by(self, at_s: float) -> None:
+        """Call at `at_s` at the latest, and maybe earlier."""
+        now_s = self._surroundings.monotonic()
+        delay_s = min(max(at_s - now_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S)
+        if self._timer is not None:
+            if self._at_s <= now_s + delay_s:
+                return
+            self._surroundings.cancel(self._timer)
+        self._at_s = now_s + delay_s
+        self._timer = self._surroundings.call_after(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._callback()
+
+
+def is_revoked(request: Any) -> bool:
+    """Ask Celery, which stores the state of a revoked task: its result backend may fail."""
+    try:
+        return bool(request.revoked())
+    except Exception as exc:
+        logger.warning("whether %s is revoked is unknown: %s", request.id, exc)
+        return False

@@ -1,0 +1,204 @@
+"""What limits a task: its own options, the configuration, or what an operator has set.
+
+    an operator's limits (`celery control limit`)     first
+    the task's name in `distwindow_limits`
+    `limits=` of the task, or its annotation
+    a pattern in `distwindow_limits` that fits it     last; of several, the first
+
+`limit_key` and `limit_cost` are the task's own, or those of the same entry of `distwindow_limits`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...core.errors import ConfigurationError, short_repr
+from ...core.key import AnyKey
+from ...core.limit import Limit, LimitSpec, parse_limits
+from .key_template import LimitCost, LimitKey, TaskArguments
+
+TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
+_PATTERN = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class TaskLimits:
+    """The limits of one task, with the key and the cost of each message."""
+
+    task: str
+    limits: tuple[Limit, ...]
+    """Empty if the task is not limited."""
+    key: LimitKey
+    cost: LimitCost
+    source: str
+    """What has set the limits, for people."""
+
+    def key_and_cost(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[AnyKey, int, Exception | None]:
+        """Return the key and the cost of one message, and what went wrong with its arguments.
+
+        A message whose key cannot be made counts under the task's name, and one whose cost cannot
+        be made costs a whole limit: a mistake opens no limit, and the task itself says what is
+        wrong with its arguments.
+        """
+        key: AnyKey = self.task
+        cost = min((limit.amount for limit in self.limits), default=1)
+        error: Exception | None = None
+        try:
+            key = self.key.of(args, kwargs)
+        except Exception as exc:
+            error = exc
+        try:
+            cost = self.cost.of(args, kwargs)
+        except Exception as exc:
+            error = error or exc
+        return key, cost, error
+
+    def with_limits(self, limits: tuple[Limit, ...], source: str) -> TaskLimits:
+        return replace(self, limits=limits, source=source)
+
+
+class LimitTable:
+    """The limits of all tasks of an application."""
+
+    def __init__(self, configured: Mapping[str, Any] | None) -> None:
+        self._configured = {} if configured is None else _checked_table(configured)
+
+    def of(self, task: Any) -> TaskLimits:
+        """Return what limits this task. Raises `ConfigurationError` for options that cannot work,
+        which names the task.
+        """
+        name = str(task.name)
+        _check_spelling(task)
+        arguments = TaskArguments(name, task.run)
+        options = {option: _option(task, option) for option in TASK_OPTIONS}
+        source = "the task's options"
+        pattern = self._entry_for(name, has_own=options["limits"] is not None)
+        if pattern is not None:
+            options = {**options, **_options_of(pattern, self._configured[pattern])}
+            source = f"distwindow_limits[{pattern!r}]"
+        limits, key, cost = (options[option] for option in TASK_OPTIONS)
+        if limits is None and pattern is None and not (key is None and cost is None):
+            raise ConfigurationError(
+                f"task {name!r} has a limit_key or a limit_cost, but no limits; give it limits=, "
+                "or an entry in distwindow_limits"
+            )
+        found = TaskLimits(
+            name,
+            () if limits is None else _parse(f"task {name!r}: {source}", limits),
+            LimitKey(key, arguments),
+            LimitCost(1 if cost is None else cost, arguments),
+            source,
+        )
+        highest = min((limit.amount for limit in found.limits), default=None)
+        if highest is not None and (found.cost.fixed or 1) > highest:
+            raise ConfigurationError(
+                f"task {name!r}: limit_cost={found.cost.fixed} can never be admitted: the smallest "
+                f"limit is {highest}"
+            )
+        return found
+
+    def unlimited(self, task: Any) -> TaskLimits:
+        """Return that this task has no limits, whatever its options say."""
+        own = TaskArguments(str(task.name), task.run)
+        return TaskLimits(own.task, (), LimitKey(None, own), LimitCost(1, own), "")
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `ConfigurationError` for an entry that names a task which does not exist."""
+        registered = list(names)
+        for name in self._configured:
+            if _PATTERN.search(name) or name in registered:
+                continue
+            near = difflib.get_close_matches(name, registered, n=3)
+            raise ConfigurationError(
+                f"distwindow_limits names the task {name!r}, which is not registered in this worker"
+                + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
+                + " (a pattern, such as 'proj.*', may fit nothing)"
+            )
+
+    def _entry_for(self, name: str, *, has_own: bool) -> str | None:
+        if name in self._configured:
+            return name
+        if has_own:
+            return None
+        for pattern in self._configured:
+            # Celery's own tasks, such as celery.chord_unlock, are limited only by a pattern that
+            # names them: they are not the application's.
+            own = not name.startswith("celery.") or pattern.startswith("celery.")
+            if own and _PATTERN.search(pattern) and fnmatch.fnmatchcase(name, pattern):
+                return pattern
+        return None
+
+
+def parse_operator_limits(text: str) -> tuple[Limit, ...]:
+    """Return the limits of `celery control limit`: none for "none".
+
+    Raises `ConfigurationError` for what is no limit.
+    """
+    return () if text.strip().lower() == "none" else parse_limits(text)
+
+
+def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:
+    try:
+        return parse_limits(limits)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{where}: {exc}") from None
+
+
+def _checked_table(configured: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(configured, Mapping) or not all(isinstance(name, str) for name in configured):
+        raise ConfigurationError(
+            "distwindow_limits is a dict of task names or patterns and their limits, such as "
+            '{"proj.mail.*": "100/m"}'
+        )
+    for name, spec in configured.items():
+        options = _options_of(name, spec)
+        if options["limits"] is not None:
+            _parse(f"distwindow_limits[{name!r}]", options["limits"])
+    return dict(configured)
+
+
+def _options_of(name: str, spec: Any) -> dict[str, Any]:
+    """Return what an entry of `distwindow_limits` sets: limits, or a dict of options."""
+    if not isinstance(spec, Mapping):
+        return {"limits": spec}
+    unknown = sorted(set(map(str, spec)) - set(TASK_OPTIONS))
+    if unknown or "limits" not in spec:
+        what = f"has the unknown option {unknown[0]!r}" if unknown else "has no limits"
+        raise ConfigurationError(
+            f"distwindow_limits[{name!r}] {what}; its options are {', '.join(TASK_OPTIONS)}"
+        )
+    return dict(spec)
+
+
+def _option(task: Any, option: str) -> Any:
+    """Return an option of a task as it was given. Celery makes options attributes of the task's
+    class, where a function would become a method.
+    """
+    value = inspect.getattr_static(task, option, None)
+    if isinstance(value, staticmethod):
+        return value.__func__
+    return value if inspect.isfunction(value) else getattr(task, option, None)
+
+
+def _check_spelling(task: Any) -> None:
+    """Raise for an option of the task that is nearly one of ours: Celery accepts any."""
+    for option in vars(type(task)):
+        if option in TASK_OPTIONS or not option.startswith("limit"):
+            continue
+        near = difflib.get_close_matches(option, TASK_OPTIONS, n=1, cutoff=0.8)
+        value = getattr(task, option)
+        # `limit = 100` may be an attribute of the application's own, such as a number of rows.
+        kinds = (str, list, tuple, Limit) if option == "limit" else (str, int, list, tuple, Limit)
+        if near and isinstance(value, kinds):
+            raise ConfigurationError(
+                f"task {str(task.name)!r} has the unknown option {option}={short_repr(value)}; "
+                f"did you mean {near[0]}?"
+            )

@@ -1,0 +1,171 @@
+"""Puts the gate into a worker: two boot steps, one of the worker and one of its consumer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.worker import state
+
+from ... import Limiter
+from .admission import Admission
+from .effective_limits import EffectiveLimits
+from .gate import Gate
+from .logger import logger
+from .operator_limits import OperatorLimits
+from .pool_slots import make_slots
+from .send_back import can_be_sent_back, publish_copy
+from .settings import max_hold_s
+from .stored_limits import StoredLimits
+
+
+@signals.task_received.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def _stamp(sender: Any, request: Any, **_: Any) -> None:
+    """Note when a message was received: the broker counts its visibility timeout from then, and not
+    from the moment at which its eta has come.
+    """
+    request.distwindow_received_s = time.monotonic()
+
+
+class WorkerSurroundings:
+    """What the gate needs of Celery's worker."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self.consumer: Any = None
+        """The consumer, while it is connected."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> Any:
+        if self._has_sleeping_timer:
+            timer = threading.Timer(seconds, callback)
+            timer.daemon = True
+            timer.start()
+            return timer
+        return self._timer.call_after(seconds, callback)
+
+    def cancel(self, timer: Any) -> None:
+        if self._has_sleeping_timer:
+            timer.cancel()
+        else:
+            self._timer.cancel(timer)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the event loop; may be called by any thread."""
+        hub = self._worker.hub
+        if hub is None:
+            self.call_after(0, callback)
+        else:
+            hub.call_soon(callback)
+
+    @property
+    def _timer(self) -> Any:
+        # A process that has had a worker before may keep its event loop, with a timer of its own.
+        hub = self._worker.hub
+        return self._worker.timer if hub is None else hub.timer
+
+    @property
+    def _has_sleeping_timer(self) -> bool:
+        """True on transports without an event loop, such as a database: Celery's timer is a thread
+        there that sleeps until the moment it knows, up to two seconds, whatever is added meanwhile.
+        """
+        return self._worker.hub is None and not getattr(self._worker.pool, "is_green", False)
+
+    def received_s(self, request: Any) -> float:
+        received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
+        return received_s
+
+    def raise_prefetch(self) -> None:
+        if self.consumer is not None:
+            self.consumer.qos.increment_eventually()
+
+    def lower_prefetch(self) -> None:
+        if self.consumer is not None:
+            self.consumer.qos.decrement_eventually()
+
+    def can_send_back(self, request: Any) -> bool:
+        return can_be_sent_back(request.message)
+
+    def send_back(self, request: Any, delay_s: float) -> datetime:
+        eta = datetime.now(timezone.utc) + timedelta(seconds=delay_s)
+        publish_copy(self._worker.app, request.message, eta)
+        if self._worker.hub is None:
+            request.acknowledge()
+        else:
+            # `acknowledge` would leave it to the event loop, up to a second later; a worker that is
+            # killed meanwhile leaves the message in the queue twice.
+            request.message.ack_log_error(logger, request.connection_errors)
+            request.acknowledged = True
+        state.task_ready(request)
+        return eta
+
+
+class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Makes the gate once the pool is made, before the consumer takes `process_task`."""
+
+    requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        worker.distwindow_gate = None
+        super().__init__(worker, **kwargs)
+
+    def create(self, worker: Any) -> None:
+        limits = worker.app.distwindow_rate_limits
+        settings = limits.settings()
+        effective = EffectiveLimits(limits.table())
+        effective.check(worker.app.tasks)
+        store = limits.store
+        # Each call names its own limits; the limiter's own are never used.
+        limiter = self.limiter = Limiter(
+            store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
+            handle_sigterm=False, name="distwindow-celery",
+        )  # fmt: skip
+        around = WorkerSurroundings(worker)
+        admission = Admission(
+            lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)]),
+            time.monotonic,
+            settings.on_store_error,
+        )
+        transport = worker._conninfo.transport
+        options = worker.app.conf.broker_transport_options or {}
+        slots = make_slots(worker, lambda: around.call_soon(gate.pump))
+        gate = worker.distwindow_gate = Gate(
+            around, slots, admission, effective, max_parked=settings.max_parked,
+            max_hold_s=max_hold_s(settings, transport.driver_type, options),
+        )  # fmt: skip
+        self.operator_limits = worker.distwindow_operator_limits = OperatorLimits(
+            StoredLimits(store, settings.prefix, settings.timeout), effective, gate, around
+        )
+        worker.process_task = gate.process
+
+    def start(self, worker: Any) -> None:
+        self.operator_limits.start()
+
+    def stop(self, worker: Any) -> None:
+        self.operator_limits.stop()
+        self.limiter.close()
+
+    terminate = stop
+
+
+class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Opens the gate with each connection to the broker, and closes it with its end."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        worker = consumer.controller
+        worker.distwindow_gate.surroundings.consumer = consumer
+        worker.distwindow_gate.open()
+
+    def stop(self, consumer: Any) -> None:
+        worker = consumer.controller
+        worker.distwindow_gate.close()
+        worker.distwindow_gate.surroundings.consumer = None
+
+    close = terminate = stop

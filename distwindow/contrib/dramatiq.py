@@ -1,0 +1,91 @@
+"""Limits of dramatiq's actors, for the whole fleet.
+
+    broker.add_middleware(RateLimits("redis://localhost:6379/0"))
+
+    @dramatiq.actor(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+    def fetch(tenant, url): ...
+
+A message that is refused is enqueued again with a delay until its turn, and then acknowledged: a
+worker that is killed in between leaves it twice, and never loses it. No retry is used up.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from dramatiq import Middleware
+from dramatiq.middleware import MiddlewareError, SkipMessage
+
+from .. import ConfigurationError
+from .task_gate import OnStoreError, TaskGate, broker_failed
+from .task_limits import OPTIONS, TaskLimits, read_options
+
+
+class InvalidLimits(ConfigurationError, MiddlewareError):
+    """The limits of an actor can never work. dramatiq lets only its own errors pass."""
+
+
+class RateLimits(Middleware):
+    """Middleware for a dramatiq broker: add it before the actors are declared, and last, so that
+    messages that another middleware drops are not counted.
+
+    `store` is a URL or a client, as for `Limiter`. Options of an actor: `limits`, `limit_key` (a
+    template over the names of its arguments, or a function of them; by default the actor's name),
+    and `limit_cost`. `on_store_error` says what happens to messages while the limiter's store
+    fails: "hold" sends them back for a second, "run" processes them without counting. `timeout`
+    (seconds) bounds how long a worker thread asks.
+
+    Raises `ConfigurationError` for a store that can never work, and, where an actor is declared,
+    for wrong options.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+    ) -> None:
+        self._gate = TaskGate(store, prefix, on_store_error, timeout)
+        self._tasks: dict[str, TaskLimits] = {}
+
+    @property
+    def actor_options(self) -> set[str]:
+        """The options that actors may have (dramatiq refuses unknown ones)."""
+        return set(OPTIONS)
+
+    def before_declare_actor(self, broker: Any, actor: Any) -> None:
+        """Check the options of an actor."""
+        try:
+            task = self._gate.add(read_options(actor.actor_name, actor.fn, actor.options))
+        except ConfigurationError as exc:
+            raise InvalidLimits(str(exc)) from exc
+        if task is not None:
+            self._tasks[actor.actor_name] = task
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        """Let the message be processed, or send it back and skip it."""
+        task = self._tasks.get(message.actor_name)
+        if task is None or message.failed:
+            return
+        delay = self._gate.delay(task, message.args, message.kwargs)
+        if delay:
+            _send_back(broker, message, delay)
+            # Otherwise the middleware `Results` would store None as the result of this message.
+            message.options["store_results"] = False
+            raise SkipMessage(f"{task.name}: again in {delay:.3f} s")
+
+
+def _send_back(broker: Any, message: Any, delay: float) -> None:
+    """Enqueue `message` once more, with a delay in seconds. Goes on until the broker takes it,
+    because dramatiq processes a message for which a middleware raises any other error.
+    """
+    while True:
+        try:
+            broker.enqueue(message.copy(), delay=math.ceil(delay * 1000))
+            return
+        except Exception as exc:
+            time.sleep(broker_failed(f"message {message.message_id}", exc))

@@ -1,0 +1,252 @@
+"""Whether a task may start now, and otherwise when to ask again. Shared by the integrations with
+task queues; `TaskGate` is for workers of threads and processes, `AsyncTaskGate` for those of tasks.
+
+    the limiter says      on_store_error   the task
+    admitted                               starts
+    refused                                waits for its turn
+    it fails              "hold"           waits for a second
+    it fails              "run"            starts, and was not counted
+    it cannot ever work   either           waits for a second: a mistake opens no limit
+
+A *turn* is a place in a line of the fleet. All calls that are refused at once have the same
+`retry_after`, and would come back together. A second limit of the same rate, which is paced, tells
+each of them a moment of its own. It is a hint: who comes back asks like everyone else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Literal, TypeVar, get_args
+
+from .. import (
+    AsyncLimiter,
+    ConfigurationError,
+    Decision,
+    DistwindowError,
+    Limit,
+    Limiter,
+    RateLimitExceeded,
+    StoreError,
+)
+from ..core.clock import SYSTEM, AsyncClock, Clock
+from ..core.limit import LimitSpec
+from ..core.shaping_terms import MAX_SHAPED_AMOUNT
+from .task_limits import TaskLimits
+
+OnStoreError = Literal["hold", "run"]
+
+HOLD_S = 1.0
+"""How long tasks are held after the limiter failed, before it is asked again."""
+MAX_DELAY_S = 86_400.0
+"""The longest delay: a paced limit promises nothing later, and dramatiq takes less than a week."""
+MIN_DELAY_S = 0.001
+"""The least delay of a refused call: its permits may be free by now, but were not taken."""
+BROKER_RETRY_S = 1.0
+"""How long to wait where the broker of a queue did not take a task back."""
+
+_log = logging.getLogger("distwindow")
+L = TypeVar("L", Limiter, AsyncLimiter)
+
+
+class _Gate(Generic[L]):
+    """What both gates share: their limiters, and what follows when one fails.
+
+    `timeout` (seconds) is for one decision: half of it for asking, half for a turn.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., L],
+        store: Any,
+        prefix: str,
+        on_store_error: OnStoreError,
+        timeout: float,
+        time: Clock,
+    ) -> None:
+        if on_store_error not in get_args(OnStoreError):
+            raise ConfigurationError(
+                f'on_store_error={on_store_error!r} is neither "hold" nor "run"'
+            )
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
+        self._make: Callable[[LimitSpec, str], L] = lambda limits, name: make(
+            store, limits, prefix=name, timeout=timeout / 2, handle_sigterm=False, time=time
+        )
+        self._prefix = prefix
+        self._on_store_error = on_store_error
+        self._time = time
+        self._limiters: dict[tuple[Limit, ...], L] = {}
+        self._turns: dict[Limit, L] = {}
+        self._held_until: float | None = None
+        """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
+        self._runs_meanwhile = False
+        """Do tasks start while the limiter is not asked?"""
+
+    def add(self, task: TaskLimits | None) -> TaskLimits | None:
+        """Make the limiters of `task`, and return it. Nothing is connected to.
+
+        Raises `ConfigurationError` for a store or a prefix that can never work.
+        """
+        if task is not None and task.limits not in self._limiters:
+            for limit in task.limits:
+                if limit.amount <= MAX_SHAPED_AMOUNT and limit not in self._turns:
+                    paced = Limit(limit.amount, limit.per, max_wait=MAX_DELAY_S)
+                    self._turns[limit] = self._make(paced, f"{self._prefix}-turns")
+            self._limiters[task.limits] = self._make(task.limits, self._prefix)
+        return task
+
+    def _hold_left(self) -> float:
+        """Return for how many seconds the limiter is not asked."""
+        return 0.0 if self._held_until is None else self._held_until - self._time.monotonic()
+
+    def _unasked(self) -> float:
+        """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
+        return 0.0 if self._runs_meanwhile else max(self._hold_left(), MIN_DELAY_S)
+
+    def _failed(self, task: TaskLimits, exc: Exception) -> float:
+        """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
+        begins = self._held_until is None
+        self._held_until = self._time.monotonic() + HOLD_S
+        runs = self._on_store_error == "run" and isinstance(exc, StoreError)
+        self._runs_meanwhile = runs
+        if begins or not isinstance(exc, StoreError):
+            _log.error(
+                "asking the limits of task %r failed (%s: %s); tasks %s, and the next try is in "
+                "%g s", task.name, type(exc).__name__, exc,
+                "start without being counted" if runs else "are held", HOLD_S,
+            )  # fmt: skip
+        return 0.0 if runs else HOLD_S
+
+    def _works(self) -> None:
+        if self._held_until is not None:
+            self._held_until = None
+            _log.warning("limits of tasks can be asked again")
+
+
+class TaskGate(_Gate[Limiter]):
+    """Decides for workers of threads and processes. Safe to share between threads."""
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(Limiter, store, prefix, on_store_error, timeout, time)
+
+    def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+        """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
+        seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
+        """
+        if self._hold_left() > 0:
+            return self._unasked()
+        key, cost = task.key_and_cost(args, kwargs)
+        try:
+            decision = self._limiters[task.limits].try_acquire(key, cost)
+        except Exception as exc:
+            return self._failed(task, exc)
+        self._works()
+        return 0.0 if decision.allowed else self._turn(decision)
+
+    def _turn(self, refused: Decision) -> float:
+        """Return in how many seconds the turn of a refused call comes."""
+        line, turn = self._turns.get(refused.limit), None
+        if line is not None:
+            with suppress(DistwindowError):  # a turn is a hint
+                turn = line.try_acquire(refused.key, refused.cost)
+        return _delay(refused, turn)
+
+
+class AsyncTaskGate(_Gate[AsyncLimiter]):
+    """Decides for workers of tasks."""
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(AsyncLimiter, store, prefix, on_store_error, timeout, time)
+
+    async def wait(
+        self,
+        task: TaskLimits,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        max_wait: float,
+    ) -> float:
+        """Wait for up to `max_wait` seconds until this call of `task` may start. Return 0.0 if it
+        may, and was counted; otherwise, as soon as that is certain, in how many seconds to ask
+        again. Raises no `Exception`.
+        """
+        if self._hold_left() > 0:
+            return self._unasked()
+        key, cost = task.key_and_cost(args, kwargs)
+        try:
+            await self._limiters[task.limits].acquire(key, cost, timeout=max_wait)
+        except RateLimitExceeded as exc:
+            self._works()
+            return await self._turn(exc.decision)
+        except Exception as exc:
+            return self._failed(task, exc)
+        self._works()
+        return 0.0
+
+    async def hold(
+        self,
+        task: TaskLimits,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        max_hold: float,
+    ) -> float:
+        """Do as `wait`, but go on while the limiter fails, and return a delay only after `max_hold`
+        seconds: for queues that cannot delay a task themselves.
+        """
+        monotonic = self._time.monotonic
+        ends_at = monotonic() + max_hold
+        while True:
+            delay = await self.wait(task, args, kwargs, max(0.0, ends_at - monotonic()))
+            if not delay:
+                return 0.0
+            left = max(0.0, ends_at - monotonic())
+            await self._sleep(min(delay, left))
+            if delay > left:
+                return delay - left
+
+    async def _sleep(self, seconds: float) -> None:
+        if isinstance(self._time, AsyncClock):
+            await self._time.sleep_async(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def _turn(self, refused: Decision) -> float:
+        """See `TaskGate._turn`."""
+        line, turn = self._turns.get(refused.limit), None
+        if line is not None:
+            with suppress(DistwindowError):
+                turn = await line.try_acquire(refused.key, refused.cost)
+        return _delay(refused, turn)
+
+
+def _delay(refused: Decision, turn: Decision | None) -> float:
+    """Return the delay of a refused call, from what the limiter and the line of turns answered."""
+    wait = 0.0 if turn is None else turn.wait if turn.allowed else MAX_DELAY_S
+    return min(max(refused.retry_after + wait, MIN_DELAY_S), MAX_DELAY_S)
+
+
+def broker_failed(task: str, exc: Exception) -> float:
+    """Log that the broker of a queue did not take a task back. Return how long to wait before the
+    next try, in seconds: there may be no other copy of the task, so there is always a next one.
+    """
+    _log.warning(
+        "the broker did not take back %s (%s: %s); will retry in %g s",
+        task, type(exc).__name__, exc, BROKER_RETRY_S,
+    )  # fmt: skip
+    return BROKER_RETRY_S

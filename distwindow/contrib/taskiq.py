@@ -1,0 +1,137 @@
+"""Limits of taskiq's tasks, for the whole fleet.
+
+    broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
+
+    @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+    async def fetch(tenant, url): ...
+
+    taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
+
+A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
+would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+from taskiq.receiver import Receiver
+from taskiq.utils import maybe_awaitable
+
+from .. import ConfigurationError
+from .task_gate import AsyncTaskGate, OnStoreError, broker_failed
+from .task_limits import TaskLimits, read_options
+
+FOREVER_S = 10.0 * 365 * 86_400
+"""Longer than anyone waits."""
+_admitted: ContextVar[str] = ContextVar("distwindow_admitted", default="")
+"""The id of the task that `LimitedReceiver` admitted in this context. A context is inherited by all
+that the task starts, so this is no flag.
+"""
+
+
+class RateLimits(TaskiqMiddleware):
+    """Middleware for a taskiq broker. `store` is a URL or an asyncio client, as for `AsyncLimiter`.
+
+    Labels of a task: `limits`, `limit_key` (a template over the names of its arguments, or a
+    function of them; by default the task's name), and `limit_cost`. `max_hold` (seconds) is how
+    long `LimitedReceiver` keeps a message; by default half of the broker's `idle_timeout`, after
+    which other workers claim it, and for ever if it has none. `on_store_error` says what happens to
+    tasks while the limiter's store fails: with "hold" they wait, with "run" they run without being
+    counted. `timeout` (seconds) bounds one exchange with the store.
+
+    Raises `ConfigurationError` for a store that can never work, and for wrong labels when the
+    worker, or the client, starts.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+        max_hold: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout)
+        self._max_hold = max_hold
+        self._tasks: dict[str, TaskLimits | None] = {}
+
+    def startup(self) -> None:
+        """Check the labels of all tasks."""
+        for name in self.broker.get_all_tasks():
+            self._limits_of(name)
+
+    async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Wait until the task may start, where `LimitedReceiver` has not done that."""
+        if _admitted.get() != message.task_id:
+            await self.wait(message, FOREVER_S)
+        return message
+
+    async def wait(self, message: TaskiqMessage, max_hold: float | None = None) -> float:
+        """Wait until the task may start, and return 0.0; if that is longer than `max_hold`
+        seconds, return in how many seconds it may.
+        """
+        task = self._limits_of(message.task_name)
+        if task is None:
+            return 0.0
+        hold = self._hold_s() if max_hold is None else max_hold
+        return await self._gate.hold(task, message.args, message.kwargs, hold)
+
+    def _hold_s(self) -> float:
+        if self._max_hold is not None:
+            return self._max_hold
+        idle_ms = getattr(self.broker, "idle_timeout", None)
+        return FOREVER_S if idle_ms is None else idle_ms / 2000
+
+    def _limits_of(self, name: str) -> TaskLimits | None:
+        """Return the limits of a task; None if it has none, or if this worker does not know it."""
+        if name not in self._tasks:
+            task = self.broker.find_task(name)
+            if task is None:
+                return None
+            self._tasks[name] = self._gate.add(read_options(name, task.original_func, task.labels))
+        return self._tasks[name]
+
+
+class LimitedReceiver(Receiver):
+    """taskiq's receiver for brokers with `RateLimits`."""
+
+    async def callback(self, message: bytes | AckableMessage, raise_err: bool = False) -> None:
+        """Wait until the task of `message` may start, and run it; or send the message back."""
+        data = message.data if isinstance(message, AckableMessage) else message
+        rate_limits = next((m for m in self.broker.middlewares if isinstance(m, RateLimits)), None)
+        if rate_limits is None:
+            raise ConfigurationError(
+                "LimitedReceiver needs the middleware RateLimits; write "
+                "broker.with_middlewares(RateLimits(store))"
+            )
+        try:
+            parsed = self.broker.formatter.loads(message=data)
+        except Exception:
+            parsed = None  # taskiq logs that, and skips the message
+        if parsed is not None and await rate_limits.wait(parsed):
+            await _send_back(self.broker, parsed, data)
+            if isinstance(message, AckableMessage):
+                await maybe_awaitable(message.ack())
+            return
+        _admitted.set("" if parsed is None else parsed.task_id)
+        await super().callback(message, raise_err)
+
+
+async def _send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> None:
+    """Send the same message to the end of its queue. Goes on until the broker takes it, because
+    some brokers have no other copy.
+    """
+    message = BrokerMessage(
+        task_id=parsed.task_id, task_name=parsed.task_name, message=data, labels=parsed.labels
+    )
+    while True:
+        try:
+            return await broker.kick(message)
+        except Exception as exc:
+            await asyncio.sleep(broker_failed(f"task {parsed.task_id}", exc))

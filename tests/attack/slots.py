@@ -1,0 +1,91 @@
+"""Scenario `slots`: processes, threads and tasks that hold the slots of a concurrency limit.
+
+`shared`: over a faulty link, with kills, freezes, forks, interruptions and cancellations: never
+more slots are held than the limit, and none stays held.
+`taken`: an operator takes all slots of a key away now and then: each holder is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+from distwindow import Concurrency
+from distwindow.protocol.slot_commands import slots_name
+from tests.attack.client import now_ms
+from tests.attack.client_logs import ClientLogs, read_client_logs
+from tests.attack.faulty_fleet import ALL_FAULTS, PROCESS_FAULTS, FaultyFleet
+from tests.attack.harness import Run, Violation, derive_seed
+from tests.attack.slot_checks import check_at_most, check_told, held_spans
+from tests.servers import Standalone
+
+VARIANTS = ["shared", "taken"]
+RUN_S = 8.0
+TTL_S, TIMEOUT_S = 1.0, 0.2
+SLACK_MS = 500
+"""What a busy machine may add to a time, beyond the pauses that a process has noticed."""
+
+
+def slots(run: Run) -> None:
+    """Run fleets of some seconds each: of the variant `run.only`, or of one drawn by the seed."""
+    stop = time.monotonic() + run.seconds
+    for turn in itertools.count():
+        left = stop - time.monotonic()
+        if turn and left < 4:
+            return
+        rng = random.Random(derive_seed(run.seed, "slots", turn))
+        variant = run.only or rng.choice([*VARIANTS, "shared"])
+        seconds = min(RUN_S, max(2.0, left - 2))
+        with Standalone() as server:
+            _play(run, rng, server, taken=variant == "taken", seconds=seconds)
+        run.count("fleets")
+
+
+def _play(run: Run, rng: random.Random, server: Standalone, *, taken: bool, seconds: float) -> None:
+    limit, keys = rng.randint(1, 4), ["a", "b"][: rng.randint(1, 2)]
+    plan = {
+        "prefix": "slots", "limit": limit, "keys": keys, "ttl": TTL_S, "timeout": TIMEOUT_S,
+        "long_share": 0.3 if taken else 0.05, "planted": run.planted,
+    }  # fmt: skip
+    faults = PROCESS_FAULTS if taken else ALL_FAULTS
+    taken_at: list[tuple[str, float]] = []
+    with FaultyFleet(rng, server, "slots_child", plan, faults) as fleet:
+
+        def take() -> None:
+            if taken and rng.random() < 0.7:
+                key = rng.choice(keys)
+                with server.client() as client:
+                    client.delete(slots_name("slots", key))
+                taken_at.append((key, now_ms()))
+                fleet.note(f"slots of {key} deleted")
+
+        fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)], take)
+        history = [f"plan {plan}", *fleet.notes[-25:]]
+        try:
+            logs = read_client_logs(fleet.folder, run)
+        except Violation as violation:
+            raise Violation(violation.what, [*history, *violation.history]) from None
+        spans = held_spans(logs)
+        run.count("calls", len(spans))
+        run.count("slots lost", sum(span.told for span in spans))
+        if taken:
+            bound_ms = TTL_S * 1000 / 3 + 2 * TIMEOUT_S * 1000 + SLACK_MS
+            run.count("holders told", check_told(spans, taken_at, bound_ms, logs, history))
+        else:
+            run.maximum("held at once", check_at_most(spans, limit, history))
+        _check_free(server, keys, logs, history)
+
+
+def _check_free(server: Standalone, keys: list[str], logs: ClientLogs, history: list[str]) -> None:
+    """Raise `Violation` unless only killed processes still hold slots, and these end."""
+    with Concurrency(server.url, 1, prefix="slots", timeout=5, ttl=10) as reader:
+        for key in keys:
+            holders = [holder.name for holder in reader.stats(key).holders]
+            if not logs.dead.issuperset(holders):
+                raise Violation(f"slots: {holders} hold {key!r}; dead are {logs.dead}", history)
+        until = time.monotonic() + TTL_S + SLACK_MS / 1000
+        while any(reader.stats(key).held for key in keys):
+            if time.monotonic() > until:
+                raise Violation("slots: those of a dead process do not end", history)
+            time.sleep(0.02)  # between two polls

@@ -1,0 +1,180 @@
+"""A fleet of simulated workers around real gates, real semaphores and one `MemoryStore`.
+
+Time is the test's: `run_until` moves the clock from event to event.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from distwindow import Limiter
+from distwindow.contrib.celery.admission import Admission
+from distwindow.contrib.celery.effective_limits import EffectiveLimits
+from distwindow.contrib.celery.gate import Gate
+from distwindow.contrib.celery.pool_slots import SemaphoreSlots
+from distwindow.contrib.celery.settings import OnStoreError
+from distwindow.contrib.celery.task_limits import LimitTable
+from distwindow.store.memory import MemoryStore
+from distwindow.testing import ManualClock
+
+
+class SimulatedTask:
+    """A task as the gate sees it."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+        for option, value in options.items():
+            setattr(self, option, value)
+
+    def run(self, key: str = "") -> None:
+        raise AssertionError("simulated tasks are not run")
+
+
+class SimulatedRequest:
+    """A message that a worker has received."""
+
+    def __init__(
+        self, number: int, task: SimulatedTask, key: str, duration_s: float, eta: object = None
+    ) -> None:
+        self.id = f"{task.name}-{number}"
+        self.number = number
+        self.task = task
+        self.args = (key,)
+        self.kwargs: dict[str, Any] = {}
+        self.eta = eta
+        self.duration_s = duration_s
+        self.is_revoked = False
+        self.announced = False
+        self.received_s = 0.0
+
+    def revoked(self) -> bool:
+        self.announced = self.announced or self.is_revoked
+        return self.is_revoked
+
+
+class Timeline:
+    """Events in their order, and the clock that they move."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+        self._cancelled: set[int] = set()
+
+    @property
+    def pending(self) -> bool:
+        return any(number not in self._cancelled for _, number, _ in self._events)
+
+    def call_after(self, seconds: float, callback: Callable[[], object]) -> int:
+        number = next(self._numbers)
+        heapq.heappush(self._events, (self.clock.monotonic() + seconds, number, callback))
+        return number
+
+    def cancel(self, number: int) -> None:
+        self._cancelled.add(number)
+
+    def run_for(self, seconds: float) -> None:
+        """Run the events of the next `seconds`, and leave the clock at their end."""
+        ends_s = self.clock.monotonic() + seconds
+        while self._events and self._events[0][0] <= ends_s:
+            at_s, number, callback = heapq.heappop(self._events)
+            self._move_to(at_s)
+            if number not in self._cancelled:
+                callback()
+        self._move_to(ends_s)
+
+    def _move_to(self, at_s: float) -> None:
+        self.clock.advance(max(0.0, at_s - self.clock.monotonic()))
+
+
+class SimulatedWorker:
+    """One worker: its gate, its pool of `slots` processes, and what the gate did."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        store: MemoryStore,
+        tasks: list[SimulatedTask],
+        *,
+        slots: int = 2,
+        max_parked: int = 1000,
+        max_hold_s: float = 3600.0,
+        on_store_error: OnStoreError = "hold",
+        ask: Callable[..., Any] | None = None,
+    ) -> None:
+        self._timeline = timeline
+        self.semaphore = LaxBoundedSemaphore(slots)
+        self.process_task = self._process_task_sem
+        self.running: list[SimulatedRequest] = []
+        self.started: list[tuple[SimulatedRequest, float]] = []
+        self.sent_back: list[tuple[SimulatedRequest, float]] = []
+        self.broker_is_up = True
+        self.extra_prefetch = 0
+        self.most_extra_prefetch = 0
+        limiter = Limiter(store, "1/second", time=timeline.clock)
+        self.limits = EffectiveLimits(LimitTable(None))
+        self.limits.check({task.name: task for task in tasks})
+        self.admission = Admission(
+            ask or (lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)])),
+            self.monotonic,
+            on_store_error,
+        )
+        self.gate = Gate(
+            self, SemaphoreSlots(self), self.admission, self.limits,
+            max_parked=max_parked, max_hold_s=max_hold_s,
+        )  # fmt: skip
+
+    def receive(self, request: SimulatedRequest) -> None:
+        request.received_s = self.monotonic()
+        self.gate.process(request)
+
+    # -- the pool ----------------------------------------------------------------------------------
+
+    def _process_task_sem(self, request: SimulatedRequest) -> None:
+        self.semaphore.acquire(self._process_task, request)
+
+    def _process_task(self, request: SimulatedRequest) -> None:
+        self.running.append(request)
+        self.started.append((request, self.monotonic()))
+        self._timeline.call_after(request.duration_s, lambda: self._end(request))
+
+    def _end(self, request: SimulatedRequest) -> None:
+        self.running.remove(request)
+        self.semaphore.release()
+
+    # -- what the gate needs -----------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        return self._timeline.clock.monotonic()
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> int:
+        return self._timeline.call_after(seconds, callback)
+
+    def cancel(self, timer: int) -> None:
+        self._timeline.cancel(timer)
+
+    def received_s(self, request: SimulatedRequest) -> float:
+        return request.received_s
+
+    def raise_prefetch(self) -> None:
+        self.extra_prefetch += 1
+        self.most_extra_prefetch = max(self.most_extra_prefetch, self.extra_prefetch)
+
+    def lower_prefetch(self) -> None:
+        self.extra_prefetch -= 1
+
+    def can_send_back(self, request: SimulatedRequest) -> bool:
+        return True
+
+    def send_back(self, request: SimulatedRequest, delay_s: float) -> datetime:
+        if not self.broker_is_up:
+            raise OSError("the broker is away")
+        self.sent_back.append((request, delay_s))
+        eta_ms = self._timeline.clock.now_ms() + delay_s * 1000
+        return datetime.fromtimestamp(eta_ms / 1000, timezone.utc)

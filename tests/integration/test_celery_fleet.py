@@ -1,0 +1,256 @@
+"""Fleets of real Celery workers on a real broker: the bound holds, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.celery_workers.processes import Fleet
+from tests.servers import Proxy, Standalone
+from tests.servers.faults import Blackhole, Pass
+from tests.servers.wait import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+PER_SECOND = 20
+LIMITED = {"limits": f"{PER_SECOND}/second"}
+
+
+def visible_again_after(seconds: float) -> dict[str, float]:
+    """The broker's options: kombu would look for unacknowledged messages each 100 s only."""
+    return {
+        "visibility_timeout": seconds,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_restore_limit": 100,
+    }
+
+
+def most_in_a_window(admitted_ms: list[int]) -> int:
+    """The most admissions in a second of whole buckets of 100 ms, by the limiter's clock."""
+    buckets = Counter(at_ms // 100 for at_ms in admitted_ms)
+    return max(sum(buckets[first + n] for n in range(10)) for first in buckets)
+
+
+def check_bound(fleet: Fleet) -> None:
+    assert most_in_a_window([int(at_ms) for at_ms in fleet.recorded("admitted")]) <= PER_SECOND
+
+
+def span_s(fleet: Fleet) -> float:
+    moments: list[float] = [at_s for _, at_s, *_ in fleet.recorded("starts")]
+    return max(moments) - min(moments)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_two_workers_keep_one_limit(pool: str) -> None:
+    count = 100
+    with Fleet(options=LIMITED) as fleet:
+        fleet.start(pool=pool, slots=8 if pool == "gevent" else 2, wait=False)
+        fleet.start(pool=pool, slots=8 if pool == "gevent" else 2, wait=False)
+        fleet.wait_ready()
+        for number in range(count):
+            fleet.send("fetch", number)
+        fleet.wait_started(count)
+        assert sorted(fleet.started()) == list(range(count))
+        check_bound(fleet)
+        ideal_s = (count - 1) // PER_SECOND
+        assert ideal_s - 0.15 <= span_s(fleet) <= ideal_s + 2.5
+        assert fleet.recorded("sent_back") == []
+        found = fleet.inspect()
+        assert len(found) == 2
+        asks = sum(worker["asks"] for worker in found.values())
+        # Each of two workers is refused once in a bucket of 100 ms at most.
+        assert count < asks <= count + 2 * 10 * (span_s(fleet) + 1)
+        assert all(worker["line count"] == worker["parked"] == 0 for worker in found.values())
+
+
+def test_without_the_gate_the_check_of_the_bound_fails() -> None:
+    with Fleet(options=LIMITED, gate=False) as fleet:
+        fleet.start()
+        for number in range(60):
+            fleet.send("fetch", number)
+        fleet.wait_started(60)
+        moments = [int(at_s * 1000) for _, at_s, *_ in fleet.recorded("starts")]
+        assert most_in_a_window(moments) > PER_SECOND
+
+
+def test_other_tasks_and_other_keys_pass_a_line() -> None:
+    with Fleet(options={"limits": "1/minute", "limit_key": "tenant:{tenant}"}) as fleet:
+        fleet.start()
+        for number in range(62):
+            fleet.send("fetch", number, 0.01, "acme")
+        until(lambda: fleet.records.llen("parked") == 61, what="a line", timeout=20)
+        fleet.send("free", 1)
+        fleet.send("fetch", 100, 0.01, "initech")
+        until(lambda: fleet.records.llen("free") == 1, what="the task without a limit", timeout=3)
+        until(lambda: 100 in fleet.started(), what="the other key", timeout=3)
+        assert len(fleet.started()) == 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_a_killed_worker_loses_nothing(late: bool) -> None:
+    count = 60
+    conf = {"broker_transport_options": visible_again_after(4)}
+    with Fleet(options={**LIMITED, "acks_late": late}, conf=conf) as fleet:
+        doomed = fleet.start(wait=False)
+        fleet.start(wait=False)
+        fleet.wait_ready()
+        for number in range(count):
+            fleet.send("fetch", number, 0.02)
+        until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
+        fleet.kill(doomed)
+        # With early acknowledgement Celery itself loses what the two killed processes had begun.
+        least = count if late else count - 2
+        until(lambda: len(set(fleet.started())) >= least, what="all", timeout=60)
+        doubled = [number for number, times in Counter(fleet.started()).items() if times > 1]
+        assert len(doubled) <= 2
+        check_bound(fleet)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_a_killed_child_loses_nothing_that_waits(late: bool) -> None:
+    count = 50
+    options = {**LIMITED, "acks_late": late, "reject_on_worker_lost": late}
+    with Fleet(options=options) as fleet:
+        worker = fleet.start()
+        for number in range(count):
+            fleet.send("fetch", number, 0.05)
+        until(lambda: len(fleet.started()) >= 15, what="starts", timeout=20)
+        children = psutil.Process(worker.pid).children()
+        os.kill(children[0].pid, signal.SIGKILL)
+        until(lambda: len(set(fleet.started())) == count, what="all", timeout=40)
+        assert len(fleet.started()) <= count + 1
+        check_bound(fleet)
+
+
+def messages_in_broker(fleet: Fleet) -> int:
+    client: Any = fleet.broker_client
+    return int(client.llen("celery")) + int(client.hlen("unacked"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_shutdown_gives_what_waits_back_to_the_broker(number: signal.Signals, pool: str) -> None:
+    with Fleet(options={"limits": "3/minute"}) as fleet:
+        worker = fleet.start(pool=pool)
+        for n in range(40):
+            fleet.send("fetch", n)
+        until(lambda: fleet.records.llen("parked") == 37, what="a line", timeout=20)
+        fleet.wait_started(3)
+        fleet.stop(worker, number)
+        assert len(fleet.started()) == 3
+        assert fleet.broker_client.llen("celery") == 37
+        assert fleet.broker_client.hlen("unacked") == 0
+
+
+def test_connections_to_the_broker_are_cut() -> None:
+    count = 60
+    with Standalone() as broker_server, Proxy(broker_server.port) as proxy:
+        conf = {"broker_transport_options": visible_again_after(4)}
+        with Fleet(options=LIMITED, broker=proxy.url, conf=conf) as fleet:
+            fleet._app = _client(broker_server.url)
+            fleet.start(wait=False)
+            fleet.start(wait=False)
+            fleet.wait_ready()
+            for number in range(count):
+                fleet.send("fetch", number)
+            for times in (1, 2):
+                until(lambda: len(fleet.started()) >= 15 * times, what="starts", timeout=30)  # noqa: B023
+                proxy.cut()
+            until(lambda: len(set(fleet.started())) == count, what="all", timeout=60)
+            doubled = [number for number, n in Counter(fleet.started()).items() if n > 1]
+            assert len(doubled) <= 2 * 4  # what ran, and could not be acknowledged, in each cut
+            check_bound(fleet)
+
+
+def _client(url: str) -> Any:
+    from celery import Celery
+
+    return Celery("client", broker=url, backend=url, set_as_current=False)
+
+
+@pytest.mark.parametrize("policy", ["hold", "run"])
+def test_the_store_of_the_limits_is_away(policy: str) -> None:
+    count = 60
+    with Standalone() as store, Proxy(store.port) as proxy:
+        conf = {"distwindow_on_store_error": policy}
+        with Fleet(options=LIMITED, store=proxy.url, conf=conf) as fleet:
+            fleet.start()
+            for number in range(count):
+                fleet.send("fetch", number)
+            until(lambda: len(fleet.started()) >= 20, what="starts", timeout=20)
+            proxy.fault = Blackhole()
+            if policy == "run":
+                fleet.wait_started(count, timeout=15)
+                assert "run without their limits" in fleet.log()
+            else:
+                until(lambda: "limited tasks wait" in fleet.log(), what="a pause", timeout=10)
+                before = len(fleet.started())
+                for number in range(5):  # the worker goes on with everything else meanwhile
+                    fleet.send("free", number)
+                until(lambda: fleet.records.llen("free") == 5, what="free tasks", timeout=5)
+                assert len(fleet.started()) <= before + 2
+                proxy.fault = Pass()
+                fleet.wait_started(count, timeout=30)
+                assert "answers again" in fleet.log()
+                check_bound(fleet)
+            assert sorted(fleet.started()) == list(range(count))
+
+
+@pytest.mark.parametrize("max_hold", [None, 3600.0], ids=["by age", "control: kept"])
+def test_a_backlog_longer_than_the_visibility_timeout(max_hold: float | None) -> None:
+    """24 tasks at 2/s, and the broker gives a message to another worker after 4 s."""
+    conf = {"broker_transport_options": visible_again_after(4), "distwindow_max_hold": max_hold}
+    with Fleet(options={"limits": "2/second"}, conf=conf) as fleet:
+        fleet.start(wait=False)
+        fleet.start(wait=False)
+        fleet.wait_ready()
+        for number in range(24):
+            fleet.send("fetch", number)
+        if max_hold is None:
+            fleet.wait_started(24, timeout=60)
+            until(lambda: messages_in_broker(fleet) == 0, what="an empty broker", timeout=20)
+            assert all(worker["line count"] == 0 for worker in fleet.inspect().values())
+            assert sorted(fleet.started()) == list(range(24))
+            assert fleet.records.llen("sent_back") > 0
+        else:
+            fleet.wait_started(25, timeout=60)
+
+
+def test_limits_change_at_runtime_and_hold_for_later_workers() -> None:
+    name = "tests.celery_workers.project.fetch"
+    with Fleet(options={"limits": "1/hour"}) as fleet:
+        fleet.start()
+        for number in range(11):
+            fleet.send("fetch", number)
+        until(lambda: fleet.records.llen("parked") == 10, what="a line", timeout=20)
+        found = fleet.inspect()["w0@test"]
+        assert found["tasks"][name]["limits"] == ["1/hour"]
+        assert [(line["task"], line["waiting"]) for line in found["lines"]] == [(name, 10)]
+
+        def control(limits: str) -> dict[str, str]:
+            arguments = {"task": name, "limits": limits}
+            replies = until(
+                lambda: fleet.app.control.broadcast("limit", arguments, reply=True, timeout=2.0),
+                what="a reply",
+            )
+            reply: dict[str, str] = next(iter(replies[0].values()))
+            return reply
+
+        assert "not understood" in control("fast")["error"]
+        assert "are now 20/s" in fleet.command("control", "limit", name, "20/s", "-t", "5")
+        fleet.wait_started(11, timeout=5)
+        fleet.start()
+        fleet.send("free", 1)
+        later = fleet.inspect()["w1@test"]["tasks"][name]
+        assert later == {"limits": ["20/second"], "set by": "celery control limit"}
+        assert "ok" in control("default")  # either of them replies first
+        assert fleet.inspect()["w0@test"]["tasks"][name]["limits"] == ["1/hour"]
+        assert "celery control limit" not in fleet.command("inspect", "limits", "-t", "5")
+        assert fleet.log().count("begin to wait") == 1
+        assert fleet.log().count("waits any more") == 1

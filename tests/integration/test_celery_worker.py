@@ -1,0 +1,292 @@
+"""One Celery worker inside this process, with a broker in memory: what tasks keep while they wait,
+and what a worker refuses to start with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.contrib.testing.worker import start_worker
+from kombu.utils.uuid import uuid
+
+from distwindow import ConfigurationError
+from distwindow.contrib.celery import RateLimits, task_parked, task_sent_back
+from tests.servers.wait import until
+
+pytestmark = pytest.mark.slow
+
+
+class Project:
+    """An application with a broker of its own, and its worker."""
+
+    def __init__(self, url: str, prefix: str, **conf: Any) -> None:
+        self.app = Celery("project", broker=url, backend="cache+memory://", set_as_current=False)
+        self.app.conf.update(
+            task_default_queue=prefix,
+            result_expires=60,
+            broker_connection_retry_on_startup=True,
+            worker_hijack_root_logger=False,
+        )
+        self.app.conf.update(conf)
+        self.limits = RateLimits(self.app, url, prefix=prefix)
+        self.started: list[tuple[Any, float]] = []
+        self.gate: Any = None
+
+    def task(self, **options: Any) -> Any:
+        """Return a task that records its first argument and the time, and returns the argument."""
+        return self.add(lambda value=None: value, **options)
+
+    def add(self, function: Callable[..., Any], **options: Any) -> Any:
+        def run(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            self.started.append((args[0] if args else None, time.monotonic()))
+            return function(*([self_] if options.get("bind") else []), *args, **kwargs)
+
+        return self.app.task(shared=False, **{**options, "bind": True})(run)
+
+    @contextlib.contextmanager
+    def worker(self, pool: str = "threads", slots: int = 4) -> Iterator[None]:
+        with start_worker(
+            self.app, pool=pool, concurrency=slots, perform_ping_check=False,
+            shutdown_timeout=20.0, loglevel="WARNING",
+        ) as worker:  # fmt: skip
+            self.gate = worker.distwindow_gate
+            yield
+
+    def values(self) -> list[Any]:
+        return [value for value, _ in self.started]
+
+    def wait_parked(self, count: int) -> None:
+        until(lambda: self.gate.parked == count, what=f"{count} parked tasks", timeout=10)
+
+
+@pytest.fixture(params=["threads", "solo"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def project(redis_url: str, prefix: str) -> Project:
+    return Project(redis_url, prefix)
+
+
+def test_chains_groups_and_chords(project: Project, pool: str) -> None:
+    limited = project.task(limits="20/second", name="limited")
+
+    @project.app.task(name="total", shared=False)
+    def total(values: list[int]) -> int:
+        return sum(values)
+
+    with project.worker(pool):
+        result = chord([limited.s(number) for number in range(40)], total.s()).apply_async()
+        assert result.get(timeout=20) == sum(range(40))
+        assert chain(limited.s(7), limited.s(), limited.s()).apply_async().get(timeout=10) == 7
+        assert group(limited.s(n) for n in range(5)).apply_async().get(timeout=10) == [*range(5)]
+    assert len(project.started) == 48
+
+
+def test_retries_are_the_tasks_own(project: Project, pool: str) -> None:
+    seen = []
+
+    def flaky(self: Any, value: int) -> int:
+        seen.append(self.request.retries)
+        if self.request.retries < 2:
+            raise self.retry(countdown=0.05)
+        return value
+
+    limited = project.add(flaky, bind=True, limits="2/second", max_retries=2, name="limited")
+    with project.worker(pool):
+        results = [limited.delay(number) for number in range(4)]
+        assert [result.get(timeout=20) for result in results] == [0, 1, 2, 3]
+    assert sorted(seen) == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_revoked_task_and_an_expired_one_never_start(project: Project, pool: str) -> None:
+    limited = project.task(limits="1/2s", name="limited")
+    with project.worker(pool):
+        first = limited.delay("first")
+        assert first.get(timeout=5) == "first"
+        revoked = limited.delay("revoked")
+        expired = limited.apply_async(["expired"], expires=0.3)
+        last = limited.delay("last")
+        project.wait_parked(3)
+        assert {result.state for result in (revoked, expired, last)} == {"PENDING"}
+        project.app.control.revoke(revoked.id)
+        assert last.get(timeout=10) == "last"
+        assert project.values() == ["first", "last"]
+        assert (revoked.state, expired.state) == ("REVOKED", "REVOKED")
+        assert project.gate.parked == 0
+
+
+def test_countdown_and_eta_come_first(project: Project, pool: str) -> None:
+    limited = project.task(limits="20/second", name="limited")
+    with project.worker(pool):
+        began = time.monotonic()
+        eta = datetime.now(timezone.utc) + timedelta(seconds=0.6)
+        later = limited.apply_async(["later"], countdown=1.0)
+        soon = limited.apply_async(["soon"], eta=eta)
+        assert limited.delay("now").get(timeout=5) == "now"
+        assert soon.get(timeout=5) == "soon"
+        assert later.get(timeout=5) == "later"
+    assert project.values() == ["now", "soon", "later"]
+    waited = [at_s - began for _, at_s in project.started]
+    assert waited[1] >= 0.55
+    assert waited[2] >= 0.95
+
+
+def test_links_and_errbacks_are_called(project: Project) -> None:
+    limited = project.task(limits="1/500ms", name="limited")
+    called: list[int] = []
+
+    @project.app.task(name="note", shared=False)
+    def note(value: int) -> None:
+        called.append(value)
+
+    with project.worker():
+        for number in range(3):
+            limited.apply_async([number], link=note.s())
+        until(lambda: called == [0, 1, 2], what="the links", timeout=10)
+
+
+def test_signals_say_what_waits_and_what_was_sent_back(redis_url: str, prefix: str) -> None:
+    project = Project(redis_url, prefix, distwindow_max_hold=1.0)
+    limited = project.task(limits="1/3s", limit_key="one", name="limited")
+    parked, back = [], []
+
+    def on_parked(sender: Any, request: Any, key: str, wait_s: float, **_: Any) -> None:
+        parked.append((sender.name, request.id, key, 0 < wait_s <= 3))
+
+    def on_sent_back(sender: Any, request: Any, key: str, eta: datetime, **_: Any) -> None:
+        back.append((sender.name, request.id, key, eta > datetime.now(timezone.utc)))
+
+    task_parked.connect(on_parked, weak=False)
+    task_sent_back.connect(on_sent_back, weak=False)
+    try:
+        with project.worker():
+            limited.apply_async(["first"], task_id="first")
+            until(lambda: project.values() == ["first"], what="the first", timeout=5)
+            second = limited.apply_async(["second"], task_id="second")
+            assert second.get(timeout=15) == "second"
+    finally:
+        task_parked.disconnect(on_parked)
+        task_sent_back.disconnect(on_sent_back)
+    assert parked[0] == ("limited", "second", "one", True)
+    assert back[0] == ("limited", "second", "one", True)
+
+
+def test_what_is_sent_back_keeps_all_but_its_eta(redis_url: str, prefix: str) -> None:
+    project = Project(redis_url, prefix, distwindow_max_hold=0.5)
+    seen: list[dict[str, Any]] = []
+
+    def look(self: Any, value: Any) -> None:
+        seen.append(dict(self.request.__dict__))
+
+    limited = project.add(look, bind=True, limits="1/4s", name="limited")
+    options: dict[str, Any] = {
+        "headers": {"trace": "abc", "stamp": [1, 2]}, "priority": 3, "compression": "gzip",
+        "time_limit": 60, "soft_time_limit": 50, "retries": 2, "shadow": "another name",
+        "expires": 60, "link": limited.s().set(immutable=True, queue="nowhere"),
+    }  # fmt: skip
+    with project.worker():
+        limited.apply_async(["x"], **options)
+        until(lambda: len(seen) == 1, what="the first", timeout=5)
+        limited.apply_async(["x"], **options)
+        until(lambda: len(seen) == 2, what="the second", timeout=20)
+        assert project.gate.sent_back > 0
+    first, second = seen
+    assert second["eta"] is not None
+    own = {"id", "root_id", "eta", "expires", "correlation_id", "origin", "delivery_info", "stack"}
+    own |= {"properties", "reply_to", "argsrepr", "_protected", "callbacks", "children"}
+    differing = {name for name in first if name not in own and first[name] != second[name]}
+    assert differing == set()
+    assert first["delivery_info"]["priority"] == second["delivery_info"]["priority"] == 3
+    assert first["headers"]["trace"] == second["headers"]["trace"] == "abc"
+    assert [callback["options"]["queue"] for callback in second["callbacks"]] == ["nowhere"]
+    assert second["correlation_id"] == second["id"] == second["root_id"]
+    assert second["reply_to"] == first["reply_to"]
+    assert second["retries"] == 2
+
+
+def test_several_limits_hold_together(project: Project) -> None:
+    limited = project.task(limits=["5/500ms", "8/minute"], name="limited")
+    with project.worker():
+        for number in range(12):
+            limited.delay(number)
+        project.wait_parked(4)
+        until(lambda: len(project.started) == 8, what="eight", timeout=5)
+    first, last = project.started[0][1], project.started[7][1]
+    assert last - first >= 0.3
+
+
+def test_threads_do_not_take_permits_before_a_thread_is_free(project: Project) -> None:
+    """50 tasks at 20/second behind two long ones: permits that were taken meanwhile would let all
+    start at once.
+    """
+    limited = project.task(limits="20/second", name="limited")
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+
+    long = project.app.task(name="long", shared=False)(sleep)
+    with project.worker(slots=2):
+        long.delay(2.5)
+        long.delay(2.5)
+        time.sleep(0.1)
+        for number in range(50):
+            limited.delay(number)
+        until(lambda: len(project.started) == 50, what="all", timeout=20)
+    moments = [at_s for _, at_s in project.started]
+    assert max(sum(first <= at_s < first + 0.85 for at_s in moments) for first in moments) <= 20
+
+
+def test_a_worker_on_a_transport_without_an_event_loop(prefix: str) -> None:
+    """kombu's memory transport has a thread for timers, beside that of the consumer."""
+    project = Project("memory://", prefix, result_backend="cache+memory://")
+    limited = project.task(limits="20/second", name="limited")
+    with project.worker():
+        for number in range(50):
+            limited.delay(number)
+        until(lambda: len(project.started) == 50, what="all", timeout=20)
+    assert project.values()[:10] == list(range(10)) or sorted(project.values()) == [*range(50)]
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "says"),
+    [
+        ({}, {"limits": "fast"}, "'fast'"),
+        ({}, {"limits": "5/s", "limit_key": "{tenant}"}, "'tenant', which is no argument"),
+        ({}, {"limits": "5/s", "limit_costs": 2}, "did you mean limit_cost?"),
+        ({"distwindow_max_park": 5}, {"limits": "5/s"}, "'distwindow_max_park'"),
+        ({"distwindow_limits": {"nothing": "5/s"}}, {}, "'nothing', which is not registered"),
+        ({"distwindow_on_store_error": "deny"}, {}, "neither"),
+        ({"task_annotations": {"limited": {"limits": "often"}}}, {}, "'often'"),
+    ],
+)
+def test_a_worker_does_not_start_with_what_cannot_work(
+    conf: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    project = Project("memory://", uuid(), **conf)
+
+    def run(value: int) -> None: ...
+
+    project.app.task(name="limited", shared=False, **options)(run)
+    with pytest.raises(ConfigurationError) as caught:
+        project.app.WorkController(concurrency=1, pool="solo")
+    assert says in str(caught.value)
+
+
+def test_a_task_may_be_registered_after_the_limits_are_made(project: Project) -> None:
+    limited = project.task(limits="1/minute", name="limited")
+    with project.worker():
+        later = project.task(limits="1/minute", name="later")
+        project.gate.surroundings.consumer.update_strategies()
+        for task in (limited, later):
+            task.delay("first")
+            task.delay("second")
+        project.wait_parked(2)
+        assert project.values() == ["first", "first"]

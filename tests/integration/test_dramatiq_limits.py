@@ -1,0 +1,166 @@
+"""`distwindow.contrib.dramatiq` in a worker of this process, with dramatiq's broker in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from distwindow import ConfigurationError, Limiter, StoreUnavailable
+from tests.servers import until
+
+LIMIT = "2/300ms"
+
+
+@pytest.fixture
+def broker() -> Iterator[Any]:
+    from dramatiq.brokers.stub import StubBroker
+    from dramatiq.middleware import CurrentMessage
+
+    from distwindow.contrib.dramatiq import RateLimits
+
+    stub = StubBroker()
+    stub.add_middleware(CurrentMessage())
+    stub.emit_after("process_boot")
+    stub.add_middleware(RateLimits("memory://"))
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def worker(broker: Any) -> Iterator[Any]:
+    import dramatiq
+
+    running = dramatiq.Worker(broker, worker_timeout=20, worker_threads=2)
+    running.start()
+    yield running
+    running.stop()
+
+
+def test_a_refused_message_keeps_its_retries_and_its_result(broker: Any, worker: Any) -> None:
+    import dramatiq
+    from dramatiq.results import Results
+    from dramatiq.results.backends import StubBackend
+
+    from distwindow.contrib.dramatiq import RateLimits
+
+    backend = StubBackend()
+    broker.add_middleware(Results(backend=backend, store_results=True), before=RateLimits)
+    retries: list[int] = []
+
+    @dramatiq.actor(broker=broker, limits=LIMIT, limit_key="retries:{tenant}")
+    def double(tenant: str, number: int) -> int:
+        retries.append(dramatiq_message().options.get("retries", 0))
+        return number * 2
+
+    messages = [double.send("acme", number) for number in range(8)]
+    results = [
+        message.get_result(backend=backend, block=True, timeout=20_000) for message in messages
+    ]
+    assert results == [number * 2 for number in range(8)]
+    assert retries == [0] * 8
+
+
+def dramatiq_message() -> Any:
+    from dramatiq.middleware import CurrentMessage
+
+    return CurrentMessage.get_current_message()
+
+
+def test_an_actor_without_limits_runs_beside_refused_ones(broker: Any, worker: Any) -> None:
+    import dramatiq
+
+    done: list[str] = []
+
+    @dramatiq.actor(broker=broker, limits="1/minute")
+    def limited() -> None:
+        done.append("limited")
+
+    @dramatiq.actor(broker=broker)
+    def free() -> None:
+        done.append("free")
+
+    for _ in range(20):
+        limited.send()
+    free.send()
+    until(lambda: "free" in done, 10)
+    assert done.count("limited") <= 1
+
+
+def test_wrong_options_are_errors_where_the_actor_is_declared(broker: Any) -> None:
+    import dramatiq
+
+    with pytest.raises(ConfigurationError, match="names 'tennant'"):
+
+        @dramatiq.actor(broker=broker, limits=LIMIT, limit_key="{tennant}")
+        def fetch(tenant: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="limit_key but no limits"):
+
+        @dramatiq.actor(broker=broker, limit_key="{tenant}")
+        def fetch_more(tenant: str) -> None: ...
+
+    assert broker.get_declared_actors() == set()
+
+
+def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
+    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import dramatiq
+
+    from distwindow.contrib import task_gate
+
+    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
+    done: list[int] = []
+
+    @dramatiq.actor(broker=broker, limits="1/200ms")
+    def job(number: int) -> None:
+        done.append(number)
+
+    job.send(0)
+    until(lambda: done == [0], 10)
+    enqueue, failures = broker.enqueue, iter([OSError("away"), OSError("away")])
+
+    def failing(message: Any, **options: Any) -> Any:
+        if options.get("delay") and (failure := next(failures, None)) is not None:
+            raise failure
+        return enqueue(message, **options)
+
+    monkeypatch.setattr(broker, "enqueue", failing)
+    for number in range(1, 4):
+        job.send(number)
+    until(lambda: sorted(done) == [0, 1, 2, 3], 10)
+    assert caplog.text.count("the broker did not take back message") == 2
+
+
+def test_a_failing_store_holds_messages_and_burns_no_retry(
+    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dramatiq
+
+    from distwindow.contrib import task_gate
+
+    monkeypatch.setattr(task_gate, "HOLD_S", 0.05)
+    away_until = time.monotonic() + 0.5
+    attempt = Limiter.try_acquire
+
+    def failing(self: Limiter, *args: Any, **kwargs: Any) -> Any:
+        if time.monotonic() < away_until:
+            raise StoreUnavailable("connection refused")
+        return attempt(self, *args, **kwargs)
+
+    monkeypatch.setattr(Limiter, "try_acquire", failing)
+    started: list[tuple[int, float]] = []
+
+    @dramatiq.actor(broker=broker, limits="100/second")
+    def job() -> None:
+        retries = dramatiq_message().options.get("retries", 0)
+        started.append((retries, time.monotonic()))
+
+    for _ in range(5):
+        job.send()
+    until(lambda: len(started) == 5, 10)
+    assert [retries for retries, _ in started] == [0] * 5
+    assert min(moment for _, moment in started) >= away_until

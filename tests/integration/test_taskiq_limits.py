@@ -1,0 +1,131 @@
+"""`distwindow.contrib.taskiq` with taskiq's broker in memory, and with one that records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distwindow import ConfigurationError
+
+
+def in_memory_broker(**options: Any) -> Any:
+    from taskiq import InMemoryBroker
+
+    from distwindow.contrib.taskiq import RateLimits
+
+    return InMemoryBroker().with_middlewares(RateLimits("memory://", **options))
+
+
+async def test_without_the_receiver_tasks_wait_as_well() -> None:
+    broker = in_memory_broker()
+    running: list[int] = []
+
+    @broker.task("job", limits=["2/100ms", "3/minute"], limit_key=lambda number: f"n{number % 1}")
+    async def job(number: int) -> None:
+        running.append(number)
+
+    await broker.startup()
+    handles = [await job.kiq(number) for number in range(3)]
+    assert [(await handle.wait_result(timeout=10)).is_err for handle in handles] == [False] * 3
+    assert sorted(running) == [0, 1, 2]
+    await broker.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"limits": "5/s", "limit_key": "{tennant}"}, "task 'job': .* names 'tennant'"),
+        ({"limits": "5/fortnight"}, "task 'job': .* is not a unit of time"),
+        ({"limit_cost": 2}, "limit_cost but no limits"),
+    ],
+)
+async def test_wrong_labels_are_errors_when_the_worker_starts(
+    labels: dict[str, Any], message: str
+) -> None:
+    broker = in_memory_broker()
+
+    @broker.task("job", **labels)
+    async def job(tenant: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=message):
+        await broker.startup()
+
+
+async def test_the_receiver_sends_a_message_back_and_acknowledges_it_afterwards() -> None:
+    from taskiq import AckableMessage, BrokerMessage
+
+    from distwindow.contrib.taskiq import LimitedReceiver
+
+    broker = in_memory_broker(max_hold=0.05)
+    started: list[int] = []
+    happened: list[Any] = []
+
+    @broker.task("job", limits="1/minute")
+    async def job(number: int) -> None:
+        started.append(number)
+
+    async def kick(message: BrokerMessage) -> None:
+        happened.append(message.message)
+
+    async def ack() -> None:
+        happened.append("ack")
+
+    await broker.startup()
+    receiver = LimitedReceiver(broker, run_startup=False)
+    broker.kick = kick
+    for number in range(2):
+        await job.kiq(number)
+    first, second = happened
+    happened.clear()
+    for data in (first, second):
+        await receiver.callback(AckableMessage(data=data, ack=ack))
+    assert started == [0]
+    assert happened == ["ack", second, "ack"]
+
+
+async def test_what_an_admitted_task_starts_is_counted_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`InMemoryBroker` runs a task in the context of the one that sent it."""
+    from taskiq import AckableMessage
+
+    from distwindow.contrib.taskiq import LimitedReceiver, RateLimits
+
+    broker = in_memory_broker()
+    rate_limits = next(m for m in broker.middlewares if isinstance(m, RateLimits))
+    started: list[str] = []
+    waited: list[str] = []
+    wait = rate_limits.wait
+
+    async def recording(message: Any, *args: Any) -> float:
+        waited.append(message.task_name)
+        return await wait(message, *args)
+
+    monkeypatch.setattr(rate_limits, "wait", recording)
+
+    @broker.task("inner", limits="9/minute")
+    async def inner() -> None:
+        started.append("inner")
+
+    @broker.task("outer", limits="9/minute")
+    async def outer() -> None:
+        started.append("outer")
+        await inner.kiq()
+
+    await broker.startup()
+    message = broker.formatter.dumps(outer.kicker()._prepare_message())
+    receiver = LimitedReceiver(broker, run_startup=False)
+    await receiver.callback(AckableMessage(data=message.message, ack=lambda: None))
+    await broker.wait_all()
+    assert started == ["outer", "inner"]
+    assert waited == ["outer", "inner"]
+
+
+async def test_the_receiver_without_the_middleware_is_an_error() -> None:
+    from taskiq import InMemoryBroker
+
+    from distwindow.contrib.taskiq import LimitedReceiver
+
+    with pytest.raises(ConfigurationError, match="needs the middleware RateLimits"):
+        await LimitedReceiver(InMemoryBroker()).callback(b"{}")

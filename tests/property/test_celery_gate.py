@@ -1,0 +1,332 @@
+"""The gate of Celery workers over random histories: what starts where, when, and in which order."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
+from distwindow.contrib.celery.settings import OnStoreError
+from distwindow.store.memory import MemoryStore
+from tests.celery_workers.simulated import (
+    SimulatedRequest,
+    SimulatedTask,
+    SimulatedWorker,
+    Timeline,
+)
+
+LIMIT = Limit("5/second")
+SLOW = Limit("3/2 seconds")
+
+
+def make_tasks() -> list[SimulatedTask]:
+    """A task with a limit for each key, one with two limits, one without."""
+    return [
+        SimulatedTask("keyed", limits=[LIMIT], limit_key="keyed:{key}"),
+        SimulatedTask("two", limits=[LIMIT, Limit("20/minute")]),
+        SimulatedTask("costly", limits=[SLOW], limit_cost=2),
+        SimulatedTask("free"),
+    ]
+
+
+events = st.lists(
+    st.tuples(
+        st.integers(0, 400),  # ms since the event before
+        st.integers(0, 1),  # worker
+        st.integers(0, 3),  # task
+        st.sampled_from("ab"),  # key
+        st.sampled_from([0, 30, 300, 1500]),  # duration, ms
+        st.integers(0, 9),  # revoked while it waits, if 0
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(events)
+def test_every_task_starts_once_in_order_and_no_limit_is_exceeded(
+    history: list[tuple[int, int, int, str, int, int]],
+) -> None:
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    tasks = make_tasks()
+    workers = [SimulatedWorker(timeline, store, tasks) for _ in range(2)]
+    received: list[list[SimulatedRequest]] = [[], []]
+    for number, (gap_ms, at, task, key, duration_ms, fate) in enumerate(history):
+        timeline.run_for(gap_ms / 1000)
+        request = SimulatedRequest(number, tasks[task], key, duration_ms / 1000)
+        received[at].append(request)
+        workers[at].receive(request)
+        if fate == 0 and request not in workers[at].running:
+            request.is_revoked = True
+        assert all(len(one.running) <= 2 for one in workers)
+    timeline.run_for(900.0)
+
+    started_at: dict[str, list[float]] = defaultdict(list)
+    costs = {"costly": 2}
+    for worker, got in zip(workers, received, strict=True):
+        started = [request for request, _ in worker.started]
+        assert len(started) == len(set(started))
+        alive = [request for request in got if not request.is_revoked]
+        # A task that waits for a slot only may be revoked without effect in this simulation, as
+        # the pool asks Celery for that.
+        assert Counter(request for request in started if not request.is_revoked) == Counter(alive)
+        for line in {(request.task.name, request.args) for request in alive}:
+            name, args = line
+            in_line = [
+                request.number
+                for request in started
+                if request.task.name == name and (name != "keyed" or request.args == args)
+            ]
+            if name != "free":
+                assert in_line == sorted(in_line)
+        assert worker.gate.parked == worker.extra_prefetch == worker.gate.lines.size == 0
+        assert len(worker.gate.lines) == 0
+        assert worker.semaphore.value == 2
+        for request, at_s in worker.started:
+            if request.task.name != "free":
+                key = f"{request.task.name}{request.args if request.task.name == 'keyed' else ''}"
+                started_at[key] += [at_s] * costs.get(request.task.name, 1)
+    for key, moments in started_at.items():
+        check_bound(moments, SLOW if key == "costly" else LIMIT)
+
+
+def check_bound(moments: list[float], limit: Limit) -> None:
+    """No window of whole buckets holds more than the limit."""
+    in_bucket = Counter(round(at_s * 1000) // limit.bucket_ms for at_s in moments)
+    for first in in_bucket:
+        assert sum(in_bucket[first + n] for n in range(limit.buckets)) <= limit.amount
+
+
+@settings(max_examples=40, deadline=None)
+@example([100] * 7 + [0] * 20, 1, "7/second")  # a permit comes back with the end of each bucket
+@example([20] * 3 + [0] * 20, 2, "3/200ms")
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=60),
+    st.integers(1, 4),
+    st.sampled_from(["7/second", "3/200ms", "10/s strict"]),
+)
+def test_one_line_starts_when_one_caller_would_be_admitted(
+    gaps_ms: list[int], workers: int, limit: str
+) -> None:
+    """The oracle: one caller that asks for one permit after the other, again at `retry_after`."""
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    task = SimulatedTask("fetch", limits=limit)
+    fleet = [SimulatedWorker(timeline, store, [task], slots=100) for _ in range(workers)]
+    began_s = timeline.clock.monotonic()
+    arrivals = []
+    for number, gap_ms in enumerate(gaps_ms):
+        timeline.run_for(gap_ms / 1000)
+        arrivals.append(timeline.clock.monotonic() - began_s)
+        fleet[number % workers].receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(100.0)
+    found = sorted(at_s - began_s for worker in fleet for _, at_s in worker.started)
+
+    alone = Timeline()
+    limiter = Limiter(MemoryStore(alone.clock), limit, time=alone.clock)
+    began_s = alone.clock.monotonic()
+    expected = []
+    for arrival_s in arrivals:
+        alone.run_for(max(0.0, arrival_s - (alone.clock.monotonic() - began_s)))
+        while not (decision := limiter.try_acquire("fetch")):
+            alone.run_for(decision.retry_after)
+        expected.append(alone.clock.monotonic() - began_s)
+    assert len(found) == len(expected)
+    # A timer of the gate fires a millisecond late at most.
+    assert all(abs(a - b) < 0.003 for a, b in zip(found, expected, strict=True))
+    # One call for each admission, and in each bucket at most one refusal for each worker.
+    spent_s = max([0.0, *found])
+    buckets = 1 + spent_s * 1000 / Limit(limit).bucket_ms
+    assert sum(worker.admission.asks for worker in fleet) <= len(found) + workers * buckets
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 80), st.integers(0, 20), st.booleans())
+def test_no_more_than_max_parked_are_fetched_beyond_the_prefetch_count(
+    count: int, max_parked: int, with_eta: bool
+) -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/minute")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
+    for number in range(count):
+        eta = object() if with_eta else None
+        worker.receive(SimulatedRequest(number, task, "", 0.0, eta))
+    assert worker.most_extra_prefetch == min(max_parked, count - 1)
+    if with_eta:  # these come without regard to the prefetch count, so they are sent back
+        assert worker.gate.parked == min(max_parked, count - 1)
+        assert len(worker.sent_back) == max(0, count - 1 - max_parked)
+    else:
+        assert worker.gate.parked == count - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(2, 20))
+def test_a_message_is_kept_no_longer_than_max_hold_and_comes_back_in_turn(
+    count: int, max_hold_s: int
+) -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/second")
+    worker = SimulatedWorker(
+        timeline, MemoryStore(timeline.clock), [task], max_hold_s=float(max_hold_s)
+    )
+    for number in range(count):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(max_hold_s + 1.0)
+    assert worker.gate.lines.size == 0
+    numbers = [request.number for request, _ in worker.started + worker.sent_back]
+    assert numbers == list(range(count))  # the first start, the others go back in their order
+    delays = [delay_s for _, delay_s in worker.sent_back]
+    assert delays == sorted(delays)
+    assert all(1.0 <= delay_s <= max_hold_s / 2 for delay_s in delays)
+    assert worker.extra_prefetch == 0
+
+
+def test_one_that_comes_overdue_asks_before_it_is_sent_back() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/minute")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=2.0)
+    requests = [SimulatedRequest(number, task, "", 0.0, eta=object()) for number in range(2)]
+    for request in requests:
+        request.received_s = timeline.clock.monotonic() - 100.0
+        worker.gate.process(request)
+    assert [request for request, _ in worker.started] == requests[:1]
+    assert [request for request, _ in worker.sent_back] == requests[1:]
+
+
+def test_what_the_broker_does_not_take_back_is_kept() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/minute")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=2.0)
+    requests = [SimulatedRequest(number, task, "", 0.0) for number in range(3)]
+    for request in requests:
+        worker.receive(request)
+    worker.broker_is_up = False
+    timeline.run_for(4.0)
+    assert worker.gate.lines.size == 2
+    assert worker.sent_back == []
+    worker.broker_is_up = True
+    timeline.run_for(6.0)
+    assert [request for request, _ in worker.sent_back] == requests[1:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40), st.integers(0, 2000), st.integers(0, 40))
+def test_after_a_lost_connection_the_gate_begins_anew(before: int, ms: int, after: int) -> None:
+    timeline = Timeline()
+    tasks = make_tasks()
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), tasks)
+    for number in range(before):
+        worker.receive(SimulatedRequest(number, tasks[0], "a", 0.1))
+    timeline.run_for(ms / 1000)
+    worker.semaphore.clear()  # as Celery does, before it stops the steps of the consumer
+    lost_with = len(worker.started)
+    worker.gate.close()
+    timeline.run_for(5.0)
+    assert len(worker.started) == lost_with
+    assert worker.gate.lines.size == worker.gate.parked == 0
+
+    worker.extra_prefetch = 0  # a new connection has a new prefetch count
+    worker.gate.open()
+    for number in range(before, before + after):
+        worker.receive(SimulatedRequest(number, tasks[0], "a", 0.1))
+    timeline.run_for(60.0)
+    numbers = [request.number for request, _ in worker.started[lost_with:]]
+    assert numbers == list(range(before, before + after))
+    assert worker.extra_prefetch == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 3000), st.sampled_from(["hold", "run"]))
+def test_while_the_store_is_away_tasks_wait_or_run(
+    count: int, away_ms: int, policy: OnStoreError
+) -> None:
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+    back_at_s = timeline.clock.monotonic() + away_ms / 1000
+    failed_at: list[float] = []
+
+    def ask(key, limits, cost):
+        if timeline.clock.monotonic() < back_at_s:
+            failed_at.append(timeline.clock.monotonic())
+            raise StoreUnavailable("away")
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
+    worker = SimulatedWorker(
+        timeline, store, [task], slots=50, on_store_error=policy, ask=ask
+    )  # fmt: skip
+    for number in range(count):
+        worker.receive(SimulatedRequest(number, task, str(number % 7), 0.0))
+    timeline.run_for(max(0.0, away_ms / 1000 - 0.001))
+    if away_ms > 1:
+        assert len(worker.started) == (count if policy == "run" else 0)
+    timeline.run_for(30.0)
+    assert sorted(request.number for request, _ in worker.started) == list(range(count))
+    # However many lines there are, one call fails per pause, and the pauses grow.
+    pauses = [later - earlier for earlier, later in pairwise(failed_at)]
+    assert all(pause >= 0.25 for pause in pauses)
+    assert len(failed_at) <= 5
+    assert worker.admission.store_is_up or policy == "run"
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("NOPERM"), RuntimeError("a bug")])
+def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
+    timeline = Timeline()
+    failing = True
+    limiter = Limiter("memory://", "1/second", time=timeline.clock)
+
+    def ask(key, limits, cost):
+        if failing:
+            raise error
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second")
+    store = MemoryStore(timeline.clock)
+    worker = SimulatedWorker(timeline, store, [task], on_store_error="run", ask=ask)
+    for number in range(5):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(10.0)
+    assert worker.started == []
+    failing = False
+    timeline.run_for(10.0)
+    assert len(worker.started) == 5
+
+
+def test_changed_limits_hold_for_those_that_wait() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/hour")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=100)
+    for number in range(31):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(60.0)
+    assert len(worker.started) == 1
+    worker.gate.limits_changed(worker.limits.set_operator_limits({"fetch": "10/second"}))
+    timeline.run_for(0.05)
+    assert len(worker.started) == 11
+    worker.gate.limits_changed(worker.limits.set_operator_limits({"fetch": "none"}))
+    assert len(worker.started) == 31
+    worker.receive(SimulatedRequest(31, task, "", 0.0))
+    assert len(worker.started) == 32
+    worker.gate.limits_changed(worker.limits.set_operator_limits({}))
+    worker.receive(SimulatedRequest(32, task, "", 0.0))
+    timeline.run_for(60.0)
+    assert len(worker.started) == 32
+
+
+def test_a_paced_limit_lets_one_task_after_the_other_start() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="10/second paced 500ms")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=100)
+    for number in range(20):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(3.0)
+    moments = [at_s for _, at_s in worker.started]
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    assert len(moments) == 20
+    assert all(0.0985 <= gap <= 0.105 for gap in gaps)

@@ -1,0 +1,170 @@
+"""The lines of waiting tasks against a model that keeps plain lists."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from distwindow.contrib.celery.lines import Entry, Line, Lines
+from distwindow.contrib.celery.schedule import Schedule
+
+NAMES = [("fetch", "a"), ("fetch", "b"), ("send", "a")]
+Name = tuple[str, str]
+
+
+class LinesAgainstAModel(RuleBasedStateMachine):
+    """The model: a list of numbers for each name, in which state it is, and until when."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.lines: Lines[int] = Lines()
+        self.now_s = 0.0
+        self.number = 0
+        self.entries: dict[int, Entry[int]] = {}
+        self.queues: dict[Name, list[int]] = {}
+        self.states: dict[Name, str] = {}
+        self.until: dict[Name, float] = {}
+        self.kept_until: dict[int, float] = {}
+        self.asking: dict[Name, Line[int]] = {}
+        self.left: list[int] = []
+
+    @rule(name=st.sampled_from(NAMES), kept_s=st.sampled_from([3.0, 20.0, float("inf")]))
+    def add(self, name: Name, kept_s: float) -> None:
+        entry = self.lines.add(*name, self.number, 1, self.now_s + kept_s)
+        self.entries[self.number] = entry
+        self.queues.setdefault(name, []).append(self.number)
+        self.states.setdefault(name, "ready")
+        self.kept_until[self.number] = self.now_s + kept_s
+        self.number += 1
+
+    @rule()
+    def pop_ready(self) -> None:
+        line = self.lines.pop_ready()
+        if line is None:
+            assert "ready" not in self.states.values()
+            return
+        name = (line.task, str(line.key))
+        assert self.states[name] == "ready"
+        head = self.lines.head(line)
+        assert head is not None
+        assert head.item == self.queues[name][0]
+        self.states[name] = "asking"
+        self.asking[name] = line
+
+    @precondition(lambda self: self.asking)
+    @rule(data=st.data(), wait_s=st.sampled_from([None, 0.0, 1.0, 7.0]))
+    def answer(self, data: st.DataObject, wait_s: float | None) -> None:
+        """The first task of a line starts, or the line waits."""
+        name = data.draw(st.sampled_from(sorted(self.asking)))
+        line = self.asking.pop(name)
+        if wait_s is None:
+            head = self.lines.head(line)
+            assert head is not None
+            self.remove(name, head)
+            self.lines.ask_again(line)
+            if name in self.states:
+                self.states[name] = "ready"
+        else:
+            self.lines.wait(line, self.now_s + wait_s)
+            self.lines.park(line)
+            self.states[name] = "waiting"
+            self.until[name] = self.now_s + wait_s
+
+    def remove(self, name: Name, entry: Entry[int]) -> None:
+        self.lines.remove(entry)
+        self.left.append(entry.item)
+        self.queues[name].remove(entry.item)
+        self.kept_until.pop(entry.item, None)
+        if not self.queues[name]:
+            del self.queues[name], self.states[name]
+            self.until.pop(name, None)
+            self.asking.pop(name, None)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 5.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.lines.advance(self.now_s)
+        for name, until_s in list(self.until.items()):
+            if until_s <= self.now_s:
+                del self.until[name]
+                self.states[name] = "ready"
+
+    @rule(send=st.booleans())
+    def pop_overdue(self, send: bool) -> None:
+        entry = self.lines.pop_overdue(self.now_s)
+        overdue = {n for n, at_s in self.kept_until.items() if at_s <= self.now_s}
+        if entry is None:
+            assert not overdue
+            return
+        assert entry.item in overdue
+        if send:
+            self.remove((entry.line.task, str(entry.line.key)), entry)
+        else:
+            self.lines.keep_until(entry, self.now_s + 5.0)
+            self.kept_until[entry.item] = self.now_s + 5.0
+
+    @rule(task=st.sampled_from(["fetch", "send"]))
+    def wake(self, task: str) -> None:
+        self.lines.wake(lambda line: line.task == task)
+        for name in list(self.until):
+            if name[0] == task:
+                del self.until[name]
+                self.states[name] = "ready"
+
+    @rule()
+    def clear(self) -> None:
+        for line in self.lines.clear():
+            assert line.state == "gone"
+        assert all(entry.left for entry in self.entries.values())
+        self.begin()
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "lines"):
+            return
+        assert self.lines.size == sum(map(len, self.queues.values()))
+        found = {(line.task, str(line.key)): line for line in self.lines}
+        assert {name: line.state for name, line in found.items()} == self.states
+        for name, line in found.items():
+            waiting = [entry.item for entry in line.entries if not entry.left]
+            assert waiting == self.queues[name]
+        assert len(self.left) == len(set(self.left))
+        moments = [*self.until.values(), *(at for at in self.kept_until.values() if at < 1e300)]
+        assert self.lines.next_s() == (min(moments) if moments else None)
+
+
+TestLines = LinesAgainstAModel.TestCase
+TestLines.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["set", "cancel", "pop"]), st.integers(0, 5), st.integers(0, 9)),
+        max_size=400,
+    )
+)
+def test_a_schedule_is_a_dict_of_moments_and_stays_small(
+    history: list[tuple[str, int, int]],
+) -> None:
+    items = [object() for _ in range(6)]
+    schedule: Schedule[object] = Schedule()
+    model: dict[int, int] = {}
+    for action, item, at_s in history:
+        if action == "set":
+            schedule.set(items[item], at_s)
+            model[item] = at_s
+        elif action == "cancel":
+            schedule.cancel(items[item])
+            model.pop(item, None)
+        else:
+            found = schedule.pop_due(at_s)
+            due = {n: moment for n, moment in model.items() if moment <= at_s}
+            assert (found is None) == (not due)
+            if found is not None:
+                number = items.index(found)
+                assert model.pop(number) == min(due.values())
+        assert schedule.next_s() == min(model.values(), default=None)
+        assert len(schedule) == len(model)
+        assert len(schedule._heap) <= 2 * 6 + 64 + 1

@@ -1,0 +1,297 @@
+"""What limits a Celery task, its key and its cost; what is wrong is said when a worker starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distwindow import ConfigurationError, Limit
+from distwindow.contrib.celery import RateLimits
+from distwindow.contrib.celery.effective_limits import EffectiveLimits
+from distwindow.contrib.celery.settings import Settings, check_celery_version, max_hold_s
+from distwindow.contrib.celery.task_limits import LimitTable
+
+
+def plain(tenant: str, url: str = "", *, size: int = 1) -> None: ...
+
+
+def task_of(function: Callable[..., Any] = plain, **options: Any) -> Any:
+    app = Celery("test", set_as_current=False)
+    app.task(name="proj.fetch", shared=False, **options)(function)
+    return app.tasks["proj.fetch"]
+
+
+def limits_of(function: Callable[..., Any] = plain, *, conf: Any = None, **options: Any) -> Any:
+    return LimitTable(conf).of(task_of(function, **options))
+
+
+# -- which limits ----------------------------------------------------------------------------------
+
+
+def test_a_task_without_limits_has_none() -> None:
+    assert limits_of().limits == ()
+
+
+@pytest.mark.parametrize(
+    "spec", ["5/second; 1000/hour", ["5/second", "1000/hour"], [Limit("5/second"), "1000/hour"]]
+)
+def test_limits_are_written_as_elsewhere(spec: Any) -> None:
+    assert limits_of(limits=spec).limits == (Limit("5/second"), Limit("1000/hour"))
+
+
+def test_a_pattern_is_for_tasks_without_limits_and_a_name_is_for_all() -> None:
+    conf = {"other.*": "1/s", "proj.*": "2/s", "*": "3/s"}
+    assert limits_of(conf=conf).limits == (Limit("2/s"),)
+    assert limits_of(conf=conf, limits="9/s").limits == (Limit("9/s"),)
+    assert limits_of(conf={**conf, "proj.fetch": "4/s"}, limits="9/s").limits == (Limit("4/s"),)
+    assert limits_of(conf={"proj.fetch": None}, limits="9/s").limits == ()
+
+
+def test_an_entry_may_set_the_key_and_the_cost() -> None:
+    conf = {"proj.*": {"limits": "20/s", "limit_key": "t:{tenant}", "limit_cost": 3}}
+    assert limits_of(conf=conf).key_and_cost(("acme",), {}) == ("t:acme", 3, None)
+
+
+def test_a_pattern_limits_tasks_of_celery_only_if_it_names_them() -> None:
+    app = Celery("test", set_as_current=False)
+    unlock = app.tasks["celery.chord_unlock"]
+    assert LimitTable({"*": "1/s"}).of(unlock).limits == ()
+    assert LimitTable({"celery.*": "1/s"}).of(unlock).limits == (Limit("1/s"),)
+
+
+def test_annotations_of_celery_set_limits() -> None:
+    app = Celery("test", set_as_current=False)
+    app.conf.task_annotations = {"proj.fetch": {"limits": "7/s", "limit_key": "{tenant}"}}
+    task = app.task(name="proj.fetch", shared=False)(plain)
+    app.finalize()
+    found = LimitTable(None).of(app.tasks[task.name])
+    assert found.limits == (Limit("7/s"),)
+    assert found.key_and_cost(("acme",), {}) == ("acme", 1, None)
+
+
+# -- key and cost ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "key"),
+    [
+        (None, "proj.fetch"),
+        ("tenant:{tenant}", "tenant:acme"),
+        ("{tenant}/{url}", "acme/x"),
+        ("{0}", "acme"),
+        ("{size:03}", "007"),
+        ("{task}:{tenant!r}", "proj.fetch:'acme'"),
+        ("{{literal}}", "{literal}"),
+        ("{tenant[0]}", "a"),
+        (lambda tenant, url, size: f"{tenant}-{size}", "acme-7"),
+        (lambda tenant, *others, **named: b"\xff" + tenant.encode(), b"\xffacme"),
+    ],
+)
+def test_keys(template: Any, key: Any) -> None:
+    found = limits_of(limits="5/s", limit_key=template)
+    assert found.key_and_cost(("acme", "x"), {"size": 7}) == (key, 1, None)
+
+
+BY_THREE = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
+
+
+@given(st.text(min_size=1), st.text())
+def test_a_key_does_not_depend_on_how_arguments_are_passed(tenant: str, url: str) -> None:
+    found = BY_THREE
+    expected = (f"{tenant}|{url}|1", 1, None)
+    assert found.key_and_cost((tenant, url), {}) == expected
+    assert found.key_and_cost((tenant,), {"url": url}) == expected
+    assert found.key_and_cost((), {"url": url, "tenant": tenant, "size": 1}) == expected
+
+
+def test_a_bound_task_has_no_self() -> None:
+    def bound(self: Any, tenant: str) -> None: ...
+
+    found = limits_of(bound, bind=True, limits="5/s", limit_key="{tenant}", limit_cost=len)
+    assert found.key_and_cost(("acme",), {}) == ("acme", 4, None)
+
+
+def test_arguments_that_make_no_key_or_no_cost_open_no_limit() -> None:
+    found = limits_of(limits="5/s", limit_key="{tenant.name}", limit_cost=2)
+    key, cost, error = found.key_and_cost(("acme",), {})
+    assert (key, cost) == ("proj.fetch", 2)
+    assert isinstance(error, AttributeError)
+    found = limits_of(limits="5/s; 9/m", limit_key="x", limit_cost=lambda *args, **named: 0)
+    key, cost, error = found.key_and_cost(("acme",), {})
+    assert (key, cost) == ("x", 5)
+    assert "limit_cost returned 0" in str(error)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"limits": "fast"}, "task 'proj.fetch': the task's options: limit 'fast'"),
+        ({"limits": 5}, "5 is not a limit"),
+        ({"limits": "5/s", "limit_key": "t:{tenent}"}, "'tenent', which is no argument"),
+        ({"limits": "5/s", "limit_key": "t:{tenent}"}, "its arguments are tenant, url, size"),
+        ({"limits": "5/s", "limit_key": "{2}"}, "'2', which is no argument"),
+        ({"limits": "5/s", "limit_key": "{}"}, "'', which is no argument"),
+        ({"limits": "5/s", "limit_key": "{tenant"}, "is no template"),
+        ({"limits": "5/s", "limit_key": ""}, "limit_key is empty"),
+        ({"limits": "5/s", "limit_key": 7}, "limit_key=7 is neither a template"),
+        ({"limits": "5/s", "limit_key": lambda other: other}, "cannot take them"),
+        ({"limits": "5/s", "limit_cost": 0}, "limit_cost=0 is neither"),
+        ({"limits": "5/s", "limit_cost": True}, "limit_cost=True is neither"),
+        ({"limits": "5/s", "limit_cost": 6}, "limit_cost=6 can never be admitted"),
+        ({"limits": "5/s", "limit_cost": lambda: 1}, "cannot take them"),
+        ({"limits": "5/s", "limit_keys": "t"}, "unknown option limit_keys='t'; did you mean"),
+        ({"limit": "5/s"}, "unknown option limit='5/s'; did you mean limits?"),
+        ({"limit_key": "{tenant}"}, "but no limits"),
+    ],
+)
+def test_bad_options_of_a_task(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        limits_of(**options)
+    assert says in str(caught.value)
+    assert "'proj.fetch'" in str(caught.value)
+
+
+def test_an_attribute_that_only_looks_like_an_option_is_left_alone() -> None:
+    assert limits_of(limit=100).limits == ()
+
+
+@pytest.mark.parametrize(
+    ("conf", "says"),
+    [
+        ({"proj.*": "fast"}, "distwindow_limits['proj.*']: limit 'fast'"),
+        ({"proj.*": {"limits": "5/s", "key": "t"}}, "unknown option 'key'"),
+        ({"proj.*": {"limit_key": "t"}}, "has no limits"),
+        ({7: "5/s"}, "is a dict of task names"),
+        (["5/s"], "is a dict of task names"),
+    ],
+)
+def test_bad_tables(conf: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        LimitTable(conf)
+    assert says in str(caught.value)
+
+
+def test_a_name_in_the_table_that_is_no_task() -> None:
+    effective = EffectiveLimits(LimitTable({"proj.fetsh": "5/s", "none.*": "1/s"}))
+    with pytest.raises(ConfigurationError, match="is not registered") as caught:
+        effective.check({"proj.fetch": task_of()})
+    assert "the task 'proj.fetsh'" in str(caught.value)
+    assert "did you mean 'proj.fetch'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("on_store_error", "raise"), ("max_parked", -1), ("max_parked", 1.5), ("max_parked", True),
+        ("max_hold", 0), ("max_hold", math.nan), ("timeout", 0), ("timeout", "fast"),
+    ],
+)  # fmt: skip
+def test_bad_settings(setting: str, value: Any) -> None:
+    app = Celery("test", set_as_current=False)
+    limits = RateLimits(app, "memory://", **{setting: value})
+    with pytest.raises(ConfigurationError, match=f"distwindow_{setting}="):
+        limits.settings()
+    other = Celery("test", set_as_current=False)
+    other.conf[f"distwindow_{setting}"] = value
+    with pytest.raises(ConfigurationError, match=f"distwindow_{setting}="):
+        RateLimits(other, "memory://").settings()
+
+
+def test_unknown_settings() -> None:
+    app = Celery("test", set_as_current=False)
+    app.conf.distwindow_limit = {}
+    with pytest.raises(ConfigurationError, match="unknown setting 'distwindow_limit'"):
+        RateLimits(app, "memory://").settings()
+
+
+def test_settings_come_from_the_configuration_and_arguments_replace_them() -> None:
+    app = Celery("test", set_as_current=False)
+    app.conf.update(distwindow_url="memory://", distwindow_prefix="p", distwindow_max_parked=7)
+    limits = RateLimits(app, max_parked=8)
+    assert limits.store == "memory://"
+    assert limits.settings() == Settings(prefix="p", max_parked=8)
+
+
+def test_an_application_without_a_store_and_with_two() -> None:
+    app = Celery("test", set_as_current=False)
+    limits = RateLimits(app)
+    with pytest.raises(ConfigurationError, match="no store"):
+        _ = limits.store
+    with pytest.raises(ConfigurationError, match="has its RateLimits already"):
+        RateLimits(app, "memory://")
+    with pytest.raises(ConfigurationError, match="str is no Celery application"):
+        RateLimits("proj", "memory://")
+
+
+def test_passwords_are_not_shown() -> None:
+    app = Celery("test", set_as_current=False)
+    assert "secret" not in repr(RateLimits(app, "redis://:secret@localhost/0"))
+
+
+def test_an_application_can_be_checked_without_a_worker() -> None:
+    app = Celery("test", set_as_current=False)
+    limits = RateLimits(app, "memory://")
+    app.task(name="good", shared=False, limits="5/s", limit_key="{tenant}")(plain)
+    limits.check()
+    app.task(name="bad", shared=False, limits="5/s", limit_key="{nobody}")(plain)
+    with pytest.raises(ConfigurationError, match="task 'bad'"):
+        limits.check()
+
+
+def test_an_old_celery() -> None:
+    check_celery_version((5, 4, 0, "", ""))
+    with pytest.raises(ConfigurationError, match=r"needs Celery 5.4 or later, and this is 5.3.6"):
+        check_celery_version((5, 3, 6, "", ""))
+
+
+@pytest.mark.parametrize(
+    ("driver", "options", "seconds"),
+    [
+        ("redis", {}, 1800.0),
+        ("redis", {"visibility_timeout": 60}, 30.0),
+        ("sqs", {}, 900.0),
+        ("amqp", {}, 900.0),
+        ("memory", {}, math.inf),
+    ],
+)
+def test_a_message_is_held_for_half_of_the_visibility_timeout(
+    driver: str, options: dict[str, Any], seconds: float
+) -> None:
+    assert max_hold_s(Settings(), driver, options) == seconds
+    assert max_hold_s(Settings(max_hold=7), driver, options) == 7.0
+
+
+def test_a_task_that_comes_late_runs_without_a_limit_if_its_options_cannot_work(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    effective = EffectiveLimits(LimitTable(None))
+    effective.check({})
+    bad = task_of(limits="fast")
+    with caplog.at_level("ERROR", logger="celery.distwindow"):
+        assert effective.of(bad).limits == ()
+        assert effective.of(bad).limits == ()
+    assert len(caplog.records) == 1
+    assert "'fast'" in caplog.text
+
+
+def test_stored_limits_that_are_none_are_logged_and_ignored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    effective = EffectiveLimits(LimitTable(None))
+    task = task_of(limits="5/s")
+    effective.check({task.name: task})
+    with caplog.at_level("ERROR", logger="celery.distwindow"):
+        assert effective.set_operator_limits({task.name: "fast", "unknown": "1/s"}) == ["unknown"]
+    assert effective.of(task).limits == (Limit("5/s"),)
+    assert effective.set_operator_limits({task.name: "9/s"}) != []
+    assert effective.of(task).limits == (Limit("9/s"),)
+    assert effective.set_operator_limits({task.name: "9/s"}) == []
