@@ -11,16 +11,18 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import cast
 
 import redis
 
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
+from distwindow.connect import Consistency
 
 LIMIT = "20/hour"
 CALLS = 27
 
 
-def work(url: str, prefix: str, package: str, mode: str, way: str) -> None:
+def work(url: str, prefix: str, package: str, mode: Consistency, way: str) -> None:
     """Start the thread, and return, which ends the child."""
     finalized = threading.Event()
     importlib.import_module(f"{package}.util").Finalize(None, finalized.set, exitpriority=0)
@@ -46,7 +48,8 @@ def work(url: str, prefix: str, package: str, mode: str, way: str) -> None:
             url, LIMIT, prefix=prefix, consistency=mode, timeout=1,
             flush_interval=3600, sync_interval=3600,
         ) as other:  # fmt: skip
-            assert await asyncio.to_thread(finalized.wait, 20)
+            while not finalized.is_set():  # noqa: ASYNC110 - executors are shut down meanwhile
+                await asyncio.sleep(0.01)
             for _ in range(CALLS - 1):
                 await other.try_acquire("k")
 
@@ -79,7 +82,8 @@ def work(url: str, prefix: str, package: str, mode: str, way: str) -> None:
 
 def main() -> None:
     """Run `work` in a child, and exit with its exit code."""
-    url, prefix, package, method, mode, way = sys.argv[1:]
+    url, prefix, package, method, chosen, way = sys.argv[1:]
+    mode = cast(Consistency, chosen)
     context = importlib.import_module(package).get_context(method)
     if way == "pool":
         with ProcessPoolExecutor(1, mp_context=context) as pool:
