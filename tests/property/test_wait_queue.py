@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Decision, Limit, RateLimitExceeded
@@ -26,6 +26,9 @@ EVENTS = st.lists(
     ),
     max_size=30,
 )
+
+
+SOME_ARE_OUTLASTED = [("joins", 1.0), ("joins", 9.0), ("is refused", 5.0), ("is refused", 10.0)]
 
 
 def refusal(retry_after: float) -> Decision:
@@ -88,6 +91,7 @@ class History:
 
 @settings(deadline=None)
 @given(EVENTS)
+@example(SOME_ARE_OUTLASTED)
 def test_a_refusal_wakes_those_threads_that_it_outlasts(events: list[tuple[str, Any]]) -> None:
     history = History(QueueSlot)
     for event, value in events:
@@ -100,6 +104,7 @@ def test_a_refusal_wakes_those_threads_that_it_outlasts(events: list[tuple[str, 
 @pytest.mark.event_loops
 @settings(deadline=None)
 @given(EVENTS)
+@example(SOME_ARE_OUTLASTED)
 def test_a_refusal_wakes_those_tasks_that_it_outlasts(events: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         history = History(AsyncQueueSlot)
