@@ -20,12 +20,14 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from .base_limiter import check_timeout
+from .core.clock import Clock
 from .core.decision import Decision
 from .core.key import AnyKey
 from .operations.acquire import wait_until_admitted
 from .operations.borrow import Borrowing
 from .operations.command_cache import CommandCache
 from .operations.drivers import run_async, run_blocking
+from .operations.head_sleep import AsyncHeadSleep, HeadSleep
 from .operations.paced_acquire import wait_until_paced
 from .operations.steps import Operation, StoreStep
 from .operations.turns import Turns, wait_for_turn
@@ -51,8 +53,11 @@ class _BaseAdmission(Generic[D, S]):
         try_acquire: Callable[[AnyKey, int], D],
         execute: Callable[[StoreStep], Any],
         sleep: Callable[[float], S],
+        clock: Clock,
     ) -> None:
-        """`execute` returns the reply to a step, whose deadline is the store's own."""
+        """`execute` returns the reply to a step, whose deadline is the store's own. `clock` is the
+        store's, and `sleep` lets time pass on it.
+        """
         self._commands = commands
         self._queues = queues
         self._borrowing = borrowing
@@ -60,6 +65,7 @@ class _BaseAdmission(Generic[D, S]):
         self._try_acquire = try_acquire
         self._execute = execute
         self._sleep = sleep
+        self._clock = clock
         self.admit = self._proceed if any_shaped(commands.limits) else try_acquire
         """`try_acquire` for callers that proceed as soon as it has admitted them."""
 
@@ -100,7 +106,8 @@ class Admission(_BaseAdmission[Decision, object]):
         slot = QueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
         try:
             slot.wait()
-            return run_blocking(wait(slot), execute, self._sleep)
+            sleep = HeadSleep(slot, self._clock, self._sleep)
+            return run_blocking(wait(slot), execute, sleep)
         finally:
             try:
                 slot.leave()
@@ -125,7 +132,8 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
         slot = AsyncQueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
         try:
             await slot.wait_async()
-            return await run_async(wait(slot), execute, self._sleep)
+            sleep = AsyncHeadSleep(slot, self._clock, self._sleep)
+            return await run_async(wait(slot), execute, sleep)
         finally:
             slot.leave()
 

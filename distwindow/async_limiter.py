@@ -74,6 +74,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._admission = AsyncAdmission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.sleep,
+            self._store.clock,
         )  # fmt: skip
         self._admit = self._admission.admit
         self._add_flush_job(self._strategy, self._name, handle_sigterm=handle_sigterm)
@@ -160,13 +161,16 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
-        return await self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+        count = await self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+        if count and decision.charged:
+            self._wait_queues.on_freed(decision.charged)
+        return count
 
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
-        await self._run(
-            key_operations.reset(self._strategy, self._command_cache.acquire_command(key).charges)
-        )
+        charges = self._command_cache.acquire_command(key).charges
+        await self._run(key_operations.reset(self._strategy, charges))
+        self._wait_queues.on_freed(charges)
 
     @requires_key
     def limit(

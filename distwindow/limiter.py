@@ -119,6 +119,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         self._admission = Admission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.clock.sleep,
+            self._store.clock,
         )  # fmt: skip
         self._admit = self._admission.admit
         self._add_flush_job(self._strategy, self._name, handle_sigterm=handle_sigterm)
@@ -221,13 +222,16 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         Not idempotent: two refunds of one decision give back twice. Raises `ValueError` for a
         decision that charged nothing.
         """
-        return self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+        count = self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+        if count and decision.charged:
+            self._wait_queues.on_freed(decision.charged)
+        return count
 
     def reset(self, key: AnyKey) -> None:
         """Delete the windows of `key`, so that all its permits are free again."""
-        self._run(
-            key_operations.reset(self._strategy, self._command_cache.acquire_command(key).charges)
-        )
+        charges = self._command_cache.acquire_command(key).charges
+        self._run(key_operations.reset(self._strategy, charges))
+        self._wait_queues.on_freed(charges)
 
     @requires_key
     def limit(

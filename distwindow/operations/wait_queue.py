@@ -14,22 +14,29 @@ command for each admission and one for each refusal of its head, however long it
     waiting  its timeout ends, and the head was refused            left, with RateLimitExceeded
     waiting  its timeout ends, and nobody was refused              sends out of turn
     head     is refused                                            head, asleep until its permits
+    head     permits of the key are given back in this process     head, and asks at once
     head     is admitted, or raises                                left; the next is woken
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import RateLimitExceeded
 from ..core.interrupts import WakeUp
 from ..protocol.commands import Acquire
+
+PRIORITY = b":priority"
+"""Ends the names of the queues of those who wait with priority."""
 
 
 class Waiter:
@@ -130,16 +137,29 @@ class QueueSlot(Waiter):
         """
         self._charge = command.charges[0]
         ring = self._charge.ring
-        super().__init__(queues, ring + b":priority" if priority else ring, timeout)
+        super().__init__(queues, ring + PRIORITY if priority else ring, timeout)
 
     def on_refused(self, decision: Decision, asks_in_s: float = 0.0) -> None:
         """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
         wait for at least as long. `asks_in_s`: seconds to its turn, if that comes later.
         """
         assert self._queue is not None
+        if self._queue.freed:
+            return  # the store may have refused before the permits were given back
         now, retry_after = self._clock.monotonic(), decision.retry_after
         asks_at = now + max(retry_after, asks_in_s)
         self._queue.refusal = (now + retry_after, asks_at, decision)
+        self._queues.wake_too_late(self, self._queue, now + retry_after)
+
+    def take_freed(self) -> bool:
+        """True, once, if this is the head and permits have been given back. A waiter that has left
+        has been admitted, and sleeps until it may proceed.
+        """
+        queue = self._queue
+        if queue is None or not queue.freed or list(queue.waiting)[:1] != [self]:
+            return False
+        queue.freed = False
+        return True
 
     @property
     def is_head(self) -> bool:
@@ -209,7 +229,7 @@ class AsyncQueueSlot(AsyncWaiter, QueueSlot):
 
 
 class _Queue:
-    __slots__ = ("refusal", "turns", "waiting")
+    __slots__ = ("earliest_deadline", "freed", "refusal", "turns", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Waiter] = deque()
@@ -218,6 +238,10 @@ class _Queue:
         """The last refusal of a head: until when it holds, and when the head asks again (monotonic
         seconds), and the decision.
         """
+        self.earliest_deadline = math.inf
+        """No waiter gives up before this moment (monotonic seconds)."""
+        self.freed = False
+        """True once permits have been given back in this process, until the head asks again."""
         self.turns = QueueTurns()
 
 
@@ -243,7 +267,38 @@ class WaitQueues:
             if queue is None:
                 queue = self._queues[name] = _Queue()
             slot._queue = queue  # before it is appended, so that it can leave if interrupted here
+            if slot._deadline is not None:
+                queue.earliest_deadline = min(queue.earliest_deadline, slot._deadline)
             queue.waiting.append(slot)
+
+    def wake_too_late(self, head: Waiter, queue: _Queue, until: float) -> None:
+        """Wake those behind `head` whose timeouts end before `until` (monotonic seconds), when the
+        refusal of the head ends. They raise at once; nobody else is woken.
+        """
+        if until <= queue.earliest_deadline:
+            return
+        with self._lock:
+            earliest = math.inf
+            for slot in list(queue.waiting):
+                if slot is not head and slot._deadline is not None:
+                    earliest = min(earliest, slot._deadline)
+                    if slot._deadline < until:
+                        slot.wake()
+            queue.earliest_deadline = earliest
+
+    def on_freed(self, charges: Iterable[Charge]) -> None:
+        """Have the heads of the queues of these rings ask at once: permits have been given back."""
+        for charge in charges:
+            for name in (charge.ring, charge.ring + PRIORITY):
+                if name in self._queues:
+                    self._free(name)
+
+    def _free(self, name: bytes) -> None:
+        with self._lock:
+            queue = self._queues.get(name)
+            if queue is not None and queue.waiting:
+                queue.freed, queue.refusal = True, None
+                queue.waiting[0].wake()
 
     def wake_head(self, name: bytes) -> None:
         """Wake the head of the queue of this name, if there is one."""

@@ -51,6 +51,7 @@ from ..core.interrupts import OneShotEvent
 from ..operations.flush_source import FlushSource
 from .exit_hooks import ExitHooks
 from .flush_job import EXIT_TIMEOUT_S, LOG, FlushJob, FlushJobs, job_names, monotonic, report_lost
+from .joined_threads import call_after_joined_threads, is_joined_later, joined_threads
 from .signal_watch import SignalWatch
 from .uvicorn import UvicornHandler
 
@@ -86,7 +87,9 @@ class Shutdown:
     def __init__(self) -> None:
         self._workers: list[FlushWorker] = []
         self._signal_watch = SignalWatch(self._waits_for_sigterm)
-        self._exit_hooks = ExitHooks(self.flush_at_exit, self._signal_watch.start_in_child)
+        self._exit_hooks = ExitHooks(
+            self.flush_at_exit, self.flush_before_join, self._signal_watch.start_in_child
+        )
         self._uvicorn_handler = UvicornHandler(self._shut_down)
         self.after_fork()
 
@@ -100,6 +103,8 @@ class Shutdown:
         self._signal_watch.after_fork()
         self._exit_began = False
         self._paused_for_exit = False
+        self._joins_later = False
+        """True if Python joins the threads that are not daemons after the hook has been called."""
         self._uvicorn_handler.after_fork()
 
     def add(self, worker: FlushWorker) -> None:
@@ -128,7 +133,9 @@ class Shutdown:
         """Delay a call during the first flush. After that, block it until the process has ended, or
         has survived.
         """
-        if self.phase == RUNNING and not self._paused_for_exit:
+        if self.phase == RUNNING and (
+            not self._paused_for_exit or (self._joins_later and is_joined_later())
+        ):
             return
         if _thread.get_ident() not in self.flushing_threads:
             time.sleep(CALL_DELAY_S)
@@ -162,6 +169,22 @@ class Shutdown:
             worker.flush_all(began + EXIT_TIMEOUT_S, final=True)
             report_lost(worker.jobs.active())
         self._uvicorn_handler.end_process_if_blocked()
+
+    def flush_before_join(self) -> None:
+        """Send what is pending now, and everything else when the threads that Python joins have
+        ended. Their calls are not paused: Python would wait for them without end.
+        """
+        self._joins_later = True
+        if not joined_threads():
+            self.flush_at_exit()
+            return
+        for worker in self._workers:  # a second KeyboardInterrupt ends the process without joining
+            worker.flush_all(monotonic() + FIRST_FLUSH_TIMEOUT_S, final=False)
+        if not call_after_joined_threads(self.flush_at_exit):
+            LOG.warning(
+                "no thread could be started for the last flush: what the threads of this process "
+                "still count is lost unless a flush is due before they end"
+            )
 
     # -- SIGTERM ----------------------------------------------------------------------------------
 

@@ -112,6 +112,18 @@ def _() -> str:
     return f"{queue.where(head)}, asleep until its permits"
 
 
+@ROW_CHECKS.row("head", "permits of the key are given back in this process")
+def _() -> str:
+    queue = Queue()
+    head, second = queue.join(), queue.join()
+    queue.refuse(head, 0.5)
+    queue.queues.on_freed(COMMAND.charges)
+    assert head._wake_up.sleep(0)
+    assert not second.take_freed()
+    asks = head.take_freed() and not head.take_freed()
+    return f"{queue.where(head)}, and {'asks at once' if asks else 'sleeps on'}"
+
+
 @ROW_CHECKS.row("head", "is admitted, or raises")
 def _() -> str:
     queue = Queue()
@@ -129,6 +141,23 @@ def test_each_row_of_the_table(row: Row) -> None:
 
 def test_the_table_and_the_checks_have_the_same_rows() -> None:
     ROW_CHECKS.check_complete()
+
+
+def test_a_refusal_from_before_a_reset_refuses_nobody_behind() -> None:
+    """The head's call was on its way to the store when the key was reset."""
+    queue = Queue()
+    head, second = queue.join(), queue.join(timeout=1.0)
+    queue.queues.on_freed(COMMAND.charges)
+    queue.refuse(head, 5.0)
+    assert second._remaining_s_or_raise() == 1.0
+
+
+def test_who_has_left_its_queue_sleeps_on_when_permits_are_given_back() -> None:
+    queue = Queue()
+    admitted, _ = queue.join(), queue.join()
+    admitted.leave()
+    queue.queues.on_freed(COMMAND.charges)
+    assert not admitted.take_freed()
 
 
 def test_a_slot_that_never_joined_can_leave() -> None:

@@ -1,0 +1,130 @@
+"""Who waits in `acquire` is admitted when this limiter resets the key or refunds a call, and raises
+when the refusal of the first in the queue outlasts its timeout.
+
+Nothing else happens in time: the limits are of an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
+from tests.servers import until
+
+CASES = [
+    ("direct", "2/hour", {}),
+    ("leased", "2/hour", {}),
+    ("eventual", "2/hour", {}),
+    ("direct", "40/hour; 2/day", {}),
+    ("direct", "2/hour", {"priority": True}),
+    ("direct", "2/hour", {"cost": 2}),
+]
+STORES = pytest.mark.parametrize("in_process", [False, True], ids=["redis", "memory"])
+CALLS = pytest.mark.parametrize(("mode", "limits", "options"), CASES)
+HOW = pytest.mark.parametrize("how", ["reset", "refund"])
+
+
+def is_asleep(limiter: Any) -> bool:
+    """True when the head of the only queue has been refused."""
+    queues = list(limiter._wait_queues._queues.values())
+    return bool(queues) and queues[0].refusal is not None
+
+
+@STORES
+@CALLS
+@HOW
+def test_a_thread_that_waits_is_admitted(
+    redis_url: str, prefix: str, in_process: bool, mode: Any, limits: str, options: Any, how: str
+) -> None:
+    url = "memory://" if in_process else redis_url
+    with Limiter(url, limits, prefix=prefix, consistency=mode) as limiter:
+        decision = limiter.acquire("k", 2)
+        admitted: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: admitted.append(limiter.acquire("k", **options)), daemon=True
+        )
+        thread.start()
+        until(lambda: is_asleep(limiter), what="the refusal")
+        if how == "reset":
+            limiter.reset("k")
+        else:
+            assert limiter.refund(decision) == 2
+        thread.join(20)
+        assert [one.allowed for one in admitted] == [True]
+
+
+@STORES
+@CALLS
+@HOW
+async def test_a_task_that_waits_is_admitted(
+    redis_url: str, prefix: str, in_process: bool, mode: Any, limits: str, options: Any, how: str
+) -> None:
+    url = "memory://" if in_process else redis_url
+    async with AsyncLimiter(url, limits, prefix=prefix, consistency=mode) as limiter:
+        decision = await limiter.acquire("k", 2)
+        task = asyncio.create_task(limiter.acquire("k", **options))
+        while not is_asleep(limiter):  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+        if how == "reset":
+            await limiter.reset("k")
+        else:
+            assert await limiter.refund(decision) == 2
+        assert (await asyncio.wait_for(task, 20)).allowed
+
+
+@pytest.mark.parametrize("limits", ["5/hour", "100/hour"])
+async def test_after_a_reset_all_for_whom_there_is_room_are_admitted(
+    redis_url: str, prefix: str, limits: str
+) -> None:
+    """Also by turns: the turn that the first had before is hours away."""
+    async with AsyncLimiter(redis_url, limits, prefix=prefix) as limiter:
+        while (await limiter.try_acquire("k")).allowed:
+            pass
+        tasks = [asyncio.create_task(limiter.acquire("k")) for _ in range(5)]
+        while not is_asleep(limiter):  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+        await limiter.reset("k")
+        decisions = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        assert all(decision.allowed for decision in decisions)
+
+
+@STORES
+def test_a_thread_behind_the_first_raises_with_its_refusal(
+    redis_url: str, prefix: str, in_process: bool
+) -> None:
+    url = "memory://" if in_process else redis_url
+    with Limiter(url, "2/hour", prefix=prefix) as limiter:
+        limiter.acquire("k", 2)
+        raised = threading.Event()
+
+        def gives_up() -> None:
+            with pytest.raises(RateLimitExceeded):
+                limiter.acquire("k", timeout=1000)
+            raised.set()
+
+        first = threading.Thread(target=lambda: limiter.acquire("k"), daemon=True)
+        first.start()
+        threading.Thread(target=gives_up, daemon=True).start()
+        assert raised.wait(20)
+        until(lambda: is_asleep(limiter), what="the refusal")
+        limiter.reset("k")
+        first.join(20)
+        assert not first.is_alive()
+
+
+@STORES
+async def test_a_task_behind_the_first_raises_with_its_refusal(
+    redis_url: str, prefix: str, in_process: bool
+) -> None:
+    url = "memory://" if in_process else redis_url
+    async with AsyncLimiter(url, "2/hour", prefix=prefix) as limiter:
+        await limiter.acquire("k", 2)
+        first = asyncio.create_task(limiter.acquire("k"))
+        second = asyncio.create_task(limiter.acquire("k", timeout=1000))
+        with pytest.raises(RateLimitExceeded):
+            await asyncio.wait_for(second, 20)
+        first.cancel()
