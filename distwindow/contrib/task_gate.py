@@ -49,6 +49,7 @@ BROKER_RETRY_S = 1.0
 
 _log = logging.getLogger("distwindow")
 L = TypeVar("L", Limiter, AsyncLimiter)
+T = TypeVar("T", bound="TaskLimits | None")
 
 
 class _Gate(Generic[L]):
@@ -85,7 +86,7 @@ class _Gate(Generic[L]):
         self._runs_meanwhile = False
         """Do tasks start while the limiter is not asked?"""
 
-    def add(self, task: TaskLimits | None) -> TaskLimits | None:
+    def add(self, task: T) -> T:
         """Make the limiters of `task`, and return it. Nothing is connected to.
 
         Raises `ConfigurationError` for a store or a prefix that can never work.
