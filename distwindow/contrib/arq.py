@@ -22,7 +22,7 @@ from arq.worker import Retry
 
 from .. import ConfigurationError
 from .task_gate import AsyncTaskGate, OnStoreError
-from .task_limits import read_options
+from .task_limits import TaskLimits
 
 _log = logging.getLogger("distwindow")
 C = TypeVar("C", bound=Callable[..., Awaitable[Any]])
@@ -60,15 +60,13 @@ class RateLimits:
         `limit_key` is a template over the names of the other arguments, or a function of them; by
         default the function's name. Raises `ConfigurationError` for wrong options.
         """
-        options = {"limits": limits, "limit_key": limit_key, "limit_cost": limit_cost}
 
         def decorate(function: C) -> C:
             name = function.__qualname__
             if not inspect.iscoroutinefunction(function):
                 raise ConfigurationError(f"{name} is no coroutine function; arq runs only these")
-            task = self._gate.add(read_options(name, function, options, own=1))
-            if task is None:
-                raise ConfigurationError(f'{name} has no limits; write limits="100/minute"')
+            task = TaskLimits(name, function, limits, limit_key, limit_cost, own=1)
+            self._gate.add(task)
 
             @functools.wraps(function)
             async def limited(ctx: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:

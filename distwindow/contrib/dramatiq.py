@@ -20,7 +20,8 @@ from dramatiq.middleware import MiddlewareError, SkipMessage
 
 from .. import ConfigurationError
 from .task_gate import OnStoreError, TaskGate, broker_failed
-from .task_limits import OPTIONS, TaskLimits, read_options
+from .task_limits import TaskLimits, read_options
+from .task_options import TASK_OPTIONS
 
 
 class InvalidLimits(ConfigurationError, MiddlewareError):
@@ -55,12 +56,12 @@ class RateLimits(Middleware):
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may have (dramatiq refuses unknown ones)."""
-        return set(OPTIONS)
+        return set(TASK_OPTIONS)
 
     def before_declare_actor(self, broker: Any, actor: Any) -> None:
         """Check the options of an actor."""
         try:
-            task = self._gate.add(read_options(actor.actor_name, actor.fn, actor.options))
+            task = self._gate.add(read_options(actor.actor_name, _function(actor), actor.options))
         except ConfigurationError as exc:
             raise InvalidLimits(str(exc)) from exc
         if task is not None:
@@ -77,6 +78,11 @@ class RateLimits(Middleware):
             # Otherwise the middleware `Results` would store None as the result of this message.
             message.options["store_results"] = False
             raise SkipMessage(f"{task.name}: again in {delay:.3f} s")
+
+
+def _function(actor: Any) -> Any:
+    """Return what has the parameters of an actor: for one that is a class, its method `perform`."""
+    return getattr(actor.fn, "perform", actor.fn)
 
 
 def _send_back(broker: Any, message: Any, delay: float) -> None:

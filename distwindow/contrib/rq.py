@@ -10,6 +10,7 @@ turn, and taken off the worker, in one transaction. No retry is used up.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import time
@@ -23,7 +24,7 @@ from rq import SimpleWorker, Worker
 from rq.job import JobStatus
 
 from .task_gate import OnStoreError, TaskGate, broker_failed
-from .task_limits import read_options
+from .task_limits import TaskLimits
 
 SCHEDULER_CHECK_S = 10  # RQ looks each ten minutes whether the scheduler's worker has ended
 _ATTRIBUTE = "__distwindow_delay__"
@@ -55,13 +56,11 @@ class RateLimits:
         `limit_key` is a template over the names of its arguments, or a function of them; by default
         its full name. Raises `ConfigurationError` for wrong options.
         """
-        options = {"limits": limits, "limit_key": limit_key, "limit_cost": limit_cost}
 
         def decorate(function: F) -> F:
             name = f"{function.__module__}.{function.__qualname__}"
-            task = self._gate.add(read_options(name, function, options))
-            if task is not None:
-                setattr(function, _ATTRIBUTE, lambda *call: self._gate.delay(task, *call))
+            task = self._gate.add(TaskLimits(name, function, limits, limit_key, limit_cost))
+            setattr(function, _ATTRIBUTE, lambda *call: self._gate.delay(task, *call))
             return function
 
         return decorate
@@ -87,8 +86,7 @@ class LimitedJobs:
     def dequeue_job_and_maintain_ttl(self, timeout: Any, max_idle_time: Any = None) -> Any:
         """Return the next job that may start now, and its queue; None to end the worker.
 
-        RQ ends a worker that waits for a job at once, and one that has a job afterwards. So jobs
-        are first taken without waiting, as long as there are any.
+        RQ ends a worker at once while it waits for a job. So jobs are first taken without waiting.
         """
         worker: Any = self
         dequeue, waits = super().dequeue_job_and_maintain_ttl, False  # type: ignore[misc]
@@ -122,10 +120,12 @@ class LimitedSimpleWorker(LimitedJobs, SimpleWorker):
 
 def _delay(job: Any) -> float:
     try:
-        delay, call = getattr(job.func, _ATTRIBUTE, None), (job.args, job.kwargs)
+        function, args, kwargs = job.func, job.args, job.kwargs
     except Exception:  # the function cannot be imported, or the arguments cannot be read
         return 0.0  # RQ runs the job, and reports that
-    return 0.0 if delay is None else float(delay(*call))
+    own = (function.__self__,) if inspect.ismethod(function) else ()  # the limits' function has it
+    delay = getattr(function, _ATTRIBUTE, None)
+    return 0.0 if delay is None else float(delay((*own, *args), kwargs))
 
 
 def _send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:

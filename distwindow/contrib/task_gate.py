@@ -8,9 +8,10 @@ task queues; `TaskGate` is for workers of threads and processes, `AsyncTaskGate`
     it fails              "run"            starts, and was not counted
     it cannot ever work   either           waits for a second: a mistake opens no limit
 
-A *turn* is a place in a line of the fleet. All calls that are refused at once have the same
-`retry_after`, and would come back together. A second limit of the same rate, which is paced, tells
-each of them a moment of its own. It is a hint: who comes back asks like everyone else.
+All calls that are refused at once would be told the same time, and come back together. So a
+refused call takes a place in the virtual line of its limit (`operations/turns.py`), in the same
+script call, and its delay ends at its *turn*. That is a hint: who comes back asks like everyone
+else.
 """
 
 from __future__ import annotations
@@ -18,14 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from .. import (
     AsyncLimiter,
     ConfigurationError,
     Decision,
-    DistwindowError,
     Limit,
     Limiter,
     RateLimitExceeded,
@@ -33,7 +32,6 @@ from .. import (
 )
 from ..core.clock import SYSTEM, AsyncClock, Clock
 from ..core.limit import LimitSpec
-from ..core.shaping_terms import MAX_SHAPED_AMOUNT
 from .task_limits import TaskLimits
 
 OnStoreError = Literal["hold", "run"]
@@ -41,7 +39,7 @@ OnStoreError = Literal["hold", "run"]
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
 MAX_DELAY_S = 86_400.0
-"""The longest delay: a paced limit promises nothing later, and dramatiq takes less than a week."""
+"""The longest delay: dramatiq takes less than a week, and a turn may be months away."""
 MIN_DELAY_S = 0.001
 """The least delay of a refused call: its permits may be free by now, but were not taken."""
 BROKER_RETRY_S = 1.0
@@ -49,12 +47,13 @@ BROKER_RETRY_S = 1.0
 
 _log = logging.getLogger("distwindow")
 L = TypeVar("L", Limiter, AsyncLimiter)
+T = TypeVar("T", bound="TaskLimits | None")
 
 
 class _Gate(Generic[L]):
     """What both gates share: their limiters, and what follows when one fails.
 
-    `timeout` (seconds) is for one decision: half of it for asking, half for a turn.
+    `timeout` (seconds) bounds one exchange with the store.
     """
 
     def __init__(
@@ -72,30 +71,24 @@ class _Gate(Generic[L]):
             )
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
-        self._make: Callable[[LimitSpec, str], L] = lambda limits, name: make(
-            store, limits, prefix=name, timeout=timeout / 2, handle_sigterm=False, time=time
+        self._make: Callable[[LimitSpec], L] = lambda limits: make(
+            store, limits, prefix=prefix, timeout=timeout, handle_sigterm=False, time=time
         )
-        self._prefix = prefix
         self._on_store_error = on_store_error
         self._time = time
         self._limiters: dict[tuple[Limit, ...], L] = {}
-        self._turns: dict[Limit, L] = {}
         self._held_until: float | None = None
         """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
         self._runs_meanwhile = False
         """Do tasks start while the limiter is not asked?"""
 
-    def add(self, task: TaskLimits | None) -> TaskLimits | None:
+    def add(self, task: T) -> T:
         """Make the limiters of `task`, and return it. Nothing is connected to.
 
         Raises `ConfigurationError` for a store or a prefix that can never work.
         """
         if task is not None and task.limits not in self._limiters:
-            for limit in task.limits:
-                if limit.amount <= MAX_SHAPED_AMOUNT and limit not in self._turns:
-                    paced = Limit(limit.amount, limit.per, max_wait=MAX_DELAY_S)
-                    self._turns[limit] = self._make(paced, f"{self._prefix}-turns")
-            self._limiters[task.limits] = self._make(task.limits, self._prefix)
+            self._limiters[task.limits] = self._make(task.limits)
         return task
 
     def _hold_left(self) -> float:
@@ -147,19 +140,11 @@ class TaskGate(_Gate[Limiter]):
             return self._unasked()
         key, cost = task.key_and_cost(args, kwargs)
         try:
-            decision = self._limiters[task.limits].try_acquire(key, cost)
+            decision = self._limiters[task.limits].try_acquire(key, cost, enqueue=True)
         except Exception as exc:
             return self._failed(task, exc)
         self._works()
-        return 0.0 if decision.allowed else self._turn(decision)
-
-    def _turn(self, refused: Decision) -> float:
-        """Return in how many seconds the turn of a refused call comes."""
-        line, turn = self._turns.get(refused.limit), None
-        if line is not None:
-            with suppress(DistwindowError):  # a turn is a hint
-                turn = line.try_acquire(refused.key, refused.cost)
-        return _delay(refused, turn)
+        return _delay(decision)
 
 
 class AsyncTaskGate(_Gate[AsyncLimiter]):
@@ -189,15 +174,17 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         if self._hold_left() > 0:
             return self._unasked()
         key, cost = task.key_and_cost(args, kwargs)
+        limiter = self._limiters[task.limits]
         try:
-            await self._limiters[task.limits].acquire(key, cost, timeout=max_wait)
-        except RateLimitExceeded as exc:
-            self._works()
-            return await self._turn(exc.decision)
+            try:
+                await limiter.acquire(key, cost, timeout=max_wait)
+                delay = 0.0
+            except RateLimitExceeded:  # its `retry_after` is that of all who were refused with it
+                delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
             return self._failed(task, exc)
         self._works()
-        return 0.0
+        return delay
 
     async def hold(
         self,
@@ -226,19 +213,12 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         else:
             await asyncio.sleep(seconds)
 
-    async def _turn(self, refused: Decision) -> float:
-        """See `TaskGate._turn`."""
-        line, turn = self._turns.get(refused.limit), None
-        if line is not None:
-            with suppress(DistwindowError):
-                turn = await line.try_acquire(refused.key, refused.cost)
-        return _delay(refused, turn)
 
-
-def _delay(refused: Decision, turn: Decision | None) -> float:
-    """Return the delay of a refused call, from what the limiter and the line of turns answered."""
-    wait = 0.0 if turn is None else turn.wait if turn.allowed else MAX_DELAY_S
-    return min(max(refused.retry_after + wait, MIN_DELAY_S), MAX_DELAY_S)
+def _delay(decision: Decision) -> float:
+    """Return the delay of a call after it was decided: 0.0 to start it."""
+    if decision.allowed:
+        return 0.0
+    return min(max(decision.retry_after, MIN_DELAY_S), MAX_DELAY_S)
 
 
 def broker_failed(task: str, exc: Exception) -> float:

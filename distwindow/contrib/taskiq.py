@@ -20,6 +20,7 @@ from typing import Any
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
 from taskiq.receiver import Receiver
 from taskiq.utils import maybe_awaitable
+from taskiq_dependencies import DependencyGraph
 
 from .. import ConfigurationError
 from .task_gate import AsyncTaskGate, OnStoreError, broker_failed
@@ -94,8 +95,17 @@ class RateLimits(TaskiqMiddleware):
             task = self.broker.find_task(name)
             if task is None:
                 return None
-            self._tasks[name] = self._gate.add(read_options(name, task.original_func, task.labels))
+            self._tasks[name] = self._gate.add(_read_labels(task))
         return self._tasks[name]
+
+
+def _read_labels(task: Any) -> TaskLimits | None:
+    function, injected = task.original_func, set()
+    if "limits" in task.labels:  # a key is never made of what taskiq fills itself
+        for found in DependencyGraph(function).ordered_deps:
+            if found.parent is not None and found.parent.dependency is function:
+                injected.add(found.param_name)
+    return read_options(task.task_name, function, task.labels, injected=injected)
 
 
 class LimitedReceiver(Receiver):

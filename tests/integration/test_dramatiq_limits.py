@@ -164,3 +164,27 @@ def test_a_failing_store_holds_messages_and_burns_no_retry(
     until(lambda: len(started) == 5, 10)
     assert [retries for retries, _ in started] == [0] * 5
     assert min(moment for _, moment in started) >= away_until
+
+
+def test_an_actor_that_is_a_class_is_limited_by_the_arguments_of_perform(broker: Any) -> None:
+    import dramatiq
+
+    dramatiq.set_broker(broker)
+
+    class Fetch(dramatiq.GenericActor):
+        class Meta:
+            limits = "5/s"
+            limit_key = "tenant:{tenant}"
+
+        def perform(self, tenant: str) -> None: ...
+
+    rate_limits = broker.middleware[-1]
+    assert rate_limits._tasks["Fetch"].key_and_cost(["acme"], {}) == ("tenant:acme", 1)
+    with pytest.raises(ConfigurationError, match="names 'tennant'"):
+
+        class Wrong(dramatiq.GenericActor):
+            class Meta:
+                limits = "5/s"
+                limit_key = "tenant:{tennant}"
+
+            def perform(self, tenant: str) -> None: ...

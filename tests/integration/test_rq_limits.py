@@ -166,3 +166,26 @@ def test_wrong_options_are_errors_at_the_decorator() -> None:
         limits.limit(limits="5/s", limit_key="{tennant}")(job)
     with pytest.raises(ConfigurationError, match="no limits"):
         limits.limit(limits=None)(job)
+
+
+class Shop:
+    """A class whose methods are jobs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def order(self, customer: str) -> None: ...
+
+
+def test_a_method_is_limited_by_its_own_arguments(server: Standalone) -> None:
+    from distwindow.contrib.rq import RateLimits
+
+    rate_limits = RateLimits("memory://")
+    rate_limits.limit(limits="1/minute", limit_key="{self.name}:{customer}")(Shop.order)
+    queue, worker = worker_of(server.url)
+    calls = [("north", "ada"), ("north", "bob"), ("south", "ada"), ("north", "ada")]
+    jobs = [queue.enqueue(Shop(shop).order, customer) for shop, customer in calls]
+    taken = [worker.dequeue_job_and_maintain_ttl(None)[0].id for _ in range(3)]
+    assert taken == [job.id for job in jobs[:3]]
+    assert worker.dequeue_job_and_maintain_ttl(None) is None
+    assert queue.scheduled_job_registry.get_job_ids() == [jobs[3].id]

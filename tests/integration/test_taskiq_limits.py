@@ -38,6 +38,7 @@ async def test_without_the_receiver_tasks_wait_as_well() -> None:
         ({"limits": "5/s", "limit_key": "{tennant}"}, "task 'job': .* names 'tennant'"),
         ({"limits": "5/fortnight"}, "task 'job': .* is not a unit of time"),
         ({"limit_cost": 2}, "limit_cost but no limits"),
+        ({"limit": "5/s"}, "unknown option limit='5/s'; did you mean limits"),
     ],
 )
 async def test_wrong_labels_are_errors_when_the_worker_starts(
@@ -129,3 +130,26 @@ async def test_the_receiver_without_the_middleware_is_an_error() -> None:
 
     with pytest.raises(ConfigurationError, match="needs the middleware RateLimits"):
         await LimitedReceiver(InMemoryBroker()).callback(b"{}")
+
+
+async def test_what_taskiq_injects_is_no_argument_of_a_key() -> None:
+    from typing import Annotated
+
+    from taskiq import Context, TaskiqDepends
+
+    broker = in_memory_broker()
+    keys: list[str] = []
+
+    def key_of(tenant: str, page: int) -> str:
+        keys.append(f"{tenant}:{page}")
+        return keys[-1]
+
+    async def job(tenant: str, context: Any, page: int = 1) -> None: ...
+
+    job.__annotations__["context"] = Annotated[Context, TaskiqDepends()]
+    task = broker.register_task(job, "job", limits="5/s", limit_key=key_of)
+    await broker.startup()
+    handle = await task.kiq("acme")
+    assert not (await handle.wait_result(timeout=10)).is_err
+    assert keys == ["acme:1"]
+    await broker.shutdown()

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import Limit
+from distwindow import Limit, Limiter
 from distwindow.contrib.task_gate import TaskGate
 from distwindow.contrib.task_limits import TaskLimits
 from distwindow.store.memory import MemoryStore
@@ -28,8 +28,7 @@ def run_fleet(workers: int, jobs: int, limit: Limit, late_ms: int, *, turns: boo
     gates = [TaskGate(store, time=clock) for _ in range(workers)]
     for gate in gates:
         gate.add(task)
-        if not turns:
-            gate._turns.clear()
+    limiter = Limiter(store, limit, time=clock)
     began_ms = clock.now_ms()
     waiting = [(0.0, number) for number in range(jobs)]
     admitted: list[int] = []
@@ -38,7 +37,10 @@ def run_fleet(workers: int, jobs: int, limit: Limit, late_ms: int, *, turns: boo
         due_ms, number = heapq.heappop(waiting)
         clock.advance(max(0.0, due_ms - (clock.now_ms() - began_ms)) / 1000)
         now_ms = clock.now_ms() - began_ms
-        delay = gates[(number + requeues) % workers].delay(task, (), {})
+        if turns:
+            delay = gates[(number + requeues) % workers].delay(task, (), {})
+        else:
+            delay = limiter.try_acquire("job").retry_after
         if delay:
             requeues += 1
             heapq.heappush(waiting, (now_ms + delay * 1000 + number * 7 % (late_ms + 1), number))

@@ -55,7 +55,7 @@ def test_a_pattern_is_for_tasks_without_limits_and_a_name_is_for_all() -> None:
 
 def test_an_entry_may_set_the_key_and_the_cost() -> None:
     conf = {"proj.*": {"limits": "20/s", "limit_key": "t:{tenant}", "limit_cost": 3}}
-    assert limits_of(conf=conf).key_and_cost(("acme",), {}) == ("t:acme", 3, None)
+    assert limits_of(conf=conf).key_and_cost(("acme",), {}) == ("t:acme", 3)
 
 
 def test_a_pattern_limits_tasks_of_celery_only_if_it_names_them() -> None:
@@ -72,7 +72,7 @@ def test_annotations_of_celery_set_limits() -> None:
     app.finalize()
     found = LimitTable(None).of(app.tasks[task.name])
     assert found.limits == (Limit("7/s"),)
-    assert found.key_and_cost(("acme",), {}) == ("acme", 1, None)
+    assert found.key_and_cost(("acme",), {}) == ("acme", 1)
 
 
 # -- key and cost ----------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_annotations_of_celery_set_limits() -> None:
 )
 def test_keys(template: Any, key: Any) -> None:
     found = limits_of(limits="5/s", limit_key=template)
-    assert found.key_and_cost(("acme", "x"), {"size": 7}) == (key, 1, None)
+    assert found.key_and_cost(("acme", "x"), {"size": 7}) == (key, 1)
 
 
 BY_THREE = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
@@ -104,7 +104,7 @@ BY_THREE = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
 @given(st.text(min_size=1), st.text())
 def test_a_key_does_not_depend_on_how_arguments_are_passed(tenant: str, url: str) -> None:
     found = BY_THREE
-    expected = (f"{tenant}|{url}|1", 1, None)
+    expected = (f"{tenant}|{url}|1", 1)
     assert found.key_and_cost((tenant, url), {}) == expected
     assert found.key_and_cost((tenant,), {"url": url}) == expected
     assert found.key_and_cost((), {"url": url, "tenant": tenant, "size": 1}) == expected
@@ -114,18 +114,18 @@ def test_a_bound_task_has_no_self() -> None:
     def bound(self: Any, tenant: str) -> None: ...
 
     found = limits_of(bound, bind=True, limits="5/s", limit_key="{tenant}", limit_cost=len)
-    assert found.key_and_cost(("acme",), {}) == ("acme", 4, None)
+    assert found.key_and_cost(("acme",), {}) == ("acme", 4)
 
 
-def test_arguments_that_make_no_key_or_no_cost_open_no_limit() -> None:
+def test_arguments_that_make_no_key_or_no_cost_open_no_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = limits_of(limits="5/s", limit_key="{tenant.name}", limit_cost=2)
-    key, cost, error = found.key_and_cost(("acme",), {})
-    assert (key, cost) == ("proj.fetch", 2)
-    assert isinstance(error, AttributeError)
+    assert found.key_and_cost(("acme",), {}, "id-7") == ("proj.fetch", 2)
+    assert "limit_key of task 'proj.fetch' failed for the call id-7 (AttributeError" in caplog.text
     found = limits_of(limits="5/s; 9/m", limit_key="x", limit_cost=lambda *args, **named: 0)
-    key, cost, error = found.key_and_cost(("acme",), {})
-    assert (key, cost) == ("x", 5)
-    assert "limit_cost returned 0" in str(error)
+    assert found.key_and_cost(("acme",), {}) == ("x", 5)
+    assert "it returned 0, which is no whole number" in caplog.text
 
 
 # -- bad input -------------------------------------------------------------------------------------

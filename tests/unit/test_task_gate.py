@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, ConfigurationError, RateLimitExceeded, StoreUnavailable
+from distwindow import (
+    AsyncLimiter,
+    ConfigurationError,
+    Limiter,
+    RateLimitExceeded,
+    StoreUnavailable,
+)
 from distwindow.contrib.task_gate import (
     HOLD_S,
     MAX_DELAY_S,
@@ -37,10 +43,20 @@ class FailingStore(MemoryStore):
     asked = 0
 
     def attempt(self, *args: Any, **kwargs: Any) -> Any:
+        asked = self.asked + 1
+        self._ask()
+        decision = super().attempt(*args, **kwargs)  # which may execute the command
+        self.asked = asked
+        return decision
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        self._ask()
+        return super().execute(*args, **kwargs)
+
+    def _ask(self) -> None:
         self.asked += 1
         if self.failure is not None:
             raise self.failure
-        return super().attempt(*args, **kwargs)
 
 
 class World:
@@ -156,27 +172,55 @@ def test_a_task_waits_for_as_long_as_it_may() -> None:
     assert asyncio.run(run()) == [0.0, 0.0, 1.0, 1.0, 2.0]
 
 
-def test_a_wait_that_ends_without_permits_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("turn_s", [0.0, None])
+def test_a_wait_that_ends_without_permits_is_no_start(
+    monkeypatch: pytest.MonkeyPatch, turn_s: float | None
+) -> None:
     """A waiter's time may end in the moment in which the permits of the one before it are free; its
     `retry_after` is 0.0 then, and a delay of 0.0 would start the task without being counted.
     """
 
-    async def run() -> float:
+    async def run() -> tuple[float, int]:
         clock = ManualClock()
         store = AsyncMemoryStore(MemoryStore(clock))
         gate = AsyncTaskGate(store, time=clock)
         gate.add(TASK)
-        async with AsyncLimiter(store, "1/second", time=clock) as limiter:
-            await limiter.try_acquire("job")
-            refused = (await limiter.try_acquire("job"))._replace(retry_after=0.0)
+        async with AsyncLimiter(store, "1/second", time=clock) as other:
+            await other.try_acquire("other")
+            refused = (await other.try_acquire("other"))._replace(retry_after=0.0)
 
         async def ends_in_vain(*args: Any, **kwargs: Any) -> None:
             raise RateLimitExceeded(refused)
 
-        monkeypatch.setattr(gate._limiters[TASK.limits], "acquire", ends_in_vain)
-        return await gate.wait(TASK, (), {}, 1.0)
+        async def refuse(*args: Any, **kwargs: Any) -> Any:
+            return refused
 
-    assert asyncio.run(run()) == MIN_DELAY_S
+        limiter = gate._limiters[TASK.limits]
+        with monkeypatch.context() as patch:
+            patch.setattr(limiter, "acquire", ends_in_vain)
+            if turn_s is not None:
+                patch.setattr(limiter, "try_acquire", refuse)
+            delay = await gate.wait(TASK, (), {}, 1.0)
+        return delay, 2 - (await limiter.peek("job")).remaining
+
+    # Where there is room again when the call asks for its turn, it starts, and is counted.
+    assert asyncio.run(run()) == ((0.0, 1) if turn_s is None else (MIN_DELAY_S, 0))
+
+
+def test_a_refused_call_asks_once(kind: str) -> None:
+    """A gate for tasks asks once more, as `acquire` waits without turns of its own."""
+    world = World(kind)
+    for asked in (1, 2, 3) if kind == "threads" else (1, 2, 4):
+        world.delay()
+        assert world.store.asked == asked
+
+
+def test_a_reset_of_the_key_forgets_the_turns(kind: str) -> None:
+    world = World(kind)
+    assert [world.delay() for _ in range(20)][-1] > 5.0
+    with Limiter(world.store, "2/second", time=world.clock) as limiter:
+        limiter.reset("job")
+    assert [world.delay() for _ in range(4)] == [0.0, 0.0, 1.0, 1.5]
 
 
 def test_hold_returns_a_delay_only_when_the_time_is_over() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -63,9 +63,53 @@ def test_without_a_key_all_calls_count_under_the_name_of_the_task() -> None:
 
 def test_key_and_cost_may_be_functions_of_the_arguments() -> None:
     task = TaskLimits(
-        "fetch", fetch, "5/s", lambda tenant, **_: Key("fetch", tag=tenant), lambda *_, page: page
+        "fetch",
+        fetch,
+        "5/s",
+        lambda tenant, url, page: Key("fetch", tag=f"{tenant}{url}"),
+        lambda *_, page: page,
     )
-    assert task.key_and_cost(["acme"], {"page": 3}) == (Key("fetch", tag="acme"), 3)
+    assert task.key_and_cost(["acme"], {"page": 3}) == (Key("fetch", tag="acme/"), 3)
+
+
+@given(tenant=st.text(max_size=5), url=st.text(max_size=5), page=st.integers(1, 5))
+def test_a_function_makes_the_same_of_a_call_as_a_template_however_arguments_are_passed(
+    tenant: str, url: str, page: int
+) -> None:
+    template = TaskLimits("fetch", fetch, "5/s", "{0}|{url}|{page}")
+    function = TaskLimits("fetch", fetch, "5/s", lambda t, url, page: f"{t}|{url}|{page}")
+    for args, kwargs in (
+        ([tenant, url], {"page": page}),
+        ([tenant], {"url": url}),
+        ([], {"page": page, "url": url, "tenant": tenant}),
+        ([tenant], {}),
+    ):
+        assert template.key_and_cost(args, kwargs) == function.key_and_cost(args, kwargs)
+        assert template.key_and_cost(args, kwargs)[0] != "fetch"
+
+
+def test_a_name_that_others_may_have_too_is_the_parameter() -> None:
+    def positional(a: str, /, **others: str) -> None: ...
+
+    task = TaskLimits("positional", positional, "5/s", "{a}:{b}")
+    assert task.key_and_cost(["1"], {"a": "2", "b": "3"}) == ("1:3", 1)
+
+
+def test_what_the_queue_injects_is_no_argument() -> None:
+    def task_of_taskiq(tenant: str, context: Any, page: int = 1) -> None: ...
+
+    task = TaskLimits(
+        "t", task_of_taskiq, "5/s", lambda tenant, page: f"{tenant}{page}", injected=["context"]
+    )
+    assert task.key_and_cost(["acme"], {}) == ("acme1", 1)
+    assert task.key_and_cost(["acme"], {"context": None, "page": 2}) == ("acme2", 1)
+    with pytest.raises(ConfigurationError, match="names 'context'"):
+        TaskLimits("t", task_of_taskiq, "5/s", "{context}", injected=["context"])
+
+
+class AwaitedKey:
+    async def __call__(self, tenant: str, url: str, *, page: int) -> str:
+        return tenant
 
 
 @pytest.mark.parametrize(
@@ -79,19 +123,28 @@ def test_key_and_cost_may_be_functions_of_the_arguments() -> None:
             {"limits": "5/s", "limit_key": "t:{tennant}"},
             "names 'tennant', .* are tenant, url, page",
         ),
-        ({"limits": "5/s", "limit_key": "{}"}, "is not the name of an argument"),
-        ({"limits": "5/s", "limit_key": "{0}"}, "is not the name of an argument"),
-        ({"limits": "5/s", "limit_key": "{tenant.id}"}, "use a function"),
-        ({"limits": "5/s", "limit_key": "{tenant"}, "write a brace that is meant as one twice"),
-        ({"limits": "5/s", "limit_key": ""}, "limit_key='' is neither text"),
-        ({"limits": "5/s", "limit_key": 5}, "limit_key=5 is neither text"),
+        ({"limits": "5/s", "limit_key": "{}"}, "names '', which is no argument of the task"),
+        ({"limits": "5/s", "limit_key": "{2}"}, "names '2', which is no argument of the task"),
+        ({"limits": "5/s", "limit_key": "{tenant.}"}, "is no template: Empty attribute"),
+        ({"limits": "5/s", "limit_key": "{tenant!z}"}, "is no template: .*conversion"),
+        ({"limits": "5/s", "limit_key": "{tenant:>{width}}"}, "names 'width'"),
+        (
+            {"limits": "5/s", "limit_key": lambda user: user},
+            r"\(tenant, url, page\), and cannot take",
+        ),
+        ({"limits": "5/s", "limit_key": AwaitedKey()}, "limit_key is a coroutine function"),
+        ({"limits": "5/s", "limit_key": "{tenant"}, "a brace that is meant literally twice"),
+        ({"limits": "5/s", "limit_key": ""}, "limit_key is empty"),
+        ({"limits": "5/s", "limit_key": 5}, "limit_key=5 is neither a template"),
         ({"limits": "5/s", "limit_key": key_of}, "limit_key is a coroutine function"),
-        ({"limits": "5/s", "limit_cost": 0}, "limit_cost=0 is not a whole number"),
+        ({"limits": "5/s", "limit_cost": 0}, "limit_cost=0 is neither a whole number"),
         ({"limits": "5/s", "limit_cost": 6}, "limit_cost=6 can never be admitted"),
-        ({"limits": "5/s", "limit_cost": True}, "limit_cost=True is not a whole number"),
+        ({"limits": "5/s", "limit_cost": True}, "limit_cost=True is neither a whole number"),
         ({"limits": "5/s", "limit_cost": key_of}, "limit_cost is a coroutine function"),
         ({"limit_key": "{tenant}"}, "has limit_key but no limits"),
         ({"limit_cost": 2}, "has limit_cost but no limits"),
+        ({"limit": "5/s"}, "unknown option limit='5/s'; did you mean limits"),
+        ({"limits": "5/s", "limit_keys": "x"}, "unknown option limit_keys='x'; did you mean"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_names_the_task(
@@ -103,7 +156,7 @@ def test_a_wrong_option_is_an_error_that_names_the_task(
 
 
 def test_a_template_of_a_task_without_arguments_says_so() -> None:
-    with pytest.raises(ConfigurationError, match="it has none"):
+    with pytest.raises(ConfigurationError, match="its arguments are none"):
         TaskLimits("nothing", nothing, "5/s", "{tenant}")
 
 
@@ -115,7 +168,7 @@ def test_a_task_without_options_has_no_limits() -> None:
 def test_a_call_whose_key_fails_counts_under_the_name_of_the_task(
     result: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, page: int) -> Any:
         if isinstance(result, Exception):
             raise result
         return result
@@ -123,20 +176,45 @@ def test_a_call_whose_key_fails_counts_under_the_name_of_the_task(
     task = TaskLimits("fetch", fetch, "5/s", broken)
     with caplog.at_level(logging.ERROR, "distwindow"):
         assert task.key_and_cost(["acme"], {}) == ("fetch", 1)
-    assert "limit_key of task 'fetch' failed for a call, which is counted under" in caplog.text
+    assert "such calls count under 'fetch' instead" in caplog.text
 
 
 @pytest.mark.parametrize("cost", [0, 6, "1", None, True])
 def test_a_call_whose_cost_fails_is_charged_the_whole_limit(
     cost: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = TaskLimits("fetch", fetch, ["5/s", "100/m"], cost=lambda *_: cost)
+    task = TaskLimits("fetch", fetch, ["5/s", "100/m"], cost=lambda *_, page: cost)
     with caplog.at_level(logging.ERROR, "distwindow"):
         assert task.key_and_cost(["acme"], {}) == ("fetch", 5)
-    assert "charged the whole limit, 5" in caplog.text
+    assert "such calls cost the whole limit, 5" in caplog.text
 
 
 def test_arguments_that_the_task_does_not_take_count_under_its_name() -> None:
     task = TaskLimits("fetch", fetch, "5/s", "t:{tenant}")
     assert task.key_and_cost([], {"tennant": "acme"}) == ("fetch", 1)
     assert task.key_and_cost([], {}) == ("fetch", 1)
+
+
+def test_missing_arguments_matter_only_to_a_key_that_is_made_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert TaskLimits("fetch", fetch, "5/s", "{page}").key_and_cost([], {}) == ("1", 1)
+    assert not caplog.records
+    for template in ("t:{tenant}", "t:{0}"):
+        task = TaskLimits("fetch", fetch, "5/s", template)
+        assert task.key_and_cost([], {}) == ("fetch", 1)
+        assert "TypeError: the call has no argument" in caplog.records[-1].getMessage()
+
+
+def test_a_failure_is_logged_once_for_each_option(caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskLimits("fetch", fetch, "5/s", "{tenant.id}", lambda *_, page: 0)
+    for _ in range(9):
+        assert task.key_and_cost(["acme"], {}) == ("fetch", 5)
+    assert [record.getMessage().split()[0] for record in caplog.records] == [
+        "limit_key", "limit_cost"
+    ]  # fmt: skip
+
+
+def test_a_function_whose_parameters_are_unknown_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'x': .* limit a plain Python function"):
+        TaskLimits("x", cast("Any", "no function"), "5/s")

@@ -12,6 +12,8 @@ from typing import Any
 import redis
 
 from distwindow import AsyncLimiter, Decision, Limiter
+from distwindow.operations.steps import Operation
+from distwindow.operations.turns import TurnAnswer, Turns
 
 URL = os.environ["DISTWINDOW_WORKERS_URL"]
 LIMIT = os.environ["DISTWINDOW_WORKERS_LIMIT"]
@@ -27,25 +29,40 @@ def job_started(number: int) -> None:
 
 def record_decisions() -> None:
     """Make all limiters of this process record when they admitted a call, and each turn."""
-    decide, decide_async = Limiter.try_acquire, AsyncLimiter.try_acquire
+    decide, decide_async, ask = Limiter.try_acquire, AsyncLimiter.try_acquire, Turns.ask
 
     @functools.wraps(decide)
     def recording(self: Limiter, *args: Any, **kwargs: Any) -> Decision:
-        return _recorded(self, decide(self, *args, **kwargs))
+        return _recorded(decide(self, *args, **kwargs), kwargs)
 
     @functools.wraps(decide_async)
     async def recording_async(self: AsyncLimiter, *args: Any, **kwargs: Any) -> Decision:
-        return _recorded(self, await decide_async(self, *args, **kwargs))
+        return _recorded(await decide_async(self, *args, **kwargs), kwargs)
+
+    @functools.wraps(ask)
+    def recording_ask(self: Turns, *args: Any, **kwargs: Any) -> Operation[TurnAnswer]:
+        answer = yield from ask(self, *args, **kwargs)
+        _record(answer.decision)
+        return answer
 
     Limiter.try_acquire = recording  # type: ignore[method-assign]
     AsyncLimiter.try_acquire = recording_async  # type: ignore[method-assign]
+    Turns.ask = recording_ask  # type: ignore[method-assign]
 
 
-def _recorded(limiter: Limiter | AsyncLimiter, decision: Decision) -> Decision:
-    if limiter.prefix.endswith("-turns"):
+def _recorded(decision: Decision, options: dict[str, Any]) -> Decision:
+    """Record a call of `try_acquire`; one with `enqueue` was recorded by `Turns.ask`, as those are
+    by which `acquire` waits.
+    """
+    if not options.get("enqueue"):
+        _record(decision)
+    elif not decision.allowed:
         _client.incr("recorded:turns")
-    elif decision.allowed:
+    return decision
+
+
+def _record(decision: Decision) -> None:
+    if decision.allowed:
         _client.rpush("recorded:admitted", decision.now_ms)
     else:
         _client.incr("recorded:refused")
-    return decision

@@ -62,7 +62,6 @@ class Gate:
         self._again = False
         self._look_after_s: float | None = None
         self._timer = OneTimer(surroundings, self.pump)
-        self._without_key: set[str] = set()
 
     # -- from the worker ---------------------------------------------------------------------------
 
@@ -145,14 +144,8 @@ class Gate:
 
     def _add(self, request: Any) -> None:
         task = request.task
-        key, cost, error = self.limits.of(task).key_and_cost(request.args, request.kwargs)
-        if error is not None and task.name not in self._without_key:
-            self._without_key.add(task.name)
-            logger.error(
-                "no limit key or cost can be made of the arguments of %s[%s] (%s: %s); without a "
-                "key such a task counts under its name, and without a cost it costs a whole limit",
-                *(task.name, request.id, type(error).__name__, error),
-            )
+        found = self.limits.of(task)
+        key, cost = found.key_and_cost(request.args, request.kwargs, request.id)
         received_s = self.surroundings.received_s(request)
         entry = self.lines.add(task.name, key, request, cost, received_s + self._max_hold_s)
         if entry.line.state == "waiting":

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...core.errors import ConfigurationError, short_repr
+from ...core.errors import ConfigurationError
 from ...core.key import AnyKey
 from ...core.limit import Limit, LimitSpec, parse_limits
-from .key_template import LimitCost, LimitKey, TaskArguments
+from ..task_arguments import TaskArguments
+from ..task_options import TASK_OPTIONS, KeyAndCost, check_has_limits, check_spelling
+from .logger import logger
 
-TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
 _PATTERN = re.compile(r"[*?\[]")
 
 
@@ -34,32 +35,18 @@ class TaskLimits:
     task: str
     limits: tuple[Limit, ...]
     """Empty if the task is not limited."""
-    key: LimitKey
-    cost: LimitCost
+    charge: KeyAndCost
     source: str
     """What has set the limits, for people."""
 
     def key_and_cost(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[AnyKey, int, Exception | None]:
-        """Return the key and the cost of one message, and what went wrong with its arguments.
-
-        A message whose key cannot be made counts under the task's name, and one whose cost cannot
-        be made costs a whole limit: a mistake opens no limit, and the task itself says what is
-        wrong with its arguments.
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None
+    ) -> tuple[AnyKey, int]:
+        """Return the key and the cost of one message, as `KeyAndCost.of`. The cost may be above the
+        smallest limit, which an operator may change while the message waits.
         """
-        key: AnyKey = self.task
-        cost = min((limit.amount for limit in self.limits), default=1)
-        error: Exception | None = None
-        try:
-            key = self.key.of(args, kwargs)
-        except Exception as exc:
-            error = exc
-        try:
-            cost = self.cost.of(args, kwargs)
-        except Exception as exc:
-            error = error or exc
-        return key, cost, error
+        smallest = min((limit.amount for limit in self.limits), default=1)
+        return self.charge.of(args, kwargs, smallest, call)
 
     def with_limits(self, limits: tuple[Limit, ...], source: str) -> TaskLimits:
         return replace(self, limits=limits, source=source)
@@ -76,7 +63,6 @@ class LimitTable:
         which names the task.
         """
         name = str(task.name)
-        _check_spelling(task)
         arguments = TaskArguments(name, task.run)
         options = {option: _option(task, option) for option in TASK_OPTIONS}
         source = "the task's options"
@@ -84,31 +70,18 @@ class LimitTable:
         if pattern is not None:
             options = {**options, **_options_of(pattern, self._configured[pattern])}
             source = f"distwindow_limits[{pattern!r}]"
+        check_spelling(name, _others(task))
+        if pattern is None:
+            check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
-        if limits is None and pattern is None and not (key is None and cost is None):
-            raise ConfigurationError(
-                f"task {name!r} has a limit_key or a limit_cost, but no limits; give it limits=, "
-                "or an entry in distwindow_limits"
-            )
-        found = TaskLimits(
-            name,
-            () if limits is None else _parse(f"task {name!r}: {source}", limits),
-            LimitKey(key, arguments),
-            LimitCost(1 if cost is None else cost, arguments),
-            source,
-        )
-        highest = min((limit.amount for limit in found.limits), default=None)
-        if highest is not None and (found.cost.fixed or 1) > highest:
-            raise ConfigurationError(
-                f"task {name!r}: limit_cost={found.cost.fixed} can never be admitted: the smallest "
-                f"limit is {highest}"
-            )
-        return found
+        parsed = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        charge = KeyAndCost(arguments, key, 1 if cost is None else cost, parsed, logger)
+        return TaskLimits(name, parsed, charge, source)
 
     def unlimited(self, task: Any) -> TaskLimits:
         """Return that this task has no limits, whatever its options say."""
         own = TaskArguments(str(task.name), task.run)
-        return TaskLimits(own.task, (), LimitKey(None, own), LimitCost(1, own), "")
+        return TaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise `ConfigurationError` for an entry that names a task which does not exist."""
@@ -188,17 +161,7 @@ def _option(task: Any, option: str) -> Any:
     return value if inspect.isfunction(value) else getattr(task, option, None)
 
 
-def _check_spelling(task: Any) -> None:
-    """Raise for an option of the task that is nearly one of ours: Celery accepts any."""
-    for option in vars(type(task)):
-        if option in TASK_OPTIONS or not option.startswith("limit"):
-            continue
-        near = difflib.get_close_matches(option, TASK_OPTIONS, n=1, cutoff=0.8)
-        value = getattr(task, option)
-        # `limit = 100` may be an attribute of the application's own, such as a number of rows.
-        kinds = (str, list, tuple, Limit) if option == "limit" else (str, int, list, tuple, Limit)
-        if near and isinstance(value, kinds):
-            raise ConfigurationError(
-                f"task {str(task.name)!r} has the unknown option {option}={short_repr(value)}; "
-                f"did you mean {near[0]}?"
-            )
+def _others(task: Any) -> dict[str, Any]:
+    """Return the options of a task whose names are like ours: Celery accepts any."""
+    names = [name for name in vars(type(task)) if name.startswith("limit")]
+    return {name: getattr(task, name) for name in names if name not in TASK_OPTIONS}

@@ -1,0 +1,163 @@
+"""The options of a task that say what its calls count: their checks, and the key and the cost of
+each call. Shared by all integrations with task queues, Celery's included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..core.errors import ConfigurationError, short_repr
+from ..core.key import AnyKey, Key, encode_key
+from ..core.limit import Limit
+from ..operations.command_cache import check_cost
+from .task_arguments import KeyTemplate, TaskArguments
+
+TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
+"""The options of a task, which have the same names for all queues."""
+
+
+class KeyAndCost:
+    """`limit_key` and `limit_cost` of one task.
+
+    `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
+    the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
+    whole number of permits, or a function of the arguments. `limits` are the limits that the
+    options give.
+
+    Raises `ConfigurationError` for what could never work.
+    """
+
+    def __init__(
+        self,
+        arguments: TaskArguments,
+        key: object,
+        cost: object,
+        limits: Sequence[Limit],
+        log: logging.Logger,
+    ) -> None:
+        self._arguments = arguments
+        self._key: Callable[..., Any] | KeyTemplate | None
+        self._cost = cost
+        self._log = log
+        self._reported: set[str] = set()
+        if isinstance(key, str):
+            self._key = KeyTemplate(key, arguments)
+        elif callable(key):
+            arguments.check_callable("limit_key", key)
+            self._key = key
+        elif key is None:
+            self._key = None
+        else:
+            raise ConfigurationError(
+                f"task {arguments.task!r}: limit_key={short_repr(key)} is neither a template such "
+                'as "tenant:{tenant}" nor a function of the task\'s arguments'
+            )
+        if callable(cost):
+            arguments.check_callable("limit_cost", cost)
+        else:
+            self._check_fixed_cost(cost, limits)
+
+    def of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], smallest: int, call: object = None
+    ) -> tuple[AnyKey, int]:
+        """Return the key and the cost of one call. `smallest` is the amount of the task's smallest
+        limit now; a call whose cost is above it must be charged `smallest`. `call` is an id of the
+        call, for the log.
+
+        A call whose key cannot be computed counts under the task's name, and one whose cost cannot
+        be computed costs `smallest`: a mistake opens no limit and loses no call. The task itself
+        says what is wrong with its arguments. The first failure of each option is logged.
+        """
+        task = self._arguments.task
+        key: AnyKey = task
+        cost = smallest
+        if self._key is not None:
+            try:
+                key = self._computed_key(args, kwargs)
+            except Exception as exc:
+                self._report("limit_key", f"count under {task!r}", call, exc)
+        try:
+            if callable(self._cost):
+                cost = self._computed_cost(args, kwargs)
+            else:
+                assert isinstance(self._cost, int)
+                cost = self._cost
+            check_cost(cost, smallest)
+        except Exception as exc:
+            self._report("limit_cost", f"cost the whole limit, {smallest}", call, exc)
+        return key, cost
+
+    def _computed_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyKey:
+        compute = self._key
+        if isinstance(compute, KeyTemplate):
+            key: Any = compute.fill(args, kwargs)
+        else:
+            assert compute is not None
+            bound = self._arguments.bind(args, kwargs)
+            key = compute(*bound.args, **bound.kwargs)
+        if not isinstance(key, Key):
+            encode_key(key)  # raises for what is no key
+        valid: AnyKey = key
+        return valid
+
+    def _computed_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        assert callable(self._cost)
+        bound = self._arguments.bind(args, kwargs)
+        cost: Any = self._cost(*bound.args, **bound.kwargs)
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+            raise ValueError(f"it returned {short_repr(cost)}, which is no whole number above 0")
+        return cost
+
+    def _check_fixed_cost(self, cost: object, limits: Sequence[Limit]) -> None:
+        task = self._arguments.task
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+            raise ConfigurationError(
+                f"task {task!r}: limit_cost={short_repr(cost)} is neither a whole number of at "
+                "least 1 nor a function of the task's arguments"
+            )
+        smallest = min((limit.amount for limit in limits), default=cost)
+        if cost > smallest:
+            raise ConfigurationError(
+                f"task {task!r}: limit_cost={cost} can never be admitted: the smallest limit is "
+                f"{smallest}"
+            )
+
+    def _report(self, option: str, instead: str, call: object, exc: Exception) -> None:
+        if option in self._reported:
+            return
+        self._reported.add(option)
+        self._log.error(
+            "%s of task %r failed for %s (%s: %s); such calls %s instead. Correct the option, or "
+            "what calls the task with such arguments; this worker logs it once",
+            option, self._arguments.task, "a call" if call is None else f"the call {call}",
+            type(exc).__name__, exc, instead,
+        )  # fmt: skip
+
+
+def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
+    """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
+    these.
+    """
+    given = [name for name in TASK_OPTIONS if options.get(name) is not None]
+    if given and "limits" not in given:
+        raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
+
+
+def check_spelling(task: str, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` for an option that is nearly one of ours, where the queue accepts
+    options of any name.
+    """
+    for option, value in options.items():
+        if option in TASK_OPTIONS or not option.startswith("limit"):
+            continue
+        near = difflib.get_close_matches(option, TASK_OPTIONS, n=1, cutoff=0.8)
+        # `limit = 100` may be an option of the application's own, such as a number of rows.
+        kinds = (str, list, tuple, Limit) if option == "limit" else (str, int, list, tuple, Limit)
+        if near and isinstance(value, kinds):
+            raise ConfigurationError(
+                f"task {task!r} has the unknown option {option}={short_repr(value)}; did you mean "
+                f"{near[0]}?"
+            )
