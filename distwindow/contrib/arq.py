@@ -11,6 +11,7 @@ wait longer is deferred until its turn, by arq's `Retry`, and the try is given b
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -66,13 +67,18 @@ class RateLimits:
             name = function.__qualname__
             if not inspect.iscoroutinefunction(function):
                 raise ConfigurationError(f"{name} is no coroutine function; arq runs only these")
-            task = self._gate.add(read_options(name, function, options, own=1))
-            if task is None:
+            if limits is None:
                 raise ConfigurationError(f'{name} has no limits; write limits="100/minute"')
+            task = self._gate.add(read_options(name, function, options, own=1))
+            assert task is not None  # it has limits
 
             @functools.wraps(function)
             async def limited(ctx: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
-                delay = await self._gate.wait(task, args, kwargs, self._max_wait)
+                try:
+                    delay = await self._gate.wait(task, args, kwargs, self._max_wait)
+                except asyncio.CancelledError:  # the worker stops
+                    await _give_try_back(ctx)
+                    raise
                 if delay:
                     await _give_try_back(ctx)
                     raise Retry(defer=delay)
