@@ -87,9 +87,10 @@ def _end_time_limit(broker: Any, message: Any) -> None:
     """End the actor's time: it is not for a message that is sent back. dramatiq ends it only after
     the message was skipped, which takes as long as the broker does not take the message back.
     """
-    for middleware in broker.middleware:
-        if isinstance(middleware, TimeLimit):
-            middleware.after_skip_message(broker, message)
+    for found in broker.middleware:
+        if isinstance(found, TimeLimit):
+            emit: Any = found.after_skip_message
+            emit(broker, message)
 
 
 def _send_back(broker: Any, message: Any, delay: float) -> None:

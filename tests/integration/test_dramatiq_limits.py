@@ -179,6 +179,7 @@ def test_the_time_limit_of_an_actor_is_not_for_sending_back(
 
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.05)
     time_limit = TimeLimit(interval=10)
+    manager: Any = time_limit.manager
     broker.add_middleware(time_limit, before=RateLimits)
     broker.emit_after("process_boot")
     started: list[int] = []
@@ -194,7 +195,7 @@ def test_the_time_limit_of_an_actor_is_not_for_sending_back(
 
     def failing(message: Any, **options: Any) -> Any:
         if options.get("delay"):
-            deadlines.append(time_limit.manager.deadlines[threading.get_ident()])
+            deadlines.append(manager.deadlines[threading.get_ident()])
             if time.monotonic() < away_until:
                 raise OSError("away")
         return enqueue(message, **options)

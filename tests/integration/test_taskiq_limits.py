@@ -90,9 +90,8 @@ async def test_a_task_that_is_declared_late_with_wrong_labels_is_held(
     broker.kick = kick
     await receiver.callback(AckableMessage(data=data, ack=lambda: happened.append("ack")))
     assert (started, happened) == ([], [data, "ack"])
-    without = asyncio.ensure_future(
-        receiver.broker.middlewares[0].pre_execute(_parsed(broker, data))
-    )
+    rate_limits: Any = broker.middlewares[0]
+    without = asyncio.ensure_future(rate_limits.pre_execute(_parsed(broker, data)))
     await asyncio.sleep(0.05)
     assert not without.done()
     without.cancel()
