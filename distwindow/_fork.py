@@ -1,4 +1,6 @@
-"""The objects whose `after_fork` is called in forked children."""
+"""The objects whose `after_fork` is called in forked children, and how often this process was
+forked from another one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,19 @@ import weakref
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+forks = 0
+"""How many forks lie between the process that has imported this module and this one. What was begun
+under another number belongs to another process."""
+
+
+def _count_fork() -> None:
+    global forks
+    forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 _registered: weakref.WeakSet[Any] | None = None
 

@@ -68,11 +68,11 @@ class LimiterOptions:
                 'consistency="leased" needs clock="server": a lease ends with its bucket, and the '
                 "clocks of clients do not agree when that is"
             )
-        for name in ("sync_interval", "flush_interval"):
-            if not _is_number(getattr(self, name)) or getattr(self, name) <= 0:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)!r} is not a number of seconds above 0"
-                )
+        check_sync(self.consistency, self.sync_interval, self.share)
+        if not _is_number(self.flush_interval) or self.flush_interval <= 0:
+            raise ConfigurationError(
+                f"flush_interval={self.flush_interval!r} is not a number of seconds above 0"
+            )
         if not _is_number(self.max_wait) or self.max_wait < 0:
             raise ConfigurationError(
                 f"max_wait={self.max_wait!r} is not a number of seconds of at least 0"
@@ -81,20 +81,28 @@ class LimiterOptions:
             raise ConfigurationError(
                 f"borrow_share={self.borrow_share!r} is not a part of the limit, from 0 to 1"
             )
-        if self.share is not None:
-            if not _is_number(self.share) or not 0 < self.share <= 1:
-                raise ConfigurationError(
-                    f"share={self.share!r} is not a part of the limit, above 0 and at most 1"
-                )
-            if self.consistency != "eventual":
-                raise ConfigurationError(
-                    f'share={self.share!r} means nothing with consistency="{self.consistency}": '
-                    'it caps what one process admits with "eventual"'
-                )
         max_keys = self.max_local_keys
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(
                 f"max_local_keys={max_keys!r} is not a whole number of at least 1"
+            )
+
+
+def check_sync(consistency: Consistency, sync_interval: float, share: float | None) -> None:
+    """Raise `ConfigurationError` for arguments of `consistency="eventual"` that cannot work."""
+    if not _is_number(sync_interval) or sync_interval <= 0:
+        raise ConfigurationError(
+            f"sync_interval={sync_interval!r} is not a number of seconds above 0"
+        )
+    if share is not None:
+        if not _is_number(share) or not 0 < share <= 1:
+            raise ConfigurationError(
+                f"share={share!r} is not a part of the limit, above 0 and at most 1"
+            )
+        if consistency != "eventual":
+            raise ConfigurationError(
+                f'share={share!r} means nothing with consistency="{consistency}": '
+                'it caps what one process admits with "eventual"'
             )
 
 
@@ -221,6 +229,12 @@ def store_name(store: Any) -> str:
             return f"{type(store).__name__} client of {url['path']}"
     kind = "object" if hasattr(store, "attempt") else "client"
     return f"{type(store).__name__} {kind}"
+
+
+def check_url(url: str) -> None:
+    """Raise `ConfigurationError` for what is not the URL of a store. Connects to nothing."""
+    if not _is_memory_url(url):
+        urls.parse_url_text(url)
 
 
 def admin_client(url: str, timeout: float = 5.0) -> Any:

@@ -11,20 +11,29 @@ _MAX_ORIGINS = 1000
 
 
 def check_origin(origin: object) -> str:
-    """Return the origin of an entry; an empty string for None. Raises `TypeError` for what is no
-    str, and `ValueError` for a str that cannot be one.
+    """Return the origin of an entry, of a limiter or a guard; an empty string for None. Raises
+    `TypeError` for what is no str, and `ValueError` for a str that cannot be one.
     """
     if origin is None:
         return ""
     if not isinstance(origin, str):
         raise TypeError(f"origin={short_repr(origin)} is not a str, or None")
     if not origin:
-        raise ValueError("origin='' is empty; leave it out for a call without an origin")
+        raise ValueError(
+            "origin='' is empty; give None, or leave it out, for a call without an origin"
+        )
     if len(origin) > MAX_ORIGIN_LENGTH:
         raise ValueError(
             f"origin={short_repr(origin)} has {len(origin)} characters; at most "
             f"{MAX_ORIGIN_LENGTH} are allowed"
         )
+    if not origin.isascii():
+        try:
+            origin.encode()
+        except UnicodeEncodeError as exc:
+            raise ValueError(
+                f"origin={short_repr(origin)} cannot be encoded as UTF-8: {exc.reason}"
+            ) from exc
     if origin == OTHER_ORIGINS:
         raise ValueError(
             f"origin={origin!r} is the name under which origins beyond max_origins are counted; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from .core.errors import ConfigurationError, DistwindowError, short_repr
+from .core.errors import Blocked, ConfigurationError, DistwindowError, short_repr
 
 ErrorTypes: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 
@@ -19,8 +19,11 @@ class FailureTypes:
         the call ended with                        `is_error`   `failed`
         no exception                               False        False
         one of `ignore`                            False        None
-        distwindow's own error, while `errors`     as below     None: a refusal inside the block, or
-        names none of these                                     a store that is away, is no answer
+        a refusal (`Blocked`) inside the block,    False        None: no call was made, or that of
+        while `errors` names no error of                        another service (Sentinel's `Tracer`
+        distwindow                                              traces no BlockException)
+        another error of distwindow, while         as below     None: a store that is away is no
+        `errors` names none of these                            answer
         one of `errors`                            True         True
         another `Exception`                        False        False: the service has answered
         any other `BaseException`                  False        None: a cancellation, for example
@@ -35,6 +38,8 @@ class FailureTypes:
 
     def is_error(self, exc: BaseException | None) -> bool:
         """True if a call that ended with `exc` (None: with none) counts as an error."""
+        if isinstance(exc, Blocked) and not self._counts_own:
+            return False
         return isinstance(exc, self.errors) and not isinstance(exc, self.ignore)
 
     def failed(self, exc: BaseException | None) -> bool | None:

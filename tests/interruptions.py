@@ -56,6 +56,8 @@ def interrupt_at(number: int, action: Callable[[], Any], package: str) -> str | 
     try:
         action()
     except Interruption:
+        others = [one.exc_value for one in dropped if type(one.exc_value) is not Interruption]
+        assert not others, f"Python has dropped {others!r}: {place}"
         return place
     finally:
         sys.setprofile(None)

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..core.errors import ConfigurationError, short_repr
+from ..core.interrupts import is_interruption
 from ..core.key import AnyKey
 from ..entry import AsyncEntry, Entry
 from .awaited import AwaitedBreaker
@@ -72,9 +73,13 @@ class BreakerEntry(Entry):
     ) -> None:
         try:
             super().__exit__(kind, exc, trace)
+        except BaseException as failure:
+            if is_interruption(failure) and not self._has_ended:
+                super().__exit__(kind, exc, trace)
+            raise
         finally:
-            # Neither after an exit that was refused, nor a second time.
-            if self._has_ended and self._call.is_under_way:
+            # Neither after an exit that was refused, nor a second time, nor in a forked process.
+            if self._has_ended and self._is_own and self._call.is_under_way:
                 self._call.__exit__(kind, exc, trace)
 
 
@@ -110,7 +115,7 @@ class AsyncBreakerEntry(AsyncEntry):
         try:
             await super().__aexit__(kind, exc, trace)
         finally:
-            if self._has_ended and self._call.is_under_way:
+            if self._has_ended and self._is_own and self._call.is_under_way:
                 await self._call.__aexit__(kind, exc, trace)
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 import redis
@@ -29,12 +28,6 @@ from .servers import Server
 from .table import Cell, Column, Table
 
 _SCAN_COUNT = 500
-
-
-class By(str, Enum):
-    """What `--by` splits statistics by. (An Enum, because typer before 0.19 has no Literal.)"""
-
-    ORIGIN = "origin"
 
 
 class KeyMinute(NamedTuple):

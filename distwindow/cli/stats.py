@@ -12,7 +12,7 @@ from distwindow import ConfigurationError
 from ..protocol.keys import check_prefix
 from ..store.redis.urls import masked_url
 from .errors import report_errors
-from .minute import By, MinuteQuery, check_no_watch, print_minute
+from .minute import MinuteQuery, check_no_watch, print_minute
 from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
 from .ranking import Order
 from .render import has_size, make_console, printable
@@ -58,7 +58,10 @@ def stats(
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
     by: Annotated[
-        By | None, typer.Option(help="Show the last minute of entries, a row for each origin.")
+        str | None,
+        typer.Option(
+            metavar="[origin]", help="Show the last minute of entries, a row for each origin."
+        ),
     ] = None,
     minute: Annotated[
         bool, typer.Option("--minute", help="Show the last minute of entries, by second.")
@@ -92,14 +95,16 @@ def stats(
         printable(repr(pattern)) if pattern else "any key",
         f"under the prefix {prefix!r} at {masked_url(url)}",
     )
+    if by not in (None, "origin"):
+        raise ConfigurationError(f"--by {by} is not known; the last minute is shown --by origin")
     if slots + breakers + (minute or by is not None) > 1:
         raise ConfigurationError(
             "--slots, --breakers and --minute or --by each show nothing else: give one of them"
         )
     if minute or by is not None:
         check_no_watch(watch=watch)
-        views = MinuteQuery(prefix, selection, sort, top, by is By.ORIGIN, minute)
-        of_origins = " with an origin" if by is By.ORIGIN else ""
+        views = MinuteQuery(prefix, selection, sort, top, by is not None, minute)
+        of_origins = " with an origin" if by is not None else ""
         no_entries = f"no entries{of_origins} on {where[0]} in the last minute {where[1]}"
         with open_servers(url) as servers:
             print_minute(views, servers, console, no_entries, as_json=as_json)

@@ -89,15 +89,21 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         """Return a request for a probe, to be sent. Raises `BreakerOpen` while another caller of
         this process asks for one.
         """
-        with self._lock:
-            if state.probe_asked:
-                raise self._refusal(state, self.monotonic())
-            request = ProbeRequest(f"{self._sender}.{next(self._numbers):x}")
-            command = self._probe_command(state, "take", request.probe_id)
-            request.outgoing = OutgoingCommand(
-                command, lambda reply, sent_at: self._on_probe(state, request, reply, sent_at)
-            )
-            state.probe_asked = True
+        has_asked = False
+        try:
+            with self._lock:
+                if state.probe_asked:
+                    raise self._refusal(state, self.monotonic())
+                request = ProbeRequest(f"{self._sender}.{next(self._numbers):x}")
+                command = self._probe_command(state, "take", request.probe_id)
+                request.outgoing = OutgoingCommand(
+                    command, lambda reply, sent_at: self._on_probe(state, request, reply, sent_at)
+                )
+                state.probe_asked = has_asked = True
+        except BaseException:
+            if has_asked:  # a signal handler has raised: nobody will send this request
+                state.probe_asked = False
+            raise
         return request
 
     def decide_probe(self, state: BreakerKeyState, request: ProbeRequest) -> Admission:

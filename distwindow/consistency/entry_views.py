@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..core.call_end import CallEnd
 from ..core.errors import StoreError, closed_failure
 from ..core.interrupts import PATCH_STATE
 from ..core.key import AnyKey
@@ -127,15 +128,20 @@ class EntryViewCounts:
         """Count nothing any more."""
         self._is_closed = True
 
-    def count(self, event: EntryEvent) -> None:
-        """Count what an entry did, to be sent later."""
+    def count(self, event: EntryEvent, end: CallEnd | None = None) -> None:
+        """Count what an entry did, to be sent later; if that is its end, once for one `end`."""
         if self._is_closed:
             raise closed_failure()
         # Before it is counted, as a signal handler may raise in between; and again after it, where
         # a flush has come in between.
         if not self._is_scheduled:
             self._schedule_flush()
-        self._events.append(event)
+        if end is None:
+            self._events.append(event)
+        elif not end.is_viewed:
+            # No call has returned in between: it is queued and marked, or neither.
+            end.is_viewed = True
+            self._events.append(event)
         if not self._is_scheduled:
             self._schedule_flush()
         if len(self._events) >= _MAX_QUEUED:

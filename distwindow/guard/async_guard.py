@@ -24,6 +24,8 @@ from .system_sampling import SamplingJob
 class AsyncGuard(BaseGuard, AsyncClosable):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 
+    _awaits_slots = True
+
     def __init__(
         self,
         store: Any,
@@ -31,6 +33,8 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         *,
         prefix: str = "distwindow",
         consistency: Consistency = "direct",
+        sync_interval: float = 0.1,
+        share: float | None = None,
         errors: ErrorTypes = Exception,
         ignore: ErrorTypes = Blocked,
         slots: Iterable[Any] = (),
@@ -43,8 +47,8 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
-            prefix, consistency, errors, ignore, slots, installed_slots, sampler, timeout,
-            clock, name, handle_sigterm, time,
+            prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
+            sampler, timeout, clock, name, handle_sigterm, time,
         )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
@@ -56,8 +60,13 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
             Parts(
-                lambda limit: AsyncLimiter(lent, limit, consistency=consistency, **of_limiter),
-                lambda limit: AsyncLimiter(lent, limit, consistency=counting, **of_limiter),
+                lambda limit: AsyncLimiter(
+                    lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
+                    **of_limiter,
+                ),
+                lambda limit: AsyncLimiter(
+                    lent, limit, consistency=counting, sync_interval=sync_interval, **of_limiter
+                ),
                 lambda limit: AsyncLimiter(lent, limit, **of_limiter),
                 lambda limit: AsyncConcurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
@@ -78,7 +87,7 @@ class AsyncGuard(BaseGuard, AsyncClosable):
     def entry(
         self,
         resource: str,
-        origin: str = "",
+        origin: str | None = None,
         cost: int = 1,
         *,
         context: str = "",

@@ -7,24 +7,26 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .._fork import register_after_fork
-from ..connect import ClockChoice, Consistency, store_name
+from ..connect import ClockChoice, Consistency, check_sync, check_url, store_name
 from ..core.breaker_rules import BreakerRule
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.limit import Limit
+from ..decorator import function_name
+from ..entry_options import check_origin
 from ..failure_types import ErrorTypes, FailureTypes
-from ..protocol.breaker_commands import breaker_name
 from ..protocol.keys import check_prefix
 from ..rules import AuthorityRule, DegradeRule, FlowRule, Rule, SystemRule
 from ..rules.file import read_rules
 from ..rules.fleet import breaker_rule_of, limit_of, slots_of
+from ..rules.together import check_rules
 from ..sentinel.rules import LIMIT_APP_DEFAULT
 from ..worker.flush_job import FlushJob
-from .chain import ChainSlot, GuardCall, Outcome
+from .chain import ChainLink, ChainSlot, GuardCall, Outcome, is_coroutine_function, link_of
 from .context import NO_CONTEXT, current_context
 from .installed_slots import make_installed_slots
 from .related import RelateSlot, rules_that_count
-from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot, key_of
+from .slots import AuthoritySlot, BreakerSlot, ConcurrencySlot, FlowSlot
 from .system_sampling import PsutilSampler, SystemSampling
 from .system_slot import SystemSlot
 
@@ -34,14 +36,16 @@ if TYPE_CHECKING:
 _DEFAULT_URL = "redis://localhost:6379/0"
 """That of the command line, too."""
 
-Chain = tuple[Any, ...]
+Chain = tuple[ChainLink, ...]
 
 
 class GuardOptions(NamedTuple):
-    """The arguments of a guard beyond store and rules. `timeout` is in seconds."""
+    """The arguments of a guard beyond store and rules. Times are in seconds."""
 
     prefix: str
     consistency: Consistency
+    sync_interval: float
+    share: float | None
     errors: ErrorTypes
     ignore: ErrorTypes
     slots: Iterable[Any]
@@ -73,16 +77,19 @@ class BaseGuard:
     """What `Guard` and `AsyncGuard` share. They document the arguments."""
 
     _clock: Clock
+    _awaits_slots = False
+    """True if slots may have coroutine functions."""
 
     def __init__(self, store: Any, rules: Iterable[Rule], options: GuardOptions) -> None:
         self._prefix = check_prefix(options.prefix)
-        self._rules = _checked_rules(rules, options.prefix)
+        check_sync(options.consistency, options.sync_interval, options.share)
+        self._rules = check_rules(rules)
         self._sampler = options.sampler
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._store_name = store_name(store)
         self._name = f"guard {options.prefix!r} at {self._store_name}"
-        installed = make_installed_slots() if options.installed_slots else []
-        self._slots = [_checked_slot(slot) for slot in (*installed, *options.slots)]
+        installed = make_installed_slots(self._checked_slot) if options.installed_slots else []
+        self._slots = [*installed, *map(self._checked_slot, options.slots)]
         self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
         self._sampling_job: FlushJob | None = None
@@ -99,12 +106,13 @@ class BaseGuard:
         field, for what cannot work.
         """
         content = read_rules(path)
+        if store is None and content.store is not None:
+            try:
+                check_url(content.store)
+            except ConfigurationError as exc:
+                raise ConfigurationError(f"{content.store_place}: store: {exc}") from exc
         if store is None:
             store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
-        try:
-            _checked_rules(content.rules, "rules")
-        except ConfigurationError as exc:
-            raise ConfigurationError(f"{os.fspath(path)}: {exc}") from exc
         make: Any = cls
         guard: Self = make(store, content.rules, **options)
         return guard
@@ -188,22 +196,25 @@ class BaseGuard:
         if self._is_closed:
             raise closed_failure("guard")
         check_name("resource", resource)
-        if type(origin) is not str:
-            raise TypeError(f"origin={short_repr(origin)} is not a str")
+        caller = "" if origin is None else check_origin(origin)
         if type(context) is not str:
             raise TypeError(f"context={short_repr(context)} is not a str")
         ambient = current_context()
         if ambient is not NO_CONTEXT:
-            context, origin = context or ambient.name, origin or ambient.origin
-        # Not isinstance: True is not a cost.
-        if type(cost) is not int or cost < 1:
-            raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
+            context, caller = context or ambient.name, caller or ambient.origin
+        check_cost(cost)
         chain = self._chains.get(resource, self._chain_of_others)
-        return chain, GuardCall(resource, origin, cost, context)
+        return chain, GuardCall(resource, caller, cost, context)
+
+    def _checked_slot(self, slot: Any) -> Any:
+        return _checked_slot(slot, self._awaits_slots)
 
     def _outcome(self, admitted: bool, exc: BaseException | None, rt: float) -> Outcome:
-        failed = self._failure_types.failed(exc) if admitted else None
-        return Outcome(admitted, exc, failed, rt)
+        failed: bool | None = False
+        if exc is not None or not admitted:
+            failed = self._failure_types.failed(exc) if admitted else None
+        # `Outcome(...)` takes several times as long.
+        return tuple.__new__(Outcome, (admitted, exc, failed, rt))
 
 
 def check_name(what: str, name: object) -> None:
@@ -214,8 +225,16 @@ def check_name(what: str, name: object) -> None:
         raise ValueError(f"{what} must not be empty")
 
 
+def check_cost(cost: object) -> None:
+    """Raise unless `cost` can be the cost of a call."""
+    # Not isinstance: True is not a cost.
+    if type(cost) is not int or cost < 1:
+        raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
+
+
 def _sorted(slots: list[Any]) -> Chain:
-    return tuple(sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order)))
+    in_order = sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order))
+    return tuple(map(link_of, in_order))
 
 
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
@@ -228,7 +247,7 @@ def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
     )
 
 
-def _checked_slot(slot: Any) -> Any:
+def _checked_slot(slot: Any, may_await: bool) -> Any:
     if isinstance(slot, type) or not all(
         callable(getattr(slot, method, None)) for method in ("enter", "exit")
     ):
@@ -236,43 +255,10 @@ def _checked_slot(slot: Any) -> Any:
             f"{short_repr(slot)} is no slot: it needs the methods enter(call) and "
             "exit(call, token, outcome); see ChainSlot"
         )
+    for method in (slot.enter, slot.exit):
+        if not may_await and is_coroutine_function(method):
+            raise ConfigurationError(
+                f"{function_name(method)} is a coroutine function, which only AsyncGuard awaits; "
+                "give a Guard slots with plain functions"
+            )
     return slot
-
-
-def _counted_calls(rule: FlowRule) -> tuple[object, ...]:
-    """Return what tells apart the calls that flow rules of one resource count."""
-    return () if rule.strategy == "direct" else (rule.strategy, rule.ref_resource)
-
-
-def _checked_rules(rules: Any, prefix: str) -> tuple[Rule, ...]:
-    """Return the rules. Raises `ConfigurationError` for two that count in the same place."""
-    if isinstance(rules, (str, bytes, Rule)) or not isinstance(rules, Iterable):
-        raise ConfigurationError(
-            f"rules={short_repr(rules)} is not a list of rules; for a file, use from_file"
-        )
-    checked: list[Any] = list(rules)
-    seen: dict[object, Rule] = {}
-    for rule in checked:
-        place: object
-        if isinstance(rule, FlowRule):
-            _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
-        if isinstance(rule, FlowRule):
-            place = ("flow", rule.resource, rule.limit_app, rule.grade, *_counted_calls(rule))
-        elif isinstance(rule, DegradeRule):
-            place = breaker_name(prefix, key_of(rule.resource), breaker_rule_of(rule))
-        elif isinstance(rule, AuthorityRule):
-            place = ("authority", rule.resource)
-        elif isinstance(rule, SystemRule):
-            place = "system"
-        else:
-            raise ConfigurationError(
-                f"{short_repr(rule)} is no rule of a guard; give FlowRule, DegradeRule, "
-                "AuthorityRule or SystemRule"
-            )
-        if place in seen:
-            raise ConfigurationError(
-                f"{short_repr(seen[place])} and {short_repr(rule)} would count the same calls in "
-                "the same place; leave one out"
-            )
-        seen[place] = rule
-    return tuple(checked)

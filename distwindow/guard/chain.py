@@ -13,12 +13,14 @@ and are sent the result. That is the result itself in a thread, and is awaited f
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Generator
-from types import CoroutineType, GeneratorType
+from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
 from ..core.errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from ..core.interrupts import is_interruption
 
 LOG = logging.getLogger("distwindow")
 
@@ -26,9 +28,9 @@ Steps: TypeAlias = "Generator[Any, Any, Any]"
 
 
 class GuardCall:
-    """One call on its way through the chain."""
+    """One call on its way through the chain. It is the `CallEnd` of each slot that it leaves."""
 
-    __slots__ = ("context", "cost", "origin", "resource", "wait")
+    __slots__ = ("context", "cost", "is_recorded", "is_viewed", "origin", "resource", "wait")
 
     def __init__(self, resource: str, origin: str, cost: int, context: str = "") -> None:
         self.resource = resource
@@ -37,6 +39,7 @@ class GuardCall:
         self.cost = cost
         self.context = context
         """The entrance from which it comes (`call_context`); empty if that is not known."""
+        self.is_recorded = self.is_viewed = False
         self.wait = 0.0
         """Seconds for which the slot that was just entered holds the call back."""
 
@@ -68,47 +71,100 @@ class ChainSlot:
     """The rule that refusals name."""
     order: int = 500
     """Where the slot stands: slots are entered from the lowest to the highest, and those of equal
-    order as they were given. Authority has 100, system 200, flow 300, breakers 400.
+    order as they were given. Authority has 100, system 200, flow 300, flow of grade "thread" 310,
+    breakers 400.
     """
 
     def enter(self, call: GuardCall) -> Any:
-        """Let `call` through, or raise a `Blocked`. Return a token for `exit`. For `AsyncGuard`
-        this may be a coroutine function.
+        """Let `call` through, or raise a `Blocked`. Return a token for `exit`, of any type. For
+        `AsyncGuard` this may be a coroutine function; a `Guard` with such a slot is an error.
         """
         return None
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Any:
-        """Note how `call` ended. Called once for each `enter` that has returned."""
+        """Note how `call` ended. Called once for each `enter` that has returned.
+
+        What it raises reaches the caller in place of the block's result or exception (which is its
+        `__context__`), when the other slots are left. Errors of distwindow are logged instead.
+        """
         return None
+
+
+class ChainLink(NamedTuple):
+    """A slot in a chain, and what its methods are: that is told by the functions, not by what they
+    return, as a token may be a generator or a future, too.
+    """
+
+    slot: Any
+    enter_kind: str | None
+    """"steps" for a generator function, "coroutine" for a coroutine function."""
+    exit_kind: str | None
+    has_exit: bool
+    """False for a slot that has nothing to leave."""
+    exit_repeats: bool
+    """True if `exit` may be called again where a signal handler has interrupted it."""
+
+
+def link_of(slot: Any) -> ChainLink:
+    """Return the link of `slot`."""
+    return ChainLink(
+        slot,
+        _kind_of(slot.enter),
+        _kind_of(slot.exit),
+        getattr(slot.exit, "__func__", None) is not ChainSlot.exit,
+        getattr(slot, "_exit_repeats", False),
+    )
+
+
+def is_coroutine_function(method: Any) -> bool:
+    """True if `method` is a coroutine function, or an object whose `__call__` is one."""
+    return _kind_of(method) == "coroutine"
+
+
+def _kind_of(method: Any) -> str | None:
+    for function in (method, getattr(method, "__call__", None)):  # noqa: B004  # not whether
+        if inspect.isgeneratorfunction(function):
+            return "steps"
+        if inspect.iscoroutinefunction(function):
+            return "coroutine"
+    return None
 
 
 class Entered:
     """The slots that one call has entered, and has still to leave. One logic for both worlds: its
     generators yield results that are awaited in tasks.
+
+    A signal handler may raise in between (core/interrupts.py), and a coroutine may be closed. Then
+    `leave` is called again, and leaves what is still in `taken`. So it removes a slot
+        before its `exit`   where that must not be called twice: that of a package's or your own
+        after its `exit`    where that may be repeated: those of this package
     """
 
-    __slots__ = ("_call", "_chain", "_name", "_taken")
+    __slots__ = ("_call", "_chain", "_name", "taken")
 
-    def __init__(self, chain: tuple[Any, ...], call: GuardCall, name: str) -> None:
+    def __init__(self, chain: tuple[ChainLink, ...], call: GuardCall, name: str) -> None:
         self._chain = chain
         self._call = call
         self._name = name
-        self._taken: list[tuple[Any, Any]] = []
+        self.taken: list[tuple[ChainLink, Any]] = []
 
     def enter(self, sleep: Any) -> Steps:
         """Enter all slots, in order. `sleep(seconds)` waits."""
-        for slot in self._chain:
+        for link in self._chain:
+            slot, kind, _, has_exit, _ = link
             try:
                 token = slot.enter(self._call)
-                if token.__class__ is GeneratorType:
+                if kind == "steps":
                     token = yield from token
-                elif token is not None and is_awaitable(token):
+                elif kind is not None or token.__class__ is CoroutineType:
                     token = yield token
             except Blocked as exc:
                 if exc.rule is None:
                     exc.rule = getattr(slot, "rule", None)
                 raise
-            self._taken.append((slot, token))
+            # No call since `enter` has returned, so that no signal handler runs in between.
+            if has_exit:
+                self.taken.append((link, token))
             if self._call.wait:
                 # After the slot is noted as taken: a wait that is cancelled gives it back.
                 wait, self._call.wait = self._call.wait, 0.0
@@ -120,14 +176,22 @@ class Entered:
         What the store does not take is logged: the work is done, and its result must not be lost.
         """
         failure: BaseException | None = None
-        while self._taken:
-            slot, token = self._taken.pop()
+        taken, has_repeated = self.taken, False
+        while taken:
+            (slot, _, kind, _, repeats), token = taken[-1]
+            if not repeats:
+                del taken[-1]
             try:
                 result = slot.exit(self._call, token, outcome)
-                if result.__class__ is GeneratorType:
+                if kind == "steps":
                     yield from result
-                elif result is not None and is_awaitable(result):
+                elif kind is not None or result.__class__ is CoroutineType:
                     yield result
+            except GeneratorExit:  # by `close`: what `exit` goes on to do needs nobody to wait
+                if repeats:
+                    del taken[-1]
+                    self._call.is_recorded = False
+                raise
             except DistwindowError as exc:
                 LOG.warning(
                     "the end of an entry on %s of %s was not recorded by %s: %s",
@@ -135,6 +199,12 @@ class Entered:
                 )  # fmt: skip
             except BaseException as exc:
                 failure = failure or exc
+                if repeats and not has_repeated and is_interruption(exc):
+                    has_repeated = True
+                    continue
+            if repeats:
+                del taken[-1]
+                self._call.is_recorded = False
         if failure is not None:
             raise failure
 
@@ -153,12 +223,19 @@ def run_in_thread(steps: Steps) -> Any:
         while True:
             if result.__class__ is CoroutineType:
                 result.close()
-                raise ConfigurationError(
-                    "a slot of this Guard is a coroutine function, which only AsyncGuard awaits"
+                result = steps.throw(
+                    ConfigurationError(
+                        "a slot of this Guard has returned a coroutine, which only AsyncGuard "
+                        "awaits"
+                    )
                 )
-            result = steps.send(result)
+            else:
+                result = steps.send(result)
     except StopIteration as end:
         return end.value
+    except BaseException:
+        steps.close()  # a signal handler may have raised while they were suspended
+        raise
 
 
 async def run_in_task(steps: Steps) -> Any:
@@ -174,3 +251,6 @@ async def run_in_task(steps: Steps) -> Any:
                 result = steps.send(value)
     except StopIteration as end:
         return end.value
+    except BaseException:
+        steps.close()
+        raise

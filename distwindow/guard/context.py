@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 from ..core.errors import short_repr
+from ..core.interrupts import is_interruption
+from ..entry_options import check_origin
 
 
-class CallContext(NamedTuple):
+class CallContext:
     """The entrance of the calls of a thread or task, and who calls; empty if that is not known."""
 
-    name: str
-    origin: str
+    __slots__ = ("name", "origin")
+
+    def __init__(self, name: str, origin: str) -> None:
+        self.name = name
+        self.origin = origin
 
 
 NO_CONTEXT = CallContext("", "")
@@ -25,7 +29,7 @@ current_context = _context.get
 
 
 @contextmanager
-def call_context(name: str, origin: str = "") -> Iterator[None]:
+def call_context(name: str, origin: str | None = None) -> Iterator[None]:
     """Have the entries of guards inside the block, in this thread or task and in tasks that it
     creates, come from the entrance `name` and from `origin`, unless they say otherwise.
 
@@ -35,17 +39,26 @@ def call_context(name: str, origin: str = "") -> Iterator[None]:
     `FlowRule(strategy="chain", ref_resource=name)` counts these entries alone. The outermost
     context holds: one inside it has no effect, as in Sentinel (`ContextUtil.trueEnter`). Raises
     `TypeError` and `ValueError` for what is no name.
+
+    A block that is left in another thread or task than it was entered in, as a framework does with
+    generators, has an effect only where it was entered, and only until it is left.
     """
-    for what, value in (("name", name), ("origin", origin)):
-        if type(value) is not str:
-            raise TypeError(f"{what}={short_repr(value)} is not a str")
+    caller = check_origin(origin)
+    if type(name) is not str:
+        raise TypeError(f"name={short_repr(name)} is not a str")
     if not name:
         raise ValueError("name must not be empty")
-    if _context.get() is not NO_CONTEXT:
+    if _context.get().name:
         yield
         return
-    token = _context.set(CallContext(name, origin))
+    context = CallContext(name, caller)
+    token = _context.set(context)
     try:
         yield
     finally:
-        _context.reset(token)
+        try:
+            _context.reset(token)
+        except ValueError as exc:  # it was set for another thread or task: empty it there
+            if is_interruption(exc):
+                raise
+            context.name = context.origin = ""

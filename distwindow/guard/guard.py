@@ -45,8 +45,9 @@ class Guard(BaseGuard, BlockingClosable):
     default psutil does (extra `system`). It is called when the guard is made, and then once
     a second by the background worker while calls are made, never in a call.
 
-    `consistency` is that of the flow rules, and `prefix`, `timeout` (seconds), `clock`, `name`,
-    `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for rules and
+    `consistency` is that of the flow rules with the grade `"qps"`, with `sync_interval` (seconds)
+    and `share` (0 to 1) for `"eventual"`, as in `Limiter`; so are `prefix`, `timeout` (seconds),
+    `clock`, `name`, `handle_sigterm` and `time`. Raises `ConfigurationError` for rules and
     arguments that can never work; nothing is connected to before the first call.
     """
 
@@ -57,6 +58,8 @@ class Guard(BaseGuard, BlockingClosable):
         *,
         prefix: str = "distwindow",
         consistency: Consistency = "direct",
+        sync_interval: float = 0.1,
+        share: float | None = None,
         errors: ErrorTypes = Exception,
         ignore: ErrorTypes = Blocked,
         slots: Iterable[Any] = (),
@@ -69,8 +72,8 @@ class Guard(BaseGuard, BlockingClosable):
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
-            prefix, consistency, errors, ignore, slots, installed_slots, sampler, timeout,
-            clock, name, handle_sigterm, time,
+            prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
+            sampler, timeout, clock, name, handle_sigterm, time,
         )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
@@ -82,8 +85,13 @@ class Guard(BaseGuard, BlockingClosable):
         counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
             Parts(
-                lambda limit: Limiter(lent, limit, consistency=consistency, **of_limiter),
-                lambda limit: Limiter(lent, limit, consistency=counting, **of_limiter),
+                lambda limit: Limiter(
+                    lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
+                    **of_limiter,
+                ),
+                lambda limit: Limiter(
+                    lent, limit, consistency=counting, sync_interval=sync_interval, **of_limiter
+                ),
                 lambda limit: Limiter(lent, limit, **of_limiter),
                 lambda limit: Concurrency(
                     lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
@@ -104,13 +112,14 @@ class Guard(BaseGuard, BlockingClosable):
     def entry(
         self,
         resource: str,
-        origin: str = "",
+        origin: str | None = None,
         cost: int = 1,
         *,
         context: str = "",
         any_thread: bool = False,
     ) -> GuardEntry:
-        """Return a context manager for one call of `resource` by `origin`: raises a `Blocked` at
+        """Return a context manager for one call of `resource` by `origin` (1 to 128 characters;
+        None for a call without one): raises a `Blocked` at
         the beginning of its block if a rule refuses the call, and records how the block ends.
         `fail()` of the object that `as` gives counts it as failed though it raises nothing.
 
@@ -118,9 +127,10 @@ class Guard(BaseGuard, BlockingClosable):
         `"chain"`; by default that of `call_context`, which has an origin, too.
 
         The entry is left in the thread that has entered it, or in any with `any_thread`; else
-        `RuntimeError` is raised. `cost` is the number of permits that flow rules count; a cost that
-        exceeds a rule's limit is a `ValueError`. A `StoreError` is raised where the store does not
-        answer a flow rule.
+        `RuntimeError` is raised. `cost` is the number of permits that flow rules count. A cost that
+        no window of a flow rule admits (above its `count`; with a warm-up, above what a cold
+        resource admits) is a `ValueError`; a `SystemRule` refuses a cost above its `qps` each time.
+        A `StoreError` is raised where the store does not answer a flow rule.
         """
         chain, call = self._begin(resource, origin, cost, context)
         return GuardEntry(self, chain, call, any_thread, self._clock.sleep)

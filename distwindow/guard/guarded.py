@@ -5,31 +5,52 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..core.errors import Blocked, ConfigurationError, short_repr
 from ..decorator import (
     describe_function,
     function_name,
     is_async_callable,
-    is_async_generator,
 )
 from .async_guard import AsyncGuard
-from .base import BaseGuard, check_name
+from .base import BaseGuard
 from .guard import Guard
+from .guarded_checks import (
+    HOW_TO_WRITE,
+    check_call_arguments,
+    check_function,
+    check_handlers,
+    check_signatures,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G", bound=Callable[..., Any])
 
-_HOW_TO_WRITE = 'write @guarded(guard, "name") above the function'
+
+def _requires_resource(guarded: G) -> G:
+    """Return the function `guarded` with an error for `@guarded` and `@guarded("name")`."""
+
+    @functools.wraps(guarded)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 and not ("resource" in kwargs and (args or "guard" in kwargs)):
+            given = short_repr(args[0]) if args else ", ".join(kwargs)
+            raise ConfigurationError(
+                f"guarded({given}) needs a guard and the name of a resource; {HOW_TO_WRITE}"
+            )
+        return guarded(*args, **kwargs)
+
+    return cast(G, checked)
 
 
+@_requires_resource
 def guarded(
     guard: Guard | AsyncGuard,
     resource: str | Callable[..., str],
     *,
     fallback: Callable[..., Any] | None = None,
     on_block: Callable[..., Any] | None = None,
-    origin: str | Callable[..., str] = "",
+    origin: str | Callable[..., str | None] | None = None,
     cost: int | Callable[..., int] = 1,
 ) -> Callable[[F], F]:
     """Return a decorator: each call of the function goes through `guard.entry(resource)`.
@@ -38,7 +59,9 @@ def guarded(
     `fallback` returns; without both it raises the `Blocked`. A call whose function raises what the
     guard counts as a failure (`errors`, `ignore`) returns what `fallback` returns. Both are called
     while the exception is handled (`sys.exc_info`). A refusal that the function itself meets, in
-    another entry, is neither: it is raised.
+    another entry, is neither: it is raised. So is a `StoreError` of the entry, for which no handler
+    is called: the function has not failed, nobody has refused it, and a handler would hide that
+    nothing is guarded.
 
     `resource`, `origin` and `cost` may be functions of the function's own arguments. With an
     `AsyncGuard` the function is a coroutine function, and the handlers may be of either kind.
@@ -48,25 +71,23 @@ def guarded(
         raise ConfigurationError(
             f"guarded({short_repr(guard)}, ...): the first argument is a Guard or an AsyncGuard"
         )
-    if not callable(resource):
-        try:
-            check_name("resource", resource)
-        except (TypeError, ValueError) as exc:
-            raise ConfigurationError(f"guarded: {exc}; {_HOW_TO_WRITE}") from exc
-    for name, handler in (("fallback", fallback), ("on_block", on_block)):
-        if handler is not None and not callable(handler):
-            raise ConfigurationError(
-                f"{name}={short_repr(handler)} is not a function; it is called with the arguments "
-                "of the guarded function"
-            )
+    check_call_arguments(resource, origin, cost)
+    check_handlers(fallback, on_block)
     handlers = (fallback, on_block)
     call = (resource, origin, cost)
 
     def decorate(function: Any) -> Any:
-        _check(function)
+        check_function(function)
         if isinstance(guard, AsyncGuard):
-            return _guard_async(guard, call, handlers, function)
-        return _guard(guard, call, handlers, function)
+            made = _guard_async(guard, call, handlers, function)
+        else:
+            made = _guard(guard, call, handlers, function)
+        check_signatures(
+            function,
+            {"resource": resource, "origin": origin, "cost": cost}
+            | {"fallback": fallback, "on_block": on_block},
+        )
+        return made
 
     return decorate
 
@@ -154,19 +175,3 @@ def _handler_of(
 def _resolve(call: tuple[Any, ...], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Return the arguments of the entry of one call."""
     return tuple(value(*args, **kwargs) if callable(value) else value for value in call)
-
-
-def _check(function: Any) -> None:
-    """Raise `ConfigurationError` for what cannot be guarded."""
-    if inspect.isclass(function) or isinstance(function, (staticmethod, classmethod)):
-        raise ConfigurationError(
-            f"{short_repr(function)} is not a function; put guarded below @staticmethod and "
-            "@classmethod, and above methods of a class"
-        )
-    if not callable(function):
-        raise ConfigurationError(f"{short_repr(function)} is not a function; {_HOW_TO_WRITE}")
-    if is_async_generator(function) or inspect.isgeneratorfunction(function):
-        raise ConfigurationError(
-            f"{function_name(function)} is a generator function, whose call ends before its work "
-            "begins; use `guard.entry` inside it"
-        )

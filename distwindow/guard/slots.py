@@ -91,6 +91,8 @@ class FlowRuleSlot(ChainSlot):
 class FlowSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
 
+    _exit_repeats = True
+
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
         super().__init__(rule, named_origins)
         self._limiter = limiter
@@ -108,16 +110,25 @@ class FlowSlot(FlowRuleSlot):
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
         """See `ChainSlot.exit`."""
-        if token is None:
+        if token is None or call.is_recorded:
             return
         if not outcome.admitted:
+            call.is_recorded = True  # a refund that was interrupted may have given back
             yield self._limiter.refund(token)
         elif outcome.failed is not None:
-            yield self._limiter._record(token, outcome.failed, round(outcome.rt * 1000))
+            rt_ms = round(outcome.rt * 1000)
+            yield self._limiter._record(token, outcome.failed, rt_ms, call)
 
 
 class ConcurrencySlot(FlowRuleSlot):
-    """Holds one of the places that the fleet has for running calls, whatever the call's cost."""
+    """Holds one of the places that the fleet has for running calls, whatever the call's cost.
+
+    It comes after the other flow rules, so that no place is held while one of these has a call
+    wait.
+    """
+
+    order = 310
+    _exit_repeats = True
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], concurrency: Any) -> None:
         super().__init__(rule, named_origins)

@@ -33,6 +33,12 @@ one says nothing of now.
 """
 
 
+_MAX_CPU = 1.1
+"""What a sampler may return as the CPU usage: a little above 1 is an error of its measurement and
+counts as 1; more is a percentage.
+"""
+
+
 class SystemSample(NamedTuple):
     """What the machine does."""
 
@@ -106,7 +112,9 @@ class SystemSampling:
         self._sampler = sampler
         self._monotonic = clock.monotonic
         self.wake: Callable[[], object] = lambda: None
-        self.sample = _checked(sampler())
+        self._failure: Exception | None = None
+        """Why the last sample failed; None after one that succeeded."""
+        self.sample = _first_sample(sampler)
         self._sampled_at = self._called_at = self._monotonic()
         self.after_fork()
 
@@ -129,19 +137,20 @@ class SystemSampling:
 
     def take(self, everything: bool) -> Exception | None:
         """Sample now; return the error of a sampler that fails, whose sample is unknown. With
-        `everything`, as the process or its event loop ends, do nothing.
+        `everything`, as the process or its event loop ends, do nothing, and return what the last
+        sample has returned.
         """
         if everything:
-            return None
+            return self._failure
         now = self._monotonic()
-        failure: Exception | None = None
+        self._failure = None
         try:
             self.sample = _checked(self._sampler())
         except Exception as exc:
-            self.sample, failure = UNKNOWN, exc
+            self.sample, self._failure = UNKNOWN, exc
         self._sampled_at = now
         self.reschedule(now)
-        return failure
+        return self._failure
 
     async def take_async(self, everything: bool) -> Exception | None:
         """Do as `take`, for the worker of an event loop."""
@@ -199,6 +208,23 @@ class SamplingJob(FlushJob):
         self.record_flush(exc)
 
 
+def _first_sample(sampler: Any) -> SystemSample:
+    """Return the sample of a new guard. Raises `ConfigurationError` for a sampler that fails."""
+    if not callable(sampler):
+        raise ConfigurationError(
+            f"sampler={short_repr(sampler)} is not a function; it returns the load average and the "
+            "CPU usage from 0 to 1"
+        )
+    try:
+        return _checked(sampler())
+    except ConfigurationError:
+        raise
+    except Exception as exc:
+        raise ConfigurationError(
+            f"sampler={short_repr(sampler)} failed: {type(exc).__name__}: {exc}"
+        ) from exc
+
+
 def _checked(sample: Any) -> SystemSample:
     """Return what a sampler has returned. Raises `ConfigurationError` for what is no sample."""
     if inspect.iscoroutine(sample):
@@ -206,9 +232,9 @@ def _checked(sample: Any) -> SystemSample:
         raise ConfigurationError("sampler is a coroutine function, which nothing awaits")
     try:
         load, cpu = sample
-        if math.isfinite(load) and math.isfinite(cpu):
-            return SystemSample(load, cpu)
-    except (TypeError, ValueError):
+        if math.isfinite(load) and 0 <= cpu <= _MAX_CPU:
+            return SystemSample(load, min(cpu, 1.0))
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ConfigurationError(
         f"sampler has returned {short_repr(sample)}; it returns the load average and the CPU usage "

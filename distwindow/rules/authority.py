@@ -6,9 +6,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..core.errors import ConfigurationError, short_repr
+from ..sentinel.checks import check_word
 from ..sentinel.rules import Rule
 
 AuthorityStrategy = Literal["allow", "deny"]
+_SENTINELS_NAMES = {
+    "white": "allow",
+    "authority_white": "allow",
+    "black": "deny",
+    "authority_black": "deny",
+}
 
 
 @dataclass(frozen=True)
@@ -16,8 +23,9 @@ class AuthorityRule(Rule):
     """Which origins may call `resource` (Sentinel `AuthorityRule`).
 
     `limit_app` lists origins, separated by commas. With the strategy `"allow"` (Sentinel's
-    AUTHORITY_WHITE) only these may call; with `"deny"` (AUTHORITY_BLACK) all but these. A call
-    without an origin passes, as in Sentinel's `AuthorityRuleChecker`.
+    AUTHORITY_WHITE) only these may call, among the calls that have an origin; with `"deny"`
+    (AUTHORITY_BLACK) all but these. A call without an origin passes with both, as in Sentinel's
+    `AuthorityRuleChecker`: the rule tells callers apart, and does not make them say who they are.
 
     Raises `ConfigurationError` for a field that cannot work.
     """
@@ -37,10 +45,7 @@ class AuthorityRule(Rule):
                 f"{name}: limit_app must be origins separated by commas, such as 'app-a,app-b', "
                 f"not {short_repr(self.limit_app)}"
             )
-        if self.strategy not in get_args(AuthorityStrategy):
-            raise ConfigurationError(
-                f"{name}: strategy must be one of 'allow', 'deny', not {self.strategy!r}"
-            )
+        check_word(name, "strategy", self.strategy, get_args(AuthorityStrategy), _SENTINELS_NAMES)
 
     def _listed(self) -> list[str]:
         return [origin.strip() for origin in self.limit_app.split(",")]

@@ -5,10 +5,27 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from ..core.breaker_rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
+from ..core.breaker_rules import (
+    MAX_CALLS,
+    MAX_SECONDS,
+    BreakerRule,
+    ErrorCount,
+    ErrorRatio,
+    SlowRatio,
+)
 from ..core.errors import ConfigurationError, short_repr
-from ..core.limit import Limit
+from ..core.limit import MAX_AMOUNT, Limit
+from ..core.shaping_terms import (
+    MAX_COLD_FACTOR,
+    MAX_SHAPED_AMOUNT,
+    MAX_SHAPED_MS,
+    warm_up_sizes,
+)
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule
+from .authority import AuthorityRule
+
+MAX_RUNNING = 1_000_000
+"""The most slots of a `Concurrency`."""
 
 _MAX_BUCKETS = 10
 _MAX_PERIOD_S = 3600
@@ -20,13 +37,23 @@ def limit_of(rule: FlowRule) -> Limit:
     """Return the limit of a rule with the grade `"qps"`.
 
     A `count` that is not whole becomes whole permits in a longer interval: 0.5 is 1 per 2 s. Raises
-    `ConfigurationError`, which names the rule, for what has no limit for the fleet.
+    `ConfigurationError`, which names the rule and its field, for what has no limit for the fleet.
     """
     try:
-        _check_strategy(rule)
+        _check_fields(rule)
         amount, seconds = _per_seconds(rule.count)
         paced = rule.control_behavior in ("rate_limiter", "warm_up_rate_limiter")
         warms_up = rule.control_behavior in ("warm_up", "warm_up_rate_limiter")
+        _check_most("count", rule.count, MAX_AMOUNT, "the most that a limit counts")
+        if paced:
+            _check_most("max_queueing_time_ms", rule.max_queueing_time_ms, MAX_SHAPED_MS, "a day")
+        if warms_up:
+            _check_warm_up(rule, amount, seconds)
+        if (paced or warms_up) and amount > MAX_SHAPED_AMOUNT:
+            raise ConfigurationError(
+                f"count={rule.count!r} is {amount} calls in {seconds} s, and at most "
+                f"{MAX_SHAPED_AMOUNT} can be paced or warm up; round it, or lower it"
+            )
         return Limit(
             amount,
             per=seconds,
@@ -35,7 +62,7 @@ def limit_of(rule: FlowRule) -> Limit:
             cold_factor=rule.cold_factor if warms_up else None,
         )
     except ConfigurationError as exc:
-        raise ConfigurationError(f"FlowRule of {short_repr(rule.resource)}: {exc}") from exc
+        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
 
 
 def slots_of(rule: FlowRule) -> int:
@@ -44,12 +71,13 @@ def slots_of(rule: FlowRule) -> int:
     Raises `ConfigurationError` as `limit_of` does.
     """
     try:
-        _check_strategy(rule)
+        _check_fields(rule)
         _check_count(rule.count)
         if rule.count != int(rule.count):
             raise ConfigurationError(f"count={rule.count!r} is not a whole number of running calls")
+        _check_most("count", rule.count, MAX_RUNNING, "the most calls that run at once")
     except ConfigurationError as exc:
-        raise ConfigurationError(f"FlowRule of {short_repr(rule.resource)}: {exc}") from exc
+        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
     return int(rule.count)
 
 
@@ -69,6 +97,13 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
     min_calls = max(1, rule.min_request_amount)
     made: BreakerRule
     try:
+        _check_text("resource", rule.resource)
+        _check_most("time_window_s", rule.time_window_s, MAX_SECONDS, "a week")
+        _check_most("stat_interval_ms", rule.stat_interval_ms, MAX_SECONDS * 1000, "a week")
+        _check_most("min_request_amount", rule.min_request_amount, MAX_CALLS, "the most counted")
+        if rule.grade == "slow_request_ratio":
+            _check_most("count", rule.count, MAX_SECONDS * 1000, "a week in ms")
+        _check_most("count", rule.count, MAX_CALLS - 1, "the most errors counted")
         if rule.grade == "slow_request_ratio":
             made = SlowRatio(
                 max_rt=rule.count / 1000, ratio=_above(rule.slow_ratio_threshold), window=window,
@@ -85,7 +120,7 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
                 open_for=open_for, buckets=buckets,
             )  # fmt: skip
     except ConfigurationError as exc:
-        raise ConfigurationError(f"DegradeRule of {short_repr(rule.resource)}: {exc}") from exc
+        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
     return made
 
 
@@ -96,7 +131,36 @@ def _above(ratio: float) -> float:
     return max(math.nextafter(ratio, 1.0), _LEAST_RATIO)
 
 
-def _check_strategy(rule: FlowRule) -> None:
+def check_authority(rule: AuthorityRule) -> None:
+    """Raise `ConfigurationError` for a rule that no call can meet."""
+    try:
+        _check_text("resource", rule.resource)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
+
+
+def name_of(rule: FlowRule | DegradeRule | AuthorityRule) -> str:
+    """Return how errors name `rule`."""
+    return f"{type(rule).__name__} of {short_repr(rule.resource)}"
+
+
+def _check_fields(rule: FlowRule) -> None:
+    """Raise for what is not about the number of calls."""
+    _check_text("resource", rule.resource)
+    _check_text("limit_app", rule.limit_app)
+    if "," in rule.limit_app:
+        raise ConfigurationError(
+            f"limit_app={short_repr(rule.limit_app)} has a comma, and a flow rule is about one "
+            "origin; write a rule for each"
+        )
+    if rule.strategy == "direct":
+        if rule.ref_resource is not None:
+            raise ConfigurationError(
+                f"ref_resource={short_repr(rule.ref_resource)} has no effect with strategy "
+                "'direct'; use 'relate' or 'chain', or leave it out"
+            )
+        return
+    _check_text("ref_resource", rule.ref_resource or "")
     if rule.strategy == "relate":
         if rule.ref_resource == rule.resource:
             raise ConfigurationError(
@@ -116,11 +180,54 @@ def _check_strategy(rule: FlowRule) -> None:
         )
 
 
+def _check_text(field: str, text: str) -> None:
+    """Raise for a name that no call has: with spaces around it, or not encodable."""
+    if text != text.strip():
+        raise ConfigurationError(
+            f"{field}={short_repr(text)} has spaces around it, and names are compared as they are; "
+            "remove them"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise ConfigurationError(
+            f"{field}={short_repr(text)} cannot be encoded as UTF-8: {exc.reason}"
+        ) from exc
+
+
+def _check_most(field: str, value: float, most: int, what: str) -> None:
+    if value > most:
+        raise ConfigurationError(f"{field}={short_repr(value)} is above {most} ({what})")
+
+
 def _check_count(count: float) -> None:
     if count <= 0:
         raise ConfigurationError(
-            f"count={count!r} would refuse every call; remove the resource, or use an "
-            "AuthorityRule that allows no origin which calls it"
+            f"count={count!r} would refuse every call; to close a resource, refuse its calls in a "
+            "slot of your own (ChainSlot)"
+        )
+
+
+def _check_warm_up(rule: FlowRule, amount: int, seconds: int) -> None:
+    """Raise for a warm-up that would admit nothing, or would not be one."""
+    period = rule.warm_up_period_sec
+    _check_most("warm_up_period_sec", period, MAX_SHAPED_MS // 1000, "a day")
+    _check_most("cold_factor", rule.cold_factor, MAX_COLD_FACTOR, "the most")
+    if period < seconds:
+        raise ConfigurationError(
+            f"warm_up_period_sec={period} is shorter than the {seconds} s in which "
+            f"count={rule.count!r} is a whole number of calls; make it longer, or round count"
+        )
+    if min(warm_up_sizes(amount, seconds * 1000, period * 1000, rule.cold_factor)) < 1:
+        raise ConfigurationError(
+            f"warm_up_period_sec={period} is too short for count={rule.count!r}: not even one call "
+            "would be counted while the resource warms up; make it longer"
+        )
+    if rule.control_behavior == "warm_up" and amount < rule.cold_factor:
+        raise ConfigurationError(
+            f"count={rule.count!r} divided by cold_factor={rule.cold_factor} is less than one call "
+            f"in {seconds} s, so a cold resource would admit nothing and never warm up; raise "
+            "count, lower cold_factor, or use control_behavior 'warm_up_rate_limiter'"
         )
 
 

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from ..core.breaker_state import BreakerState
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, short_repr
 from ..windows.leap_array import LeapArray
+from .checks import is_finite
 
 Observer = Callable[[BreakerState, BreakerState, float | None], object]
 """Called with the previous state, the new state, and the value that opened the breaker or None."""
@@ -73,7 +74,7 @@ class CircuitBreakerBase(ABC):
         ):
             # Not isinstance: True is not an amount.
             if type(value) is not int or value <= 0:
-                raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
+                raise ConfigurationError(f"{name} must be a positive int, not {short_repr(value)}")
         self.time_window_s = time_window_s
         self.min_request_amount = min_request_amount
         self.stat_interval_ms = stat_interval_ms
@@ -256,8 +257,8 @@ class ExceptionCircuitBreaker(CircuitBreakerBase):
 
 def _threshold(name: str, value: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigurationError(f"{name} must be a number, not {value!r}")
-    if not (math.isfinite(value) and 0 <= value <= most):
+        raise ConfigurationError(f"{name} must be a number, not {short_repr(value)}")
+    if not (is_finite(value) and 0 <= value <= most):
         bound = f"between 0 and {most:g}" if math.isfinite(most) else "finite and at least 0"
-        raise ConfigurationError(f"{name} must be {bound}, not {value!r}")
+        raise ConfigurationError(f"{name} must be {bound}, not {short_repr(value)}")
     return value

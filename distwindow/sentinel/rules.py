@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
 from ..core.errors import ConfigurationError, short_repr
-from .checks import check_int
+from .checks import MAX_INT, check_int, check_threshold, check_word
 from .circuit_breakers import (
     CircuitBreakerBase,
     ExceptionCircuitBreaker,
@@ -70,9 +70,9 @@ class FlowRule(Rule):
     def __post_init__(self) -> None:
         name = _name_of("FlowRule", self.resource)
         _check_name(name, "limit_app", self.limit_app)
-        _check_word(name, "grade", self.grade, get_args(FlowGrade))
-        _check_word(name, "strategy", self.strategy, get_args(FlowStrategy))
-        _check_word(name, "control_behavior", self.control_behavior, get_args(ControlBehavior))
+        check_word(name, "grade", self.grade, get_args(FlowGrade))
+        check_word(name, "strategy", self.strategy, get_args(FlowStrategy))
+        check_word(name, "control_behavior", self.control_behavior, get_args(ControlBehavior))
         if self.strategy != "direct":
             _check_name(name, f"ref_resource, for strategy {self.strategy!r},", self.ref_resource)
         if self.grade == "thread" and self.control_behavior != "default":
@@ -80,12 +80,23 @@ class FlowRule(Rule):
                 f"{name}: control_behavior {self.control_behavior!r} works with grade 'qps' only"
             )
         try:
-            check_int("warm_up_period_sec", self.warm_up_period_sec, 1)
-            check_int("cold_factor", self.cold_factor, 2)
-            check_int("max_queueing_time_ms", self.max_queueing_time_ms, 0)
+            check_int("warm_up_period_sec", self.warm_up_period_sec, 1, MAX_INT)
+            check_int("cold_factor", self.cold_factor, 2, MAX_INT)
+            check_int("max_queueing_time_ms", self.max_queueing_time_ms, 0, MAX_INT)
+            if paced := self.control_behavior == "rate_limiter":
+                check_threshold("count", self.count)
+            if paced and 0 < self.count < 0.5:
+                raise ConfigurationError(
+                    f"count must be 0 or at least 0.5 to be paced, not {self.count!r}: Sentinel "
+                    "rounds it to 0, by which it divides"
+                )
             controller = controller_of(self)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{name}: {exc}") from exc
+        except OverflowError as exc:
+            raise ConfigurationError(
+                f"{name}: count={short_repr(self.count)} is too large for a warm-up"
+            ) from exc
         if (
             isinstance(controller, WarmUpController)
             and self.count > 0
@@ -125,8 +136,10 @@ class DegradeRule(Rule):
 
     def __post_init__(self) -> None:
         name = _name_of("DegradeRule", self.resource)
-        _check_word(name, "grade", self.grade, get_args(DegradeGrade))
+        check_word(name, "grade", self.grade, get_args(DegradeGrade))
         try:
+            for field in ("time_window_s", "min_request_amount", "stat_interval_ms"):
+                check_int(field, getattr(self, field), 1, MAX_INT)
             breaker_of(self)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{name}: {exc}") from exc
@@ -172,10 +185,4 @@ def _name_of(kind: str, resource: object) -> str:
 
 def _check_name(rule: str, field: str, value: object) -> None:
     if type(value) is not str or not value.strip():
-        raise ConfigurationError(f"{rule}: {field} must be a name, not {value!r}")
-
-
-def _check_word(rule: str, field: str, value: object, words: tuple[str, ...]) -> None:
-    if value not in words:
-        listed = ", ".join(repr(word) for word in words)
-        raise ConfigurationError(f"{rule}: {field} must be one of {listed}, not {value!r}")
+        raise ConfigurationError(f"{rule}: {field} must be a name, not {short_repr(value)}")

@@ -117,7 +117,7 @@ def plant(what: str) -> None:
 
         def twice(self: Any, *exc: Any) -> None:
             real(self, *exc)
-            self._has_ended = False
+            self._has_ended = self.is_recorded = self.is_viewed = False
             real(self, *exc)
 
         planted_entry.__exit__ = twice

@@ -217,17 +217,22 @@ def plant(what: str) -> None:
     concurrency_slot: Any = slots.ConcurrencySlot
     breaker_slot: Any = slots.BreakerSlot
     real_flow_exit, real_breaker_exit = flow_slot.exit, breaker_slot.exit
+
+    def exit_without_refund(self: Any, call: Any, token: Any, outcome: Any) -> Any:
+        if outcome.admitted:
+            yield from real_flow_exit(self, call, token, outcome)
+
+    def exit_without_probes(self: Any, call: Any, token: Any, outcome: Any) -> Any:
+        if not token.probe_id:
+            yield from real_breaker_exit(self, call, token, outcome)
+
     if what == "no refund":
-        flow_slot.exit = lambda self, call, token, outcome: (
-            real_flow_exit(self, call, token, outcome) if outcome.admitted else None
-        )
+        flow_slot.exit = exit_without_refund
     elif what == "kept place":
         kept: list[Any] = []
         concurrency_slot.exit = lambda self, *given: kept.append(given)
     else:  # a breaker that hears of no end of a probe
-        breaker_slot.exit = lambda self, call, token, outcome: (
-            None if token.probe_id else real_breaker_exit(self, call, token, outcome)
-        )
+        breaker_slot.exit = exit_without_probes
 
 
 if __name__ == "__main__":

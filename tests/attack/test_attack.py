@@ -24,7 +24,7 @@ from tests.attack.slots import VARIANTS as SLOTS
 from tests.attack.slots import slots
 from tests.attack.timeouts import timeouts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -163,6 +163,7 @@ def test_a_breaker_that_does_not_open_is_found() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fleet
 @pytest.mark.parametrize(
     ("scenario", "variant", "planted", "words"),
     [
@@ -185,5 +186,12 @@ def test_a_breaker_that_does_not_open_is_found() -> None:
 def test_a_planted_fault_is_found(
     scenario: Callable[[Run], None], variant: str, planted: str, words: str
 ) -> None:
-    with pytest.raises(Violation, match=words):
-        scenario(Run(2, 9, variant, planted=planted))
+    found = []
+    for seed in (9, 10, 11):  # on a busy machine, two seconds may pass without an occasion
+        try:
+            scenario(Run(2, seed, variant, planted=planted))
+        except Violation as violation:
+            found.append(str(violation))
+            if words in found[-1]:
+                return
+    pytest.fail(f"not found; found instead: {found}")

@@ -92,3 +92,9 @@ def test_watch_is_refused(cli: Cli) -> None:
     shown = cli("stats", "--minute", "--watch")
     assert shown.code == 2
     assert "--watch cannot be combined" in shown.err
+
+
+def test_what_the_minute_is_not_shown_by(cli: Cli) -> None:
+    shown = cli("stats", "--by", "resource")
+    assert shown.code == 2
+    assert "--by resource is not known; the last minute is shown --by origin" in shown.err

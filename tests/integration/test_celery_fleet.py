@@ -15,7 +15,7 @@ from tests.servers import Proxy, Standalone
 from tests.servers.faults import Blackhole, Pass
 from tests.servers.wait import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.timeout(180)]
 
 PER_SECOND = 20
 LIMITED = {"limits": f"{PER_SECOND}/second"}

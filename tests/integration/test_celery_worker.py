@@ -19,7 +19,7 @@ from distwindow import ConfigurationError
 from distwindow.contrib.celery import RateLimits, task_parked, task_sent_back
 from tests.servers.wait import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 
 
 class Project:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -55,6 +55,27 @@ def test_two_guards_share_their_rules(redis_url: str, prefix: str) -> None:
             one.flush()
             with pytest.raises(BreakerOpen):
                 other.entry("down").__enter__()
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_with_a_share_eventual_guards_admit_the_limit_between_two_syncs(
+    redis_url: str, prefix: str, share: float | None
+) -> None:
+    """Without one each admits the limit, which is what `share` is for."""
+    rules = [FlowRule("r", 19 / 60)]  # 19 in a minute
+    settings: Any = {
+        "prefix": prefix, "timeout": 5.0, "consistency": "eventual", "sync_interval": 3600.0,
+        "share": share,
+    }  # fmt: skip
+    admitted = 0
+    with ExitStack() as stack:
+        for _ in range(2):
+            guard = stack.enter_context(Guard(redis_url, rules, **settings))
+            for _ in range(30):
+                with suppress(RateLimitExceeded), guard.entry("r"):
+                    admitted += 1
+    assert (admitted <= 19) is (share is not None)
+    assert admitted >= 18
 
 
 async def test_two_guards_of_tasks_share_their_rules(redis_url: str, prefix: str) -> None:

@@ -93,7 +93,9 @@ def test_plain_callers_have_their_share_beside_a_flood(
     every: Counter[int] = Counter()
     plain: Counter[int] = Counter()
     refused: Counter[int] = Counter()
+    asked: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
     for at, priority, outcome in calls:
+        asked[priority][at // width] += 1
         if outcome in ("ok", "borrowed"):
             every[at // width] += 1
             plain[at // width] += not priority
@@ -103,18 +105,19 @@ def test_plain_callers_have_their_share_beside_a_flood(
     first, last = min(every), max(every)
     for number in range(first, last + 1):
         assert held(every, number, span) <= limit.amount
-    settled = [n for n in refused if n > first + 5 * span]
     seconds = (last - first) * width / 1000
     print(
         f"{text}, {consistency}: {len(calls) / seconds:.0f} calls/s; admitted per second: "
         f"{passed[False] / seconds:.1f} plain, {passed[True] / seconds:.1f} with priority"
     )
-    of_plain = limit.amount * (1 - SHARE)
-    assert passed[False] / seconds > 0.75 * of_plain / limit.per
+    # A ratio, because a busy machine may make few calls; without the reserve it was 1 to 50.
+    assert passed[False] > passed[True] / 3
     if consistency == "direct":
-        assert len(settled) > 5
-        for number in settled:
-            assert held(plain, number, span) >= of_plain
+        for number in refused:
+            # The reserve begins anew where a busy machine has made no calls of a kind meanwhile.
+            windows = range(number - 5 * span, number + 1)
+            if all(held(kind, at, span) for kind in asked.values() for at in windows):
+                assert held(plain, number, span) >= limit.amount * (1 - SHARE)
 
 
 if __name__ == "__main__":

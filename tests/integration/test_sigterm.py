@@ -270,7 +270,7 @@ print("goes on", flush=True)
     with Idle(redis_url, prefix, program, wrap=wrap) as idle:
         code, output, complaints = idle.ended()
     assert (code, output, complaints) == (0, "goes on\n", "")
-    assert counted_in_store(redis_url, prefix) == 2007
+    assert counted_in_store(redis_url, prefix) == 7 + 2 * 20 * 100
 
 
 @pytest.mark.slow

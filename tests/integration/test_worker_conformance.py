@@ -19,7 +19,7 @@ from distwindow import Limit
 from tests.servers import Pass, Proxy, Silent, Standalone, until
 from tests.workers.fleet import KINDS, Fleet, Kind
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 
 LIMIT = Limit("5/second")
 """Slow enough that one worker on a busy machine would exceed it, as the control shows."""

@@ -11,7 +11,10 @@ import pytest
 
 from distwindow import (
     AsyncLimiter,
+    AuthorityDenied,
+    Blocked,
     ConfigurationError,
+    DistwindowError,
     Limiter,
     MinuteStats,
     RateLimitExceeded,
@@ -175,6 +178,12 @@ class NotFound(LookupError):
         ({"errors": OSError}, {"ignore": ConnectionError}, ConnectionError, False),
         ({"errors": OSError}, {"ignore": ConnectionError}, OSError, True),
         ({"errors": ()}, {}, OSError, False),
+        # Refusals inside the block, as with breakers and guards.
+        ({}, {}, Blocked, False),
+        ({"errors": Exception}, {}, AuthorityDenied, False),
+        ({"errors": (OSError, Blocked)}, {}, AuthorityDenied, True),
+        ({}, {"errors": AuthorityDenied}, AuthorityDenied, True),
+        ({}, {}, DistwindowError, True),
     ],
 )
 def test_which_exceptions_count_as_errors(
@@ -182,7 +191,7 @@ def test_which_exceptions_count_as_errors(
 ) -> None:
     with Limiter("memory://", "5/minute", **of_limiter) as limiter:
         with pytest.raises(raised), limiter.entry("k", **of_entry):
-            raise raised
+            raise raised("r", "app-a") if raised is AuthorityDenied else raised
         expected = (1, 0, 0, 1) if is_error else (1, 0, 1, 0)
         assert counts(limiter.minute("k")) == expected
         stats = limiter.stats("k")

@@ -85,7 +85,7 @@ def test_it_decides_as_sentinels_chain(
         if expected.state == "passed":
             expected.exit(now)
         try:
-            with world.guard.entry(resource, origin, context=context):
+            with world.guard.entry(resource, origin or None, context=context):
                 pass
             refused_by = None
         except RateLimitExceeded as exc:
@@ -286,7 +286,7 @@ def test_two_rules_that_relate_to_one_resource_are_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
-    [((1,), TypeError), (("web", None), TypeError), (("",), ValueError)],
+    [((1,), TypeError), (("web", 1), TypeError), (("web", ""), ValueError), (("",), ValueError)],
 )
 def test_what_is_no_context(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error):

@@ -158,7 +158,7 @@ async def test_rules_for_origins_count_each_origin_alone(kind: Any) -> None:
     other = FlowRule("r", 1, limit_app="other")
     default = FlowRule("r", 7)
     world = World(kind, [default, named, other])
-    origins = ["app-a"] * 3 + ["app-b"] * 2 + ["app-c"] * 2 + [""] * 4
+    origins = ["app-a"] * 3 + ["app-b"] * 2 + ["app-c"] * 2 + [None] * 4
     outcomes = [await world.outcome(origin=origin) for origin in origins]
     passed, refused = "passed", "RateLimitExceeded"
     assert outcomes == [
@@ -261,7 +261,7 @@ def test_what_is_counted_is_what_was_admitted(kind: Any, calls: list[Any]) -> No
             }.get(what)
             body = fail(ValueError()) if what == "raise" else lambda: None
             try:
-                outcome = await world.outcome(body=body, origin=origin, cost=cost)
+                outcome = await world.outcome(body=body, origin=origin or None, cost=cost)
             except asyncio.CancelledError:
                 outcome = "cancelled"
             if origin == "app-c":

@@ -16,6 +16,7 @@ from distwindow import (
     FlowRule,
     Guard,
     RateLimitExceeded,
+    StoreUnavailable,
     guarded,
 )
 
@@ -162,12 +163,106 @@ def _generator_function() -> Any:
         (Guard, divide, {"fallback": _coroutine_function}, "which nothing awaits"),
         (Guard, divide, {"resource": ""}, "resource must not be empty"),
         (Guard, divide, {"resource": None}, "resource=None is not a str"),
+        (Guard, divide, {"resource": _coroutine_function}, "resource=_coroutine_function is a cor"),
+        (AsyncGuard, _coroutine_function, {"cost": _coroutine_function}, "which nothing awaits"),
+        (Guard, divide, {"origin": 5}, "guarded: origin=5 is not a str, or None"),
+        (Guard, divide, {"origin": ""}, "guarded: origin='' is empty"),
+        (Guard, divide, {"cost": 0}, "guarded: cost=0 is not a whole number"),
+        (Guard, divide, {"cost": "1"}, "guarded: cost='1' is not a whole number"),
+        (
+            Guard,
+            divide,
+            {"on_block": lambda a, b, exc: 0},
+            r"on_block=.* takes \(a, b, exc\), and is",
+        ),
+        (Guard, divide, {"fallback": lambda: 0}, r"divide, which takes \(a, b\); the exc"),
+        (Guard, divide, {"origin": lambda a: "a"}, "origin=.* takes"),
+        (Guard, divide, {"cost": lambda a, *, b: 1}, "cost=.* takes"),
+        (Guard, divide, {"resource": lambda: "r"}, "resource=.* takes"),
     ],
 )
 def test_what_cannot_be_guarded(kind: Any, function: Any, options: Any, message: str) -> None:
     guard = World(kind, []).guard
     with pytest.raises(ConfigurationError, match=message):
         guarded(guard, options.pop("resource", "r"), **options)(function)
+
+
+def _keyword_only(a: int, *rest: int, b: int = 0) -> int:
+    return a + b
+
+
+@pytest.mark.parametrize(
+    ("function", "handler"),
+    [
+        (divide, lambda *args: 0),
+        (divide, lambda x, y, z=0: 0),
+        (divide, divide),
+        (divide, dict),
+        (_keyword_only, lambda a, b, c: 0),  # of three arguments, there may be calls
+        (lambda a=1, b=2: 0, lambda: 0),  # fits a call without arguments
+        (lambda a, *, b: 0, lambda a, b: 0),
+        (lambda a, *, b=0: 0, lambda a: 0),
+        (max, lambda a, b: 0),  # a function in C, maybe without a signature
+    ],
+)
+def test_handlers_that_fit_some_call_are_taken(function: Any, handler: Any) -> None:
+    guarded(World(Guard, []).guard, "r", on_block=handler)(function)
+
+
+@EACH_WORLD
+def test_no_origin_is_none(kind: Any) -> None:
+    """What `headers.get("x-app")` gives needs no `or`."""
+    world = World(kind, [FlowRule("r", 1, limit_app="app-a")])
+    headers: dict[str, str] = {}
+    for origin in (None, lambda a, b: headers.get("x-app")):
+        function = apply(world, divide, origin=origin)
+        assert [function(1, 1), function(1, 1)] == [1.0, 1.0]
+
+
+@EACH_WORLD
+def test_a_store_that_does_not_answer_is_raised_and_no_handler_hides_it(kind: Any) -> None:
+    guard = kind("redis://localhost:1", [FlowRule("r", 1)], timeout=0.2)
+    called: list[str] = []
+    handlers: dict[str, Any] = {
+        name: lambda a, b: called.append("handler") for name in ("fallback", "on_block")
+    }
+
+    def function(a: int, b: int) -> None:
+        called.append("function")
+
+    async def coroutine_function(a: int, b: int) -> None:
+        called.append("function")
+
+    decorate = guarded(guard, "r", **handlers)
+    with pytest.raises(StoreUnavailable):
+        _call(guard, decorate(coroutine_function if kind is AsyncGuard else function))
+    assert called == []
+
+
+def _call(guard: Any, function: Any) -> None:
+    """Call `function`, guarded, and close its guard."""
+
+    async def call_and_close() -> None:
+        async with guard:
+            await function(1, 1)
+
+    if isinstance(guard, AsyncGuard):
+        asyncio.run(call_and_close())
+    else:
+        with guard:
+            function(1, 1)
+
+
+@pytest.mark.parametrize("arguments", [(divide,), ("r",), ()])
+def test_without_a_resource_an_error_says_how_to_write_it(arguments: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'write @guarded\(guard, "name"\) above'):
+        guarded(*arguments)
+
+
+def test_arguments_by_name() -> None:
+    guard = World(Guard, []).guard
+    assert guarded(guard=guard, resource="r")(divide)(1, 1) == 1
+    assert guarded(guard, resource="r")(divide)(1, 1) == 1
 
 
 def test_the_first_argument_is_a_guard() -> None:

@@ -22,6 +22,12 @@ class Closed(ChainSlot):
         if call.resource == "closed":
             raise Blocked("closed by an installed slot")
 
+def nothing():
+    return None
+
+def ends():
+    raise SystemExit("ended by a slot")
+
 def broken():
     raise LookupError("a bug of the package")
 """
@@ -60,7 +66,9 @@ async def test_installed_slots_are_in_every_chain(kind: Any, install: Any) -> No
         ("x = slots_of_others:broken", r"'x' .*slots_of_others:broken.*LookupError: a bug"),
         ("x = slots_of_others:Missing", r"'x' .*slots_of_others:Missing.*AttributeError"),
         ("x = no_such_module:Slot", r"'x' .*no_such_module:Slot.*ModuleNotFoundError"),
-        ("x = builtins:object", r"is no slot: it needs the methods enter"),
+        ("x = slots_of_others:nothing", r"'x' .*:nothing.*None is no slot"),
+        ("x = slots_of_others:ends", r"'x' .*:ends.*SystemExit: ended by a slot"),
+        ("x = builtins:object", r"'x' .*is no slot: it needs the methods enter"),
     ],
 )
 def test_an_installed_slot_that_fails_is_named(install: Any, points: str, message: str) -> None:

@@ -93,8 +93,8 @@ async def test_a_file_gives_the_rules_that_python_gives(
 def test_the_store_is_the_argument_else_the_file_else_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = write(tmp_path, "named.toml", 'store = "redis://file:1/0"')
-    empty = write(tmp_path, "empty.toml", "")
+    named = write(tmp_path, "named.toml", 'store = "redis://file:1/0"\nflow = []')
+    empty = write(tmp_path, "empty.toml", "flow = []")
     monkeypatch.setenv("DISTWINDOW_URL", "redis://environment:1/0")
     assert "memory://" in repr(Guard.from_file(named, "memory://"))
     assert "redis://file:1/0" in repr(Guard.from_file(named))
@@ -117,7 +117,7 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
         (TOML.replace("[[flow]]", "[[flwo]]"), ": unknown key 'flwo'; did you mean 'flow'?"),
         (
             TOML.replace("qps = 500", "qps = -1"),
-            "line 24: SystemRule 1: SystemRule: qps must be a finite number",
+            "line 24: SystemRule 1: qps must be a finite number",
         ),
         (
             TOML.replace("time_window_s = 5\n", ""),
@@ -125,16 +125,68 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
         ),
         (
             TOML.replace('grade = "thread"', 'grade = "treads"'),
-            "line 10: FlowRule 2 ('s'): FlowRule of 's': grade must be one of 'qps', 'thread'",
+            "line 10: FlowRule 2 ('s'): grade must be one of 'qps', 'thread'",
         ),
-        (TOML.replace("count = 10", "count = nan"), "line 9: FlowRule 2 ('s'): FlowRule of 's'"),
-        (TOML.replace("count = 10", 'count = "10"'), "line 9: FlowRule 2 ('s'): FlowRule of 's'"),
+        (
+            TOML.replace("count = 10", "count = nan"),
+            "line 9: FlowRule 2 ('s'): count must be a finite number",
+        ),
+        (
+            TOML.replace("count = 10", 'count = "10"'),
+            "line 9: FlowRule 2 ('s'): count must be a finite number",
+        ),
         (TOML.replace("count = 10", "count = = 10"), "line 9: this is not TOML"),
         (TOML.replace('"memory://"', "7"), "line 1: store=7 is not a URL"),
         ("[flow]\nresource = 'r'", "line 1: write the rules of flow as [[flow]]"),
         ('flow = [{resource = "r", cuont = 1}]', ": FlowRule 1 ('r'): unknown field 'cuont'"),
-        (TOML + '[[flow]]\nresource = "r"\ncount = 2', ": FlowRule(resource='r', count=1"),
+        (
+            TOML + '[[flow]]\nresource = "r"\ncount = 2',
+            "line 25: FlowRule 3 ('r'): one with count=1 and one with count=2 (limit_app 'default'"
+            ", grade 'qps') would count the same calls in the same place; leave one out (the other "
+            "is FlowRule 1, line 3)",
+        ),
+        (
+            TOML + "[[system]]\nqps = 2",
+            "line 25: SystemRule 2: there are two; give all thresholds in one (the other is "
+            "SystemRule 1, line 23)",
+        ),
+        (
+            TOML + '[[authority]]\nresource = "r"\nlimit_app = "c"',
+            "line 25: AuthorityRule 2 ('r'): there are two; list all its origins in the limit_app",
+        ),
+        (TOML.replace("count = 10", "count = 0"), "line 9: FlowRule 2 ('s'): count=0 would refuse"),
+        (
+            TOML.replace("count = 10", "count = 1e13"),
+            "line 9: FlowRule 2 ('s'): count=10000000000000.0 is above 1000000 (the most calls",
+        ),
+        (
+            TOML.replace('strategy = "deny"', 'strategy = "x: limit_app"'),
+            "line 21: AuthorityRule 1 ('r'): strategy must be one of 'allow', 'deny'",
+        ),
+        (
+            TOML.replace('limit_app = "app-a,app-b"', 'limit_app = "a,,b"'),
+            "line 20: AuthorityRule 1 ('r'): limit_app must be origins separated by commas",
+        ),
+        (TOML.replace('"memory://"', '"http://x"'), "line 1: store: "),
+        (TOML.replace('"memory://"', '" "'), "line 1: store is empty; leave it out"),
+        (
+            TOML.replace("count = 10", "count = 1" + 400 * "0"),
+            "line 9: FlowRule 2 ('s'): count is larger than any float",
+        ),
+        (
+            TOML.replace("count = 10", "count = 1" + 5000 * "0"),
+            "line 9: a number has thousands of digits",
+        ),
+        ("x = " + 100_000 * "[", ": this is n"),
+        (
+            "",
+            ": there are no rules in this file, and a guard without rules refuses nothing; if "
+            "that is meant, write flow = []",
+        ),
+        ("[[param_flow]]", "line 1: unknown key 'param_flow'; for a limit per parameter use a Lim"),
+        ("[[paramFlow]]", "line 1: unknown key 'paramFlow'; for a limit per parameter use a Lim"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_mistake_in_toml_is_an_error_with_its_place(
     tmp_path: Path, text: str, message: str
@@ -162,11 +214,31 @@ def test_a_mistake_in_toml_is_an_error_with_its_place(
             "line 3: FlowRule 2 ('s'): the field 'count' is missing",
         ),
         ('{"flow": [\n{"resource": "r", "count": 1,]}', "line 2: this is not JSON"),
-        ('{"flow": [{"count": 1, "count": 2}]}', "'count' is written twice in one object"),
-        ('{"flow": [\n{"resource": "r", "count": NaN}]}', "line 2: FlowRule 1 ('r'): FlowRule of"),
+        (
+            '{"flow": [{"count": 1,\n"count": 2}]}',
+            "line 2: 'count' is written twice in one object",
+        ),
+        ('{"flow": [],\n"flow": []}', "line 2: 'flow' is written twice in one object"),
+        ('{"flow": [\n{"resource": "r", "count": NaN}]}', "line 2: FlowRule 1 ('r'): count must"),
+        (
+            '{"flow": [{"resource": "r", "count": 1},\n{"resource": "r",\n"count": -1}]}',
+            "line 3: FlowRule 2 ('r'): count must be a finite number of at least 0, not -1",
+        ),
+        (
+            '{"flow": [{"resource": "r", "count": 1},\n{"resource": "r", "count": 1}]}',
+            "line 2: FlowRule 2 ('r'): one with count=1 and one with count=1",
+        ),
+        ('{"system": [{"qps": 1}],\n"store": "http://x"}', "line 2: store: "),
+        (
+            '{"flow": [\n{"resource": "r", "count": 1' + 5000 * "0" + "}]}",
+            "line 2: a number has thousands of digits",
+        ),
+        (100_000 * "[", "this is nested too deeply to be rules"),
+        ("{}", 'a guard without rules refuses nothing; if that is meant, write {"flow": []}'),
         ('{"flow": [1]}', 'line 1: write the rules of flow as "flow": [{...}]'),
         ("[]", 'write {"flow": [...]}, not []'),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_mistake_in_json_is_an_error_with_its_place(
     tmp_path: Path, text: str, message: str
@@ -175,6 +247,14 @@ def test_a_mistake_in_json_is_an_error_with_its_place(
     with pytest.raises(ConfigurationError, match=re.escape(message)) as raised:
         Guard.from_file(path)
     assert str(raised.value).startswith(str(path))
+
+
+def test_marks_and_names_that_editors_and_systems_give_files(tmp_path: Path) -> None:
+    for name, text in (("bom.toml", TOML), ("BOM.JSON", json.dumps(TABLES)), ("UP.TOML", TOML)):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8-sig")
+        with Guard.from_file(path, time=ManualClock()) as guard:
+            assert guard.rules == RULES
 
 
 def test_files_that_hold_no_rules(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncGuard, ConfigurationError, Guard, SystemRule
+from distwindow import AsyncGuard, ConfigurationError, Guard, SystemOverloaded, SystemRule
 from distwindow.consistency.key_state import NEVER
 from distwindow.guard.system_sampling import (
     IDLE_S,
     UNKNOWN,
+    SamplingJob,
     SystemSampling,
 )
 from distwindow.testing import ManualClock
@@ -194,10 +195,45 @@ async def test_while_the_sampler_fails_nothing_is_refused_and_that_is_logged_onc
     assert again.startswith("the machine can be sampled again for guard")
 
 
-@pytest.mark.parametrize("sample", [None, 0.5, (1.0,), (1.0, 2.0, 3.0), ("a", "b"), (0, 1e400)])
+@pytest.mark.parametrize(
+    "sample", [None, 0.5, (1.0,), (1.0, 2.0, 3.0), ("a", "b"), (0, 1e400), (0.3, 95), (0, -0.1)]
+)
 def test_what_is_no_sample_is_an_error_of_the_guard(sample: Any) -> None:
     with pytest.raises(ConfigurationError, match="it returns the load average and the CPU usage"):
         Guard("memory://", [RULE], sampler=lambda: sample)
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_a_little_above_1_is_a_cpu_usage_of_1(kind: Any) -> None:
+    world = World(kind, [RULE], sampler=lambda: (0.0, 1.000001))
+    with pytest.raises(SystemOverloaded) as raised:
+        await world.call()
+    assert raised.value.value == 1.0
+    assert repr(raised.value.rule) == "SystemRule(highest_cpu_usage=0.9)"
+
+
+def test_a_sampler_that_is_no_function_or_fails_is_an_error_of_the_guard() -> None:
+    def sampler() -> Any:
+        raise OSError("no /proc")
+
+    with pytest.raises(ConfigurationError, match="sampler=5 is not a function"):
+        Guard("memory://", [RULE], sampler=5)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(ConfigurationError, match=r"sampler=.* failed: OSError: no /proc"):
+        Guard("memory://", [RULE], sampler=sampler)
+
+
+def test_the_end_of_the_process_does_not_say_that_a_failed_sampler_works_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers: list[Any] = [(0.0, 0.0)]
+    clock = ManualClock()
+    sampling = SystemSampling(lambda: answers.pop(), clock)
+    job = SamplingJob(sampling, sampling.take, "guard 'g'")
+    with caplog.at_level(logging.WARNING, logger="distwindow"):
+        for everything in (False, True, True):
+            job.record_flush(job.flush(everything))
+    (failed,) = caplog.messages
+    assert failed.startswith("sampling the machine for guard 'g' failed: IndexError")
 
 
 def test_a_sampler_that_must_be_awaited_is_an_error_of_the_guard() -> None:

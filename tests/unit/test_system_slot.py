@@ -10,9 +10,11 @@ import pytest
 from distwindow import (
     AsyncGuard,
     AuthorityRule,
+    ChainSlot,
     ConfigurationError,
     FlowRule,
     Guard,
+    GuardCall,
     SystemOverloaded,
     SystemRule,
 )
@@ -98,6 +100,42 @@ def test_under_load_as_many_run_as_the_process_completes() -> None:
             world.guard.entry("r").__enter__()
 
 
+@EACH_WORLD
+async def test_refused_calls_leave_nothing_behind(kind: Any) -> None:
+    """So the time of a call does not depend on how many were refused in the last second."""
+    later = Recorder()
+    for rule in (SystemRule(qps=100), SystemRule(max_thread=5)):
+        later.refusal = None
+        world = World(kind, [rule], slots=[later])
+        slot: Any = world.guard._chain_of_others[0].slot
+        await world.call(cost=2)
+        later.refusal = OSError("refused")
+        for _ in range(200):
+            assert await world.outcome() == "OSError"
+        assert len(slot._passes) <= 1
+        assert len(slot._running) == 0
+        assert slot._passed == sum(one.cost for one in slot._passes)
+
+
+def test_permits_that_have_expired_are_not_given_back_a_second_time() -> None:
+    class Slow(ChainSlot):
+        """Other calls pass meanwhile, and then this one is refused."""
+
+        def enter(self, call: GuardCall) -> None:
+            if call.cost == 2:
+                world.clock.advance(1.5)
+                with world.guard.entry("other"):
+                    raise KeyError
+
+    world = World(Guard, [SystemRule(qps=2)], slots=[Slow()])
+    with pytest.raises(KeyError), world.guard.entry("r", cost=2):
+        raise AssertionError("it was refused")
+    with world.guard.entry("r"):
+        pass
+    with pytest.raises(SystemOverloaded, match="qps would be 3, above 2"):
+        world.guard.entry("r").__enter__()
+
+
 async def test_authority_is_asked_before_and_flow_after() -> None:
     rules = [SystemRule(qps=1), AuthorityRule("r", "app-a"), FlowRule("r", 1)]
     world = World(Guard, rules)
@@ -123,5 +161,5 @@ def test_bad_fields(fields: Any, message: str) -> None:
 
 
 def test_a_guard_has_one_system_rule() -> None:
-    with pytest.raises(ConfigurationError, match="in the same place"):
+    with pytest.raises(ConfigurationError, match="SystemRule: there are two"):
         Guard("memory://", [SystemRule(qps=1), SystemRule(qps=2)])
