@@ -11,6 +11,7 @@ wait longer is deferred until its turn, by arq's `Retry`, and the try is given b
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -70,7 +71,11 @@ class RateLimits:
 
             @functools.wraps(function)
             async def limited(ctx: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
-                delay = await self._gate.wait(task, args, kwargs, self._max_wait)
+                try:
+                    delay = await self._gate.wait(task, args, kwargs, self._max_wait)
+                except asyncio.CancelledError:  # the worker stops
+                    await _give_try_back(ctx)
+                    raise
                 if delay:
                     await _give_try_back(ctx)
                     raise Retry(defer=delay)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from typing import Any
 
 from dramatiq import Middleware
-from dramatiq.middleware import MiddlewareError, SkipMessage
+from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
+from dramatiq.threading import Interrupt
 
 from .. import ConfigurationError
 from .task_gate import OnStoreError, TaskGate, broker_failed
@@ -74,6 +76,7 @@ class RateLimits(Middleware):
             return
         delay = self._gate.delay(task, message.args, message.kwargs)
         if delay:
+            _end_time_limit(broker, message)
             _send_back(broker, message, delay)
             # Otherwise the middleware `Results` would store None as the result of this message.
             message.options["store_results"] = False
@@ -85,13 +88,26 @@ def _function(actor: Any) -> Any:
     return getattr(actor.fn, "perform", actor.fn)
 
 
+def _end_time_limit(broker: Any, message: Any) -> None:
+    """End the actor's time: it is not for a message that is sent back. dramatiq ends it only after
+    the message was skipped, which takes as long as the broker does not take the message back.
+    """
+    for found in broker.middleware:
+        if isinstance(found, TimeLimit):
+            emit: Any = found.after_skip_message
+            emit(broker, message)
+
+
 def _send_back(broker: Any, message: Any, delay: float) -> None:
     """Enqueue `message` once more, with a delay in seconds. Goes on until the broker takes it,
-    because dramatiq processes a message for which a middleware raises any other error.
+    because dramatiq processes a message for which a middleware raises any other error, and fails
+    one whose thread is interrupted (`Interrupt`, when the worker stops).
     """
     while True:
         try:
             broker.enqueue(message.copy(), delay=math.ceil(delay * 1000))
             return
-        except Exception as exc:
-            time.sleep(broker_failed(f"message {message.message_id}", exc))
+        except (Exception, Interrupt) as exc:
+            wait = broker_failed(f"message {message.message_id}", exc)
+        with suppress(Interrupt):
+            time.sleep(wait)

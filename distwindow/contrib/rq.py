@@ -10,25 +10,17 @@ turn, and taken off the worker, in one transaction. No retry is used up.
 
 from __future__ import annotations
 
-import inspect
-import itertools
-import math
-import time
-import uuid
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-import redis
 from rq import SimpleWorker, Worker
-from rq.job import JobStatus
 
-from .task_gate import OnStoreError, TaskGate, broker_failed
+from .. import ConfigurationError
+from .rq_jobs import DELAY_ATTRIBUTE, job_delay, send_back
+from .task_gate import OnStoreError, TaskGate
 from .task_limits import TaskLimits
 
 SCHEDULER_CHECK_S = 10  # RQ looks each ten minutes whether the scheduler's worker has ended
-_ATTRIBUTE = "__distwindow_delay__"
-_SENT_BACK = "distwindow_sent_back"  # a field of the job's hash: what sent it back last
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -54,13 +46,24 @@ class RateLimits:
         """Return a decorator that gives a function its limits, and returns the same function.
 
         `limit_key` is a template over the names of its arguments, or a function of them; by default
-        its full name. Raises `ConfigurationError` for wrong options.
+        its full name. A method has its object among its arguments (`self`, `cls`). Raises
+        `ConfigurationError` for wrong options, and for a function that has limits already.
         """
 
         def decorate(function: F) -> F:
+            if isinstance(function, (classmethod, staticmethod)):
+                raise ConfigurationError(
+                    f"{function.__func__.__qualname__}: RQ does not see the limits above "
+                    f"@{type(function).__name__}; write @limit below it, next to the function"
+                )
             name = f"{function.__module__}.{function.__qualname__}"
+            if hasattr(function, DELAY_ATTRIBUTE):
+                raise ConfigurationError(
+                    f"{name} has limits already; write all of them in one @limit, such as "
+                    'limits=["5/second", "1000/hour"]'
+                )
             task = self._gate.add(TaskLimits(name, function, limits, limit_key, limit_cost))
-            setattr(function, _ATTRIBUTE, lambda *call: self._gate.delay(task, *call))
+            setattr(function, DELAY_ATTRIBUTE, lambda *call: self._gate.delay(task, *call))
             return function
 
         return decorate
@@ -71,6 +74,8 @@ class LimitedJobs:
 
     _in_hand = False
     """May a job have been taken off its queue? Then a warm shutdown waits until it is done with."""
+    is_forced_to_stop = False
+    """Has a second signal come? Then the worker ends at once, whatever it has in hand."""
 
     def work(self, *args: Any, **options: Any) -> bool:
         """Work with a scheduler, which enqueues the jobs that were sent back."""
@@ -94,10 +99,10 @@ class LimitedJobs:
             self._in_hand = not waits
             found = dequeue(timeout, max_idle_time) if waits else dequeue(None)
             self._in_hand = True  # until the next one is waited for
-            if found and not (delay := _delay(found[0])):
+            if found and not (delay := job_delay(worker, found[0])):
                 return found
             if found:
-                _send_back(worker.connection, found[0], found[1], delay)
+                send_back(worker.connection, found[0], found[1], delay)
             if worker._stop_requested or (not found and (waits or timeout is None)):
                 return None
             waits = not found
@@ -109,6 +114,14 @@ class LimitedJobs:
         else:
             super()._shutdown()  # type: ignore[misc]
 
+    def request_force_stop(self, signum: int, frame: Any) -> None:
+        """End the worker at once. RQ sets this as the handler of a second signal."""
+        try:
+            super().request_force_stop(signum, frame)  # type: ignore[misc]
+        except SystemExit:
+            self.is_forced_to_stop = True
+            raise
+
 
 class LimitedWorker(LimitedJobs, Worker):
     """RQ's worker that forks, with limits."""
@@ -116,34 +129,3 @@ class LimitedWorker(LimitedJobs, Worker):
 
 class LimitedSimpleWorker(LimitedJobs, SimpleWorker):
     """RQ's worker that does not fork, with limits."""
-
-
-def _delay(job: Any) -> float:
-    try:
-        function, args, kwargs = job.func, job.args, job.kwargs
-    except Exception:  # the function cannot be imported, or the arguments cannot be read
-        return 0.0  # RQ runs the job, and reports that
-    own = (function.__self__,) if inspect.ismethod(function) else ()  # the limits' function has it
-    delay = getattr(function, _ATTRIBUTE, None)
-    return 0.0 if delay is None else float(delay((*own, *args), kwargs))
-
-
-def _send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:
-    """Schedule `job` in `delay` seconds, or up to a second later: RQ keeps whole seconds."""
-    when = datetime.fromtimestamp(math.ceil(time.time() + delay), timezone.utc)
-    token = uuid.uuid4().hex
-    for attempt in itertools.count():
-        try:
-            if attempt and connection.hget(job.key, _SENT_BACK) == token.encode():
-                return  # the transaction was executed, and its reply lost
-            with connection.pipeline() as transaction:
-                job.set_status(JobStatus.SCHEDULED, pipeline=transaction)
-                queue.schedule_job(job, when, pipeline=transaction)
-                transaction.lrem(queue.intermediate_queue_key, 1, job.id)
-                # Otherwise RQ may fail the job as stuck when it is seen here a minute later.
-                transaction.delete(queue.intermediate_queue.get_first_seen_key(job.id))
-                transaction.hset(job.key, _SENT_BACK, token)
-                transaction.execute()
-            return
-        except (redis.ConnectionError, redis.TimeoutError) as exc:
-            time.sleep(broker_failed(f"job {job.id}", exc))

@@ -221,7 +221,7 @@ def _delay(decision: Decision) -> float:
     return min(max(decision.retry_after, MIN_DELAY_S), MAX_DELAY_S)
 
 
-def broker_failed(task: str, exc: Exception) -> float:
+def broker_failed(task: str, exc: BaseException) -> float:
     """Log that the broker of a queue did not take a task back. Return how long to wait before the
     next try, in seconds: there may be no other copy of the task, so there is always a next one.
     """

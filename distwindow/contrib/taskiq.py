@@ -14,18 +14,21 @@ would wait longer than the broker leaves a message to a worker is sent to the qu
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextvars import ContextVar
 from typing import Any
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+from taskiq import AckableMessage, TaskiqMessage, TaskiqMiddleware
 from taskiq.receiver import Receiver
 from taskiq.utils import maybe_awaitable
 from taskiq_dependencies import DependencyGraph
 
 from .. import ConfigurationError
-from .task_gate import AsyncTaskGate, OnStoreError, broker_failed
+from .task_gate import HOLD_S, AsyncTaskGate, OnStoreError
 from .task_limits import TaskLimits, read_options
+from .taskiq_messages import remove_limit_labels, send_back
 
+_log = logging.getLogger("distwindow")
 FOREVER_S = 10.0 * 365 * 86_400
 """Longer than anyone waits."""
 _admitted: ContextVar[str] = ContextVar("distwindow_admitted", default="")
@@ -39,8 +42,9 @@ class RateLimits(TaskiqMiddleware):
 
     Labels of a task: `limits`, `limit_key` (a template over the names of its arguments, or a
     function of them; by default the task's name), and `limit_cost`. `max_hold` (seconds) is how
-    long `LimitedReceiver` keeps a message; by default half of the broker's `idle_timeout`, after
-    which other workers claim it, and for ever if it has none. `on_store_error` says what happens to
+    long `LimitedReceiver` keeps a message; by default a tenth of the broker's `idle_timeout`, after
+    which other workers claim it, so that nine tenths are left to run the task; and for ever if it
+    has none. `on_store_error` says what happens to
     tasks while the limiter's store fails: with "hold" they wait, with "run" they run without being
     counted. `timeout` (seconds) bounds one exchange with the store.
 
@@ -67,27 +71,38 @@ class RateLimits(TaskiqMiddleware):
         for name in self.broker.get_all_tasks():
             self._limits_of(name)
 
+    def pre_send(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Leave the labels of limits out of a message: its worker reads those of the task."""
+        remove_limit_labels(self.broker, message)
+        return message
+
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         """Wait until the task may start, where `LimitedReceiver` has not done that."""
         if _admitted.get() != message.task_id:
-            await self.wait(message, FOREVER_S)
+            while await self.wait(message, FOREVER_S):
+                pass
         return message
 
     async def wait(self, message: TaskiqMessage, max_hold: float | None = None) -> float:
         """Wait until the task may start, and return 0.0; if that is longer than `max_hold`
         seconds, return in how many seconds it may.
         """
-        task = self._limits_of(message.task_name)
+        hold = self._hold_s() if max_hold is None else max_hold
+        try:
+            task = self._limits_of(message.task_name)
+        except ConfigurationError as exc:  # the task was declared after the start
+            _log.error("%s; its calls are held until a worker has the right labels", exc)
+            await asyncio.sleep(min(hold, HOLD_S))
+            return HOLD_S
         if task is None:
             return 0.0
-        hold = self._hold_s() if max_hold is None else max_hold
         return await self._gate.hold(task, message.args, message.kwargs, hold)
 
     def _hold_s(self) -> float:
         if self._max_hold is not None:
             return self._max_hold
         idle_ms = getattr(self.broker, "idle_timeout", None)
-        return FOREVER_S if idle_ms is None else idle_ms / 2000
+        return FOREVER_S if idle_ms is None else idle_ms / 10_000
 
     def _limits_of(self, name: str) -> TaskLimits | None:
         """Return the limits of a task; None if it has none, or if this worker does not know it."""
@@ -125,23 +140,9 @@ class LimitedReceiver(Receiver):
         except Exception:
             parsed = None  # taskiq logs that, and skips the message
         if parsed is not None and await rate_limits.wait(parsed):
-            await _send_back(self.broker, parsed, data)
+            await send_back(self.broker, parsed, data)
             if isinstance(message, AckableMessage):
                 await maybe_awaitable(message.ack())
             return
         _admitted.set("" if parsed is None else parsed.task_id)
         await super().callback(message, raise_err)
-
-
-async def _send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> None:
-    """Send the same message to the end of its queue. Goes on until the broker takes it, because
-    some brokers have no other copy.
-    """
-    message = BrokerMessage(
-        task_id=parsed.task_id, task_name=parsed.task_name, message=data, labels=parsed.labels
-    )
-    while True:
-        try:
-            return await broker.kick(message)
-        except Exception as exc:
-            await asyncio.sleep(broker_failed(f"task {parsed.task_id}", exc))

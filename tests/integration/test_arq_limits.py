@@ -5,6 +5,7 @@ arq needs redis-py below 6, so this file is collected by scripts/test-redis-py o
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -48,6 +49,43 @@ async def test_a_job_that_would_wait_too_long_is_deferred_and_its_try_given_back
     assert broker.given_back == ["arq:retry:j1"]
 
 
+async def test_a_job_that_is_cancelled_while_it_waits_has_its_try_back() -> None:
+    """A worker that is stopped cancels its jobs, and arq counts a try when it starts them again."""
+    from distwindow.contrib.arq import RateLimits
+
+    broker = RecordingRedis()
+    limited = RateLimits("memory://", max_wait=60.0).limit(limits="1/minute")(fetch)
+    ctx = {"redis": broker, "job_id": "j1"}
+    await limited(ctx, "acme")
+    waiting = asyncio.ensure_future(limited(ctx, "acme"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert broker.given_back == ["arq:retry:j1"]
+
+
+async def test_a_job_that_is_cancelled_while_it_runs_has_used_its_try() -> None:
+    from distwindow.contrib.arq import RateLimits
+
+    runs = asyncio.Event()
+
+    async def job(ctx: dict[Any, Any]) -> None:
+        runs.set()
+        await asyncio.Event().wait()
+
+    broker = RecordingRedis()
+    limited = RateLimits("memory://").limit(limits="1/minute")(job)
+    running = asyncio.ensure_future(limited({"redis": broker, "job_id": "j1"}))
+    await runs.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert broker.given_back == []
+
+
 async def test_a_short_wait_is_spent_in_the_worker() -> None:
     from distwindow.contrib.arq import RateLimits
 
@@ -89,7 +127,7 @@ def test_wrong_options_are_errors_at_once() -> None:
     limits = RateLimits("memory://")
     with pytest.raises(ConfigurationError, match="names 'ctx'"):
         limits.limit(limits="5/s", limit_key="{ctx}")(fetch)
-    with pytest.raises(ConfigurationError, match="no limits"):
+    with pytest.raises(ConfigurationError, match="fetch' has no limits; write limits="):
         limits.limit(limits=None)(fetch)
     with pytest.raises(ConfigurationError, match="is no coroutine function"):
         limits.limit(limits="5/s")(lambda ctx: None)  # type: ignore[type-var]

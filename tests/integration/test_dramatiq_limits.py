@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -133,6 +134,106 @@ def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
         job.send(number)
     until(lambda: sorted(done) == [0, 1, 2, 3], 10)
     assert caplog.text.count("the broker did not take back message") == 2
+
+
+@pytest.mark.parametrize("interrupt", ["TimeLimitExceeded", "Shutdown"])
+def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
+    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch, interrupt: str
+) -> None:
+    import dramatiq
+    from dramatiq import middleware
+
+    from distwindow.contrib import task_gate
+
+    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
+    started: list[int] = []
+
+    @dramatiq.actor(broker=broker, limits="1/200ms", max_retries=0)
+    def job(number: int) -> None:
+        started.append(number)
+
+    job.send(0)
+    until(lambda: started == [0], 10)
+    enqueue, interrupts = broker.enqueue, iter([getattr(middleware, interrupt)()])
+
+    def interrupted(message: Any, **options: Any) -> Any:
+        if options.get("delay") and (raised := next(interrupts, None)) is not None:
+            raise raised
+        return enqueue(message, **options)
+
+    monkeypatch.setattr(broker, "enqueue", interrupted)
+    job.send(1)
+    until(lambda: started == [0, 1], 10)
+    assert next(interrupts, None) is None
+    assert broker.dead_letters == []
+
+
+def test_the_time_limit_of_an_actor_is_not_for_sending_back(
+    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dramatiq
+    from dramatiq.middleware import TimeLimit
+
+    from distwindow.contrib import task_gate
+    from distwindow.contrib.dramatiq import RateLimits
+
+    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.05)
+    time_limit = TimeLimit(interval=10)
+    manager: Any = time_limit.manager
+    broker.add_middleware(time_limit, before=RateLimits)
+    broker.emit_after("process_boot")
+    started: list[int] = []
+    deadlines: list[Any] = []
+
+    @dramatiq.actor(broker=broker, limits="1/200ms", max_retries=0, time_limit=100)
+    def job(number: int) -> None:
+        started.append(number)
+
+    job.send(0)
+    until(lambda: started == [0], 10)
+    enqueue, away_until = broker.enqueue, time.monotonic() + 0.5
+
+    def failing(message: Any, **options: Any) -> Any:
+        if options.get("delay"):
+            deadlines.append(manager.deadlines[threading.get_ident()])
+            if time.monotonic() < away_until:
+                raise OSError("away")
+        return enqueue(message, **options)
+
+    monkeypatch.setattr(broker, "enqueue", failing)
+    job.send(1)
+    until(lambda: started == [0, 1], 10)
+    assert len(deadlines) > 1
+    assert set(deadlines) == {None}
+    assert broker.dead_letters == []
+
+
+def test_a_generic_actor_has_the_arguments_of_its_method(broker: Any, worker: Any) -> None:
+    import dramatiq
+
+    started: list[str] = []
+    dramatiq.set_broker(broker)
+
+    class Fetch(dramatiq.GenericActor):
+        class Meta:
+            limits = "1/minute"
+            limit_key = "generic:{tenant}"
+
+        def perform(self, tenant: str) -> None:
+            started.append(tenant)
+
+    for tenant in ("acme", "acme", "initech", "initech"):
+        Fetch.send(tenant)
+    until(lambda: sorted(started) == ["acme", "initech"], 10)
+
+    with pytest.raises(ConfigurationError, match="names 'tennant'"):
+
+        class FetchMore(dramatiq.GenericActor):
+            class Meta:
+                limits = "1/minute"
+                limit_key = "{tennant}"
+
+            def perform(self, tenant: str) -> None: ...
 
 
 def test_a_failing_store_holds_messages_and_burns_no_retry(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,15 @@ CALLS: list[int] = []
 
 def job(number: int) -> None:
     CALLS.append(number)
+
+
+class Client:
+    """Methods as jobs: RQ keeps the object, or the class, beside the arguments."""
+
+    def fetch(self, tenant: str, page: int) -> None: ...
+
+    @classmethod
+    def fetch_all(cls, tenant: str, page: int) -> None: ...
 
 
 @pytest.fixture
@@ -39,7 +52,9 @@ def worker_of(url: str) -> tuple[Any, Any]:
 def limit_job(limits: str) -> str:
     """Give `job` these limits; return the name by which RQ finds it."""
     from distwindow.contrib.rq import RateLimits
+    from distwindow.contrib.rq_jobs import DELAY_ATTRIBUTE
 
+    vars(job).pop(DELAY_ATTRIBUTE, None)
     RateLimits("memory://").limit(limits=limits, limit_key="rq:{number}")(job)
     return f"{job.__module__}.job"
 
@@ -57,11 +72,15 @@ def test_a_refused_job_is_scheduled_and_leaves_no_copy(server: Standalone) -> No
     assert all(found.retries_left is None for found in jobs)
 
 
-def test_a_job_is_scheduled_once_where_the_reply_is_lost(
-    server: Standalone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lost", [b"WATCH", b"ZADD"])
+def test_a_job_is_scheduled_once_where_a_reply_is_lost(
+    server: Standalone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lost: bytes,
 ) -> None:
-    from distwindow.contrib import rq as contrib
     from distwindow.contrib import task_gate
+    from distwindow.contrib.rq_jobs import send_back
 
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     queue, _ = worker_of(server.url)
@@ -80,28 +99,28 @@ def test_a_job_is_scheduled_once_where_the_reply_is_lost(
 
         def counting(*args: Any, **kwargs: Any) -> Any:
             commands.append("schedule")
-            if len(commands) == 1:
-                link.fault = DropReply(only=b"ZADD", times=1, close=True)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(behind, "schedule_job", counting)
-        contrib._send_back(client, found, behind, 60.0)
+        link.fault = DropReply(only=lost, times=1, close=True)
+        send_back(client, found, behind, 60.0)
     assert commands == ["schedule"]
-    assert "the broker did not take back job" in caplog.text
+    # redis-py reports a connection that is lost after WATCH as a change of the watched key.
+    assert ("the broker did not take back job" in caplog.text) == (lost == b"WATCH")
     assert queue.scheduled_job_registry.count == 1
     assert queue.connection.llen(queue.intermediate_queue_key) == 0
 
 
 def test_a_job_that_was_sent_back_is_not_taken_for_a_stuck_one(server: Standalone) -> None:
     """RQ fails a job that it has seen in the intermediate queue twice, with a minute between."""
-    from distwindow.contrib.rq import _send_back
+    from distwindow.contrib.rq_jobs import send_back
 
     queue, worker = worker_of(server.url)
     queue.enqueue(limit_job("1/minute"), 7)
     found, _ = worker.dequeue_job_and_maintain_ttl(1)
     queue.intermediate_queue.cleanup(worker, queue)
     assert queue.intermediate_queue.get_first_seen(found.id) is not None
-    _send_back(worker.connection, found, queue, 0.0)
+    send_back(worker.connection, found, queue, 0.0)
     assert queue.intermediate_queue.get_first_seen(found.id) is None
 
 
@@ -161,31 +180,122 @@ def test_a_worker_looks_after_the_scheduler_of_others(server: Standalone) -> Non
 def test_wrong_options_are_errors_at_the_decorator() -> None:
     from distwindow.contrib.rq import RateLimits
 
+    def fetch(tenant: str) -> None: ...
+
     limits = RateLimits("memory://")
     with pytest.raises(ConfigurationError, match="names 'tennant'"):
-        limits.limit(limits="5/s", limit_key="{tennant}")(job)
-    with pytest.raises(ConfigurationError, match="no limits"):
-        limits.limit(limits=None)(job)
+        limits.limit(limits="5/s", limit_key="{tennant}")(fetch)
+    with pytest.raises(ConfigurationError, match=r"fetch' has no limits; write limits="):
+        limits.limit(limits=None)(fetch)
+    with pytest.raises(ConfigurationError, match=r"above @classmethod; write @limit below it"):
+        limits.limit(limits="5/s")(classmethod(fetch))  # type: ignore[type-var,arg-type]
 
 
-class Shop:
-    """A class whose methods are jobs."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def order(self, customer: str) -> None: ...
-
-
-def test_a_method_is_limited_by_its_own_arguments(server: Standalone) -> None:
+def test_a_function_has_one_decorator() -> None:
+    """RQ would ask for the outer limits only."""
     from distwindow.contrib.rq import RateLimits
 
+    def fetch() -> None: ...
+
     rate_limits = RateLimits("memory://")
-    rate_limits.limit(limits="1/minute", limit_key="{self.name}:{customer}")(Shop.order)
+    rate_limits.limit(limits="2/hour")(fetch)
+    with pytest.raises(ConfigurationError, match="has limits already; write all of them in one"):
+        rate_limits.limit(limits="100/second")(fetch)
+
+
+@pytest.mark.parametrize("method", ["fetch", "fetch_all"])
+def test_a_method_is_counted_under_its_arguments(
+    server: Standalone, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    from distwindow.contrib.rq import RateLimits
+    from distwindow.contrib.rq_jobs import DELAY_ATTRIBUTE
+
+    function = getattr(Client, method)
+    function = getattr(function, "__func__", function)
+    RateLimits("memory://").limit(limits="1/minute", limit_key="{tenant}")(function)
     queue, worker = worker_of(server.url)
-    calls = [("north", "ada"), ("north", "bob"), ("south", "ada"), ("north", "ada")]
-    jobs = [queue.enqueue(Shop(shop).order, customer) for shop, customer in calls]
-    taken = [worker.dequeue_job_and_maintain_ttl(None)[0].id for _ in range(3)]
-    assert taken == [job.id for job in jobs[:3]]
+    jobs = [
+        queue.enqueue(getattr(Client(), method), tenant, page)
+        for page in range(2)
+        for tenant in ("acme", "initech")
+    ]
+    started = [worker.dequeue_job_and_maintain_ttl(1)[0].id for _ in range(2)]
     assert worker.dequeue_job_and_maintain_ttl(None) is None
-    assert queue.scheduled_job_registry.get_job_ids() == [jobs[3].id]
+    delattr(function, DELAY_ATTRIBUTE)
+    assert started == [found.id for found in jobs[:2]]
+    assert queue.scheduled_job_registry.count == 2
+
+
+@pytest.mark.parametrize("happens", ["cancel", "delete"])
+def test_a_job_that_is_withdrawn_while_the_limiter_is_asked_stays_away(
+    server: Standalone, happens: str
+) -> None:
+    from distwindow.contrib.rq_jobs import send_back
+
+    queue, worker = worker_of(server.url)
+    withdrawn = queue.enqueue(limit_job("1/minute"), 7)
+    found, _ = worker.dequeue_job_and_maintain_ttl(1)
+    getattr(withdrawn, happens)()
+    before = worker.connection.hgetall(withdrawn.key)
+    send_back(worker.connection, found, queue, 60.0)
+    assert worker.connection.hgetall(withdrawn.key) == before
+    assert queue.scheduled_job_registry.count == 0
+    assert queue.connection.llen(queue.intermediate_queue_key) == 0
+
+
+def test_a_job_that_is_cancelled_while_it_is_sent_back_stays_away(
+    server: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distwindow.contrib.rq_jobs import send_back
+
+    queue, worker = worker_of(server.url)
+    cancelled = queue.enqueue(limit_job("1/minute"), 7)
+    found, _ = worker.dequeue_job_and_maintain_ttl(1)
+    set_status = found.set_status
+
+    def cancelling(*args: Any, **kwargs: Any) -> None:
+        if not cancelled.is_canceled:
+            cancelled.cancel()
+        set_status(*args, **kwargs)
+
+    monkeypatch.setattr(found, "set_status", cancelling)
+    send_back(worker.connection, found, queue, 60.0)
+    assert cancelled.get_status().value == "canceled"
+    assert queue.scheduled_job_registry.count == 0
+
+
+@pytest.mark.parametrize("source", ["import sys\nsys.exit()", "import time\ntime.sleep(20)"])
+def test_an_import_that_exits_or_hangs_ends_no_worker(
+    server: Standalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    module = f"rq_import_{len(source)}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    queue, worker = worker_of(server.url)
+    broken = queue.enqueue(f"{module}.function", job_timeout=1)
+    begins_at = time.monotonic()
+    assert worker.dequeue_job_and_maintain_ttl(1)[0].id == broken.id
+    assert time.monotonic() - begins_at < 10
+    assert module not in sys.modules
+
+
+def test_a_second_signal_ends_a_worker_that_imports(server: Standalone) -> None:
+    from datetime import datetime, timezone
+
+    queue, worker = worker_of(server.url)
+    queue.enqueue(limit_job("9/minute"), 7)
+    worker._shutdown_requested_date = datetime.fromtimestamp(0, timezone.utc)
+
+    class Importing:
+        """A job whose function is imported when the second signal comes."""
+
+        timeout, id = 10, "j1"
+
+        @property
+        def func(self) -> Any:
+            return worker.request_force_stop(signal.SIGINT, None)
+
+    from distwindow.contrib.rq_jobs import job_delay
+
+    with pytest.raises(SystemExit):
+        job_delay(worker, Importing())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -38,7 +39,8 @@ async def test_without_the_receiver_tasks_wait_as_well() -> None:
         ({"limits": "5/s", "limit_key": "{tennant}"}, "task 'job': .* names 'tennant'"),
         ({"limits": "5/fortnight"}, "task 'job': .* is not a unit of time"),
         ({"limit_cost": 2}, "limit_cost but no limits"),
-        ({"limit": "5/s"}, "unknown option limit='5/s'; did you mean limits"),
+        ({"limit": "1/hour"}, r"unknown option limit='1/hour'; did you mean limits\?"),
+        ({"limits": "1/hour", "limit_keys": "x"}, r"limit_keys='x'; did you mean limit_key\?"),
     ],
 )
 async def test_wrong_labels_are_errors_when_the_worker_starts(
@@ -51,6 +53,88 @@ async def test_wrong_labels_are_errors_when_the_worker_starts(
 
     with pytest.raises(ConfigurationError, match=message):
         await broker.startup()
+
+
+async def test_a_label_of_the_applications_own_is_none_of_ours() -> None:
+    broker = in_memory_broker()
+
+    @broker.task("job", limit=100, limited="no", priority=3)
+    async def job() -> None: ...
+
+    await broker.startup()
+    assert not (await (await job.kiq()).wait_result(timeout=10)).is_err
+
+
+async def test_a_task_that_is_declared_late_with_wrong_labels_is_held(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from taskiq import AckableMessage, BrokerMessage
+
+    from distwindow.contrib import taskiq as contrib
+
+    monkeypatch.setattr(contrib, "HOLD_S", 0.01)
+    broker = in_memory_broker()
+    started: list[int] = []
+    happened: list[Any] = []
+    await broker.startup()
+
+    @broker.task("late", limits="1/fortnight")
+    async def late(number: int) -> None:
+        started.append(number)
+
+    async def kick(message: BrokerMessage) -> None:
+        happened.append(message.message)
+
+    data = broker.formatter.dumps(late.kicker()._prepare_message(1)).message
+    receiver = contrib.LimitedReceiver(broker, run_startup=False)
+    broker.kick = kick
+    await receiver.callback(AckableMessage(data=data, ack=lambda: happened.append("ack")))
+    assert (started, happened) == ([], [data, "ack"])
+    rate_limits: Any = broker.middlewares[0]
+    without = asyncio.ensure_future(rate_limits.pre_execute(_parsed(broker, data)))
+    await asyncio.sleep(0.05)
+    assert not without.done()
+    without.cancel()
+    assert "task 'late': limit '1/fortnight'" in caplog.text
+    assert "its calls are held" in caplog.text
+
+
+def _parsed(broker: Any, data: bytes) -> Any:
+    return broker.formatter.loads(message=data)
+
+
+async def test_labels_of_limits_are_not_sent_and_those_of_a_call_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from taskiq import BrokerMessage
+
+    broker = in_memory_broker()
+    sent: list[dict[str, Any]] = []
+
+    @broker.task("job", limits=["5/s", "9/m"], limit_key=lambda: "x", limit_cost=2, own="label")
+    async def job() -> None: ...
+
+    async def kick(message: BrokerMessage) -> None:
+        sent.append(_parsed(broker, message.message).labels)
+
+    await broker.startup()
+    broker.kick = kick
+    await job.kiq()
+    assert caplog.text == ""
+    await job.kicker().with_labels(limits="100/second").kiq()
+    assert sent == [{"own": "label"}] * 2
+    assert "limits=100/second of one call of task 'job' changes no limit" in caplog.text
+
+
+def test_a_message_is_kept_for_a_tenth_of_its_idle_time() -> None:
+    """The rest is left to run the task: a message that is idle for longer is run twice."""
+    from taskiq_redis import RedisStreamBroker
+
+    from distwindow.contrib.taskiq import RateLimits
+
+    rate_limits = RateLimits("memory://")
+    RedisStreamBroker("redis://localhost", idle_timeout=4_000).with_middlewares(rate_limits)
+    assert rate_limits._hold_s() == 0.4
 
 
 async def test_the_receiver_sends_a_message_back_and_acknowledges_it_afterwards() -> None:

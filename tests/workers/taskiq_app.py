@@ -14,7 +14,7 @@ record_decisions()
 # Messages that were not acknowledged for two seconds go to another worker, and not after ten
 # minutes; the group reads the stream from its beginning.
 broker = RedisStreamBroker(URL, consumer_id="0", idle_timeout=2000, xread_block=200)
-broker = broker.with_middlewares(RateLimits(STORE_URL))
+broker = broker.with_middlewares(RateLimits(STORE_URL, max_hold=1.0))
 
 
 @broker.task("job", limits=LIMIT, limit_key="tenant:{tenant}")
