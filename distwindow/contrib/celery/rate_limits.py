@@ -10,7 +10,8 @@ from ...connect import store_name
 from ...core.errors import ConfigurationError
 from . import remote_control as _commands  # noqa: F401  # registers the commands
 from .effective_limits import EffectiveLimits
-from .settings import OnStoreError, Settings, check_celery_version, check_conf_keys, make_settings
+from .setting_names import check_conf_keys
+from .settings import OnStoreError, Settings, check_celery_version, make_settings
 from .task_limits import LimitTable
 from .worker_steps import ConsumerStep, GateStep
 
@@ -94,7 +95,8 @@ class RateLimits:
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""
-        check_conf_keys(self.app.conf)
+        given = {"url": self._store, **self._given}
+        check_conf_keys(self.app.conf, [name for name in given if given[name] is not None])
         return make_settings(self.app.conf, self._given)
 
     def table(self) -> LimitTable:

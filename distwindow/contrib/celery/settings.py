@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ...core.errors import ConfigurationError, short_repr
+from .setting_names import CONF_PREFIX
 
 OnStoreError = Literal["hold", "run"]
-
-CONF_PREFIX = "distwindow_"
-CONF_KEYS = ("url", "prefix", "limits", "on_store_error", "max_parked", "max_hold", "timeout")
 
 OLDEST_CELERY = (5, 4)
 
@@ -68,15 +66,6 @@ def make_settings(conf: Any, given: dict[str, Any]) -> Settings:
         if value is not None:
             chosen[name] = value
     return Settings(**chosen)
-
-
-def check_conf_keys(conf: Any) -> None:
-    """Raise `ConfigurationError` for a `distwindow_...` setting that does not exist."""
-    for key in conf:
-        _, found, name = str(key).lower().partition(CONF_PREFIX)
-        if found and name not in CONF_KEYS:
-            known = ", ".join(CONF_PREFIX + known for known in CONF_KEYS)
-            raise ConfigurationError(f"unknown setting {key!r}; the settings are {known}")
 
 
 def check_celery_version(version: tuple[Any, ...]) -> None:
