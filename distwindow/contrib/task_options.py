@@ -4,7 +4,6 @@ each call. Shared by all integrations with task queues, Celery's included.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -144,20 +143,3 @@ def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
     given = [name for name in TASK_OPTIONS if options.get(name) is not None]
     if given and "limits" not in given:
         raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
-
-
-def check_spelling(task: str, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` for an option that is nearly one of ours, where the queue accepts
-    options of any name.
-    """
-    for option, value in options.items():
-        if option in TASK_OPTIONS or not option.startswith("limit"):
-            continue
-        near = difflib.get_close_matches(option, TASK_OPTIONS, n=1, cutoff=0.8)
-        # `limit = 100` may be an option of the application's own, such as a number of rows.
-        kinds = (str, list, tuple, Limit) if option == "limit" else (str, int, list, tuple, Limit)
-        if near and isinstance(value, kinds):
-            raise ConfigurationError(
-                f"task {task!r} has the unknown option {option}={short_repr(value)}; did you mean "
-                f"{near[0]}?"
-            )

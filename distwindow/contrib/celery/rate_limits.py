@@ -9,6 +9,7 @@ import celery
 from ...connect import store_name
 from ...core.errors import ConfigurationError
 from . import remote_control as _commands  # noqa: F401  # registers the commands
+from .annotations import Annotations
 from .effective_limits import EffectiveLimits
 from .setting_names import check_conf_keys
 from .settings import OnStoreError, Settings, check_celery_version, make_settings
@@ -101,4 +102,5 @@ class RateLimits:
 
     def table(self) -> LimitTable:
         """Return what limits which task, as configured. Raises `ConfigurationError`."""
-        return LimitTable(self.app.conf.get("distwindow_limits"))
+        annotations = Annotations(self.app.annotations)
+        return LimitTable(self.app.conf.get("distwindow_limits"), annotations)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import inspect
 import re
@@ -18,13 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from celery import Task
+
 from ...core.errors import ConfigurationError
 from ...core.key import AnyKey
 from ...core.limit import Limit, LimitSpec, parse_limits
 from ..task_arguments import TaskArguments
-from ..task_options import TASK_OPTIONS, KeyAndCost, check_has_limits, check_spelling
+from ..task_options import TASK_OPTIONS, KeyAndCost, check_has_limits
+from ..task_spelling import check_spelling
+from .annotations import Annotations, similar
 from .logger import logger
 
+_OF_CELERY = frozenset(dir(Task))
 _PATTERN = re.compile(r"[*?\[]")
 
 
@@ -55,7 +59,10 @@ class TaskLimits:
 class LimitTable:
     """The limits of all tasks of an application."""
 
-    def __init__(self, configured: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, configured: Mapping[str, Any] | None, annotations: Annotations | None = None
+    ) -> None:
+        self._annotations = Annotations() if annotations is None else annotations
         self._configured = {} if configured is None else _checked_table(configured)
 
     def of(self, task: Any) -> TaskLimits:
@@ -64,13 +71,14 @@ class LimitTable:
         """
         name = str(task.name)
         arguments = TaskArguments(name, task.run)
-        options = {option: _option(task, option) for option in TASK_OPTIONS}
+        options = {option: self._own_option(task, option) for option in TASK_OPTIONS}
         source = "the task's options"
         pattern = self._entry_for(name, has_own=options["limits"] is not None)
         if pattern is not None:
             options = {**options, **_options_of(pattern, self._configured[pattern])}
             source = f"distwindow_limits[{pattern!r}]"
-        check_spelling(name, _others(task))
+        if not _is_celerys(name):
+            check_spelling(name, _others(task))
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
@@ -84,30 +92,40 @@ class LimitTable:
         return TaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise `ConfigurationError` for an entry that names a task which does not exist."""
+        """Raise `ConfigurationError` for an entry that names a task which does not exist, and for
+        an annotation with limits of such a task. A pattern that fits no task is logged.
+        """
         registered = list(names)
+        self._annotations.check_names(registered)
         for name in self._configured:
-            if _PATTERN.search(name) or name in registered:
+            if name in registered:
                 continue
-            near = difflib.get_close_matches(name, registered, n=3)
-            raise ConfigurationError(
-                f"distwindow_limits names the task {name!r}, which is not registered in this worker"
-                + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
-                + " (a pattern, such as 'proj.*', may fit nothing)"
-            )
+            if not _PATTERN.search(name):
+                raise ConfigurationError(
+                    f"distwindow_limits names the task {name!r}, which is not registered in this "
+                    f"worker{similar(name, registered)} (a pattern, such as 'proj.*', may fit "
+                    "nothing)"
+                )
+            if not any(_fits(name, task) for task in registered):
+                logger.warning(
+                    "the pattern %r in distwindow_limits fits no task of this worker and limits "
+                    "nothing; correct it, unless other workers have such tasks",
+                    name,
+                )
+
+    def _own_option(self, task: Any, option: str) -> Any:
+        """Return an option of a task. One of Celery's own tasks has those that name it."""
+        value = _option(task, option)
+        if value is not None and _is_celerys(str(task.name)):
+            return self._annotations.without_those_for_all(task, option, value)
+        return value
 
     def _entry_for(self, name: str, *, has_own: bool) -> str | None:
         if name in self._configured:
             return name
         if has_own:
             return None
-        for pattern in self._configured:
-            # Celery's own tasks, such as celery.chord_unlock, are limited only by a pattern that
-            # names them: they are not the application's.
-            own = not name.startswith("celery.") or pattern.startswith("celery.")
-            if own and _PATTERN.search(pattern) and fnmatch.fnmatchcase(name, pattern):
-                return pattern
-        return None
+        return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
 
 
 def parse_operator_limits(text: str) -> tuple[Limit, ...]:
@@ -161,7 +179,29 @@ def _option(task: Any, option: str) -> Any:
     return value if inspect.isfunction(value) else getattr(task, option, None)
 
 
+def _is_celerys(name: str) -> bool:
+    """True for Celery's own tasks, such as celery.chord_unlock: they are not the application's."""
+    return name.startswith("celery.")
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Return whether a pattern limits a task. Celery's own are limited only by one that names them."""
+    if _is_celerys(name) and not pattern.startswith("celery."):
+        return False
+    return bool(_PATTERN.search(pattern)) and fnmatch.fnmatchcase(name, pattern)
+
+
 def _others(task: Any) -> dict[str, Any]:
-    """Return the options of a task whose names are like ours: Celery accepts any."""
-    names = [name for name in vars(type(task)) if name.startswith("limit")]
-    return {name: getattr(task, name) for name in names if name not in TASK_OPTIONS}
+    """Return the options of a task that Celery does not know, those of abstract base classes
+    included: Celery accepts any.
+    """
+    others: dict[str, Any] = {}
+    for owner in reversed(type(task).__mro__):
+        if owner is not object and not issubclass(Task, owner):
+            others |= vars(owner)
+    # The values are read without a look-up on the task, which would run its properties.
+    return {
+        name: value.__func__ if isinstance(value, staticmethod) else value
+        for name, value in others.items()
+        if not name.startswith("_") and name not in _OF_CELERY
+    }

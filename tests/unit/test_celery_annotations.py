@@ -1,0 +1,77 @@
+"""Limits in `task_annotations` of Celery, and entries of `distwindow_limits` that fit nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from distwindow import ConfigurationError, Limit
+from distwindow.contrib.celery import RateLimits
+
+
+def fetch(tenant: str) -> None: ...
+
+
+def limits_with(annotations: Any = None, **conf: Any) -> RateLimits:
+    app = Celery("test", set_as_current=False)
+    app.conf.update(task_annotations=annotations, **conf)
+    app.task(name="proj.fetch", shared=False)(fetch)
+    app.finalize()
+    return RateLimits(app, "memory://")
+
+
+def found(limits: RateLimits, name: str) -> tuple[Limit, ...]:
+    return limits.table().of(limits.app.tasks[name]).limits
+
+
+FOR_ALL = {"limits": "7/s", "limit_key": "{tenant}"}
+
+
+class ForAll:
+    """An annotation that is an object, as Celery accepts it."""
+
+    def annotate_any(self) -> dict[str, Any]:
+        return FOR_ALL
+
+
+@pytest.mark.parametrize("annotations", [{"*": FOR_ALL}, [{"*": FOR_ALL}], ForAll()])
+def test_an_annotation_of_all_tasks_leaves_celerys_own_out(annotations: Any) -> None:
+    limits = limits_with(annotations)
+    limits.check()
+    assert found(limits, "proj.fetch") == (Limit("7/s"),)
+    for name in ("celery.chunks", "celery.chord_unlock", "celery.backend_cleanup"):
+        assert found(limits, name) == ()
+
+
+def test_an_annotation_that_names_a_task_of_celery_limits_it() -> None:
+    limits = limits_with({"*": FOR_ALL, "celery.chord_unlock": {"limits": "2/s"}})
+    limits.check()
+    assert found(limits, "celery.chord_unlock") == (Limit("2/s"),)
+    assert found(limits, "celery.chunks") == ()
+
+
+@pytest.mark.parametrize("options", [{"limits": "5/s"}, {"limts": "5/s"}, {"limit_key": "x"}])
+@pytest.mark.parametrize("name", ["proj.fetsh", "proj.*"])
+def test_limits_of_an_unknown_task_in_annotations(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="is not registered") as caught:
+        limits_with({name: options}).check()
+    assert f"task_annotations limits the task {name!r}" in str(caught.value)
+
+
+def test_a_misspelt_option_in_annotations() -> None:
+    for name in ("proj.fetch", "*"):
+        with pytest.raises(ConfigurationError, match="limts='5/s'; did you mean limits"):
+            limits_with({name: {"limts": "5/s"}}).check()
+
+
+def test_other_annotations_are_left_alone() -> None:
+    limits_with({"other": {"rate_limit": "5/s"}, "*": {"time_limit": 7}}).check()
+
+
+def test_a_pattern_that_fits_no_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    table = {"proj.*": "1/s", "prj.*": "1/s", "*": "9/s"}
+    with caplog.at_level("WARNING", logger="celery.distwindow"):
+        limits_with(distwindow_limits=table).check()
+    assert [record.args for record in caplog.records] == [("prj.*",)]
