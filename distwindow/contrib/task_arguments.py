@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import ConfigurationError, short_repr
+from .template_checks import fields_of, problem_of, unused_names
 
 _FORMATTER = string.Formatter()
 _KINDS = inspect.Parameter
@@ -113,6 +114,8 @@ class KeyTemplate:
         self._template = template
         self._arguments = arguments
         self._fields = _checked_fields(template, arguments)
+        self.unused_names = unused_names(template, arguments.names)
+        """The arguments that are words of a template without fields."""
 
     def fill(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the key of one call. Raises `TypeError` for arguments that the task does not take
@@ -136,7 +139,7 @@ def _checked_fields(template: str, arguments: TaskArguments) -> frozenset[str]:
         )
     shown = f"task {arguments.task!r}: limit_key={short_repr(template)}"
     try:
-        names = [re.split(r"[.\[]", field, maxsplit=1)[0] for field in _fields(template)]
+        names = [re.split(r"[.\[]", field, maxsplit=1)[0] for field, _ in fields_of(template)]
         if "" not in names:
             _TrialFormatter().vformat(template, (), {})
     except ValueError as exc:
@@ -154,6 +157,9 @@ def _checked_fields(template: str, arguments: TaskArguments) -> frozenset[str]:
                 f"{shown} names {name!r}, which is no argument of the task; its arguments are "
                 f"{', '.join(arguments.names) or 'none'}"
             )
+    problem = problem_of(template)
+    if problem is not None:
+        raise ConfigurationError(f'{shown}: {problem}; write it as in "tenant:{{tenant}}"')
     return frozenset(names)
 
 
@@ -173,14 +179,6 @@ class _AnyArgument:
 class _TrialFormatter(string.Formatter):
     def get_value(self, key: object, args: object, kwargs: object) -> _AnyArgument:
         return _AnyArgument()
-
-
-def _fields(template: str) -> Iterator[str]:
-    """Yield what stands in the braces of a template, those within a format included."""
-    for _, field, spec, _ in _FORMATTER.parse(template):
-        if field is not None:
-            yield field
-            yield from _fields(spec or "")
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -5,6 +5,7 @@ each call. Shared by all integrations with task queues, Celery's included.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ from ..core.errors import ConfigurationError, short_repr
 from ..core.key import AnyKey, Key, encode_key
 from ..core.limit import Limit
 from ..operations.command_cache import check_cost
+from .failure_log import FailureLog
 from .task_arguments import KeyTemplate, TaskArguments
 
 TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
 """The options of a task, which have the same names for all queues."""
+REPORT_EVERY_S = 60.0
+"""How long a worker does not log a kind of failure of an option again."""
 
 
 class KeyAndCost:
@@ -36,14 +40,21 @@ class KeyAndCost:
         cost: object,
         limits: Sequence[Limit],
         log: logging.Logger,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._arguments = arguments
         self._key: Callable[..., Any] | KeyTemplate | None
         self._cost = cost
         self._log = log
-        self._reported: set[str] = set()
+        self._failures = FailureLog(REPORT_EVERY_S, monotonic)
         if isinstance(key, str):
-            self._key = KeyTemplate(key, arguments)
+            template = self._key = KeyTemplate(key, arguments)
+            if template.unused_names:
+                log.warning(
+                    "task %r: limit_key=%r names no argument in braces, so all calls count under "
+                    "one key; write {%s} where its value is meant",
+                    *(arguments.task, key, template.unused_names[0]),
+                )
         elif callable(key):
             arguments.check_callable("limit_key", key)
             self._key = key
@@ -68,7 +79,8 @@ class KeyAndCost:
 
         A call whose key cannot be computed counts under the task's name, and one whose cost cannot
         be computed costs `smallest`: a mistake opens no limit and loses no call. The task itself
-        says what is wrong with its arguments. The first failure of each option is logged.
+        says what is wrong with its arguments. Each kind of failure is logged once in
+        `REPORT_EVERY_S`.
         """
         task = self._arguments.task
         key: AnyKey = task
@@ -125,14 +137,17 @@ class KeyAndCost:
             )
 
     def _report(self, option: str, instead: str, call: object, exc: Exception) -> None:
-        if option in self._reported:
+        unlogged = self._failures.unlogged_before((option, type(exc).__name__))
+        if unlogged is None:
             return
-        self._reported.add(option)
         self._log.error(
-            "%s of task %r failed for %s (%s: %s); such calls %s instead. Correct the option, or "
-            "what calls the task with such arguments; this worker logs it once",
+            "%s of task %r failed for %s (%s: %s)%s; such calls %s instead. Correct the option, or "
+            "what calls the task with such arguments; this worker logs it again in %.0f s at the "
+            "earliest",
             option, self._arguments.task, "a call" if call is None else f"the call {call}",
-            type(exc).__name__, exc, instead,
+            type(exc).__name__, exc,
+            f", and for {unlogged} other calls since this was logged last" if unlogged else "",
+            instead, REPORT_EVERY_S,
         )  # fmt: skip
 
 

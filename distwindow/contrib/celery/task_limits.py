@@ -185,7 +185,7 @@ def _is_celerys(name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Return whether a pattern limits a task. Celery's own are limited only by one that names them."""
+    """Return whether a pattern limits a task: one of Celery's own only if it names these."""
     if _is_celerys(name) and not pattern.startswith("celery."):
         return False
     return bool(_PATTERN.search(pattern)) and fnmatch.fnmatchcase(name, pattern)
