@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, short_repr
 
 _MOST_LINES = 100
 
@@ -51,15 +51,33 @@ def limits(state: Any, **_: Any) -> dict[str, Any]:
     signature="<task> <limits | none | default>",
     help="Set the limits of a task, for all workers and for those that start later.",
 )
-def set_limit(state: Any, task: str, limits: str, **_: Any) -> dict[str, str]:
-    """Set the limits of a task. Each worker stores them, and all store the same."""
+def set_limit(state: Any, task: Any = None, limits: Any = None, **_: Any) -> dict[str, str]:
+    """Set the limits of a task: text, or a list of texts. Each worker stores them, and all store
+    the same.
+    """
     worker = state.consumer.controller
+    if not isinstance(task, str):
+        return {"error": f"the task is {_shown(task)}; give its name"}
     if task not in worker.app.tasks:
         return {"error": f"the task {task!r} is not registered in this worker"}
+    text = "; ".join(limits) if _is_list_of_texts(limits) else limits
+    if not isinstance(text, str):
+        return {
+            "error": f"the limits are {_shown(limits)}; write text such as '5/second; 1000/hour', "
+            "a list of such texts, 'none' for no limit, or 'default' for the configured ones"
+        }
     try:
-        worker.distwindow_operator_limits.set(task, limits)
+        worker.distwindow_operator_limits.set(task, text)
     except ConfigurationError as exc:
         return {"error": str(exc)}
     except Exception as exc:
         return {"error": f"the limits could not be stored: {type(exc).__name__}: {exc}"}
-    return {"ok": f"the limits of {task} are now {limits}"}
+    return {"ok": f"the limits of {task} are now {text}"}
+
+
+def _is_list_of_texts(limits: object) -> bool:
+    return isinstance(limits, (list, tuple)) and all(isinstance(limit, str) for limit in limits)
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"{short_repr(value)}, of type {type(value).__name__}"
