@@ -6,6 +6,7 @@ from typing import Any
 
 import celery
 
+from ... import Limiter
 from ...connect import store_name
 from ...core.errors import ConfigurationError
 from . import remote_control as _commands  # noqa: F401  # registers the commands
@@ -13,6 +14,7 @@ from .annotations import Annotations
 from .effective_limits import EffectiveLimits
 from .setting_names import check_conf_keys
 from .settings import OnStoreError, Settings, check_celery_version, make_settings
+from .stored_limits import StoredLimits
 from .task_limits import LimitTable
 from .worker_steps import ConsumerStep, GateStep
 
@@ -42,8 +44,8 @@ class RateLimits:
     `timeout`: the deadline of one call to the store, in seconds (0.25).
 
     Nothing is connected to, and no task is looked at, before a worker starts. There, whatever
-    cannot work raises `ConfigurationError`. One application has one `RateLimits`; a second one
-    raises `ConfigurationError` at once.
+    cannot work raises `ConfigurationError`, which ends `celery worker` with one sentence. One
+    application has one `RateLimits`; a second one raises `ConfigurationError` at once.
     """
 
     def __init__(
@@ -88,11 +90,17 @@ class RateLimits:
         return store
 
     def check(self) -> None:
-        """Check the settings, and the limits of all tasks that have been imported, as a worker does
-        when it starts. Raises `ConfigurationError`. A test of an application may call this.
+        """Check the settings, the store, and the limits of all tasks that have been imported, as a
+        worker does when it starts. Raises `ConfigurationError`. Nothing is connected to, so a store
+        that does not answer is no error. A test of an application may call this.
         """
-        self.settings()
+        settings = self.settings()
         EffectiveLimits(self.table()).check(self.app.tasks)
+        Limiter(
+            self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
+            handle_sigterm=False,
+        ).close()  # fmt: skip
+        StoredLimits(self.store, settings.prefix, settings.timeout).close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""

@@ -20,6 +20,7 @@ from .operator_limits import OperatorLimits
 from .pool_slots import make_slots
 from .send_back import can_be_sent_back, publish_copy
 from .settings import max_hold_s
+from .start_refused import ends_the_worker
 from .stored_limits import StoredLimits
 
 
@@ -114,6 +115,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         worker.distwindow_gate = None
         super().__init__(worker, **kwargs)
 
+    @ends_the_worker
     def create(self, worker: Any) -> None:
         limits = worker.app.distwindow_rate_limits
         settings = limits.settings()
