@@ -25,7 +25,8 @@ done: list[tuple[str, int]] = []
 # until its turn; no retry is used up.
 @dramatiq.actor(broker=broker, limits=["3/500ms", "1000/hour"], limit_key="dramatiq:{tenant}")
 def fetch(tenant: str, number: int) -> None:
-    print(f"{tenant} {number} after {time.monotonic() - began:.2f} s")
+    # One string with its end, because two threads print.
+    print(f"{tenant} {number} after {time.monotonic() - began:.2f} s\n", end="")
     done.append((tenant, number))
 
 
