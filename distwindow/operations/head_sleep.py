@@ -21,16 +21,17 @@ class HeadSleep:
         """`sleep`: that of `clock`, which is the store's."""
         self._slot, self._clock, self._sleep = slot, clock, sleep
 
-    def __call__(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until permits are given back."""
+    def __call__(self, seconds: float) -> object:
+        """Sleep for `seconds`, or until permits are given back. Return what the clock's `sleep` has
+        returned, for `run_blocking` to check.
+        """
         slot, clock = self._slot, self._clock
         if clock is not SYSTEM:
-            if not slot.take_freed():
-                self._sleep(seconds)
-            return
+            return None if slot.take_freed() else self._sleep(seconds)
         until = clock.monotonic() + seconds
         while not slot.take_freed() and (left := until - clock.monotonic()) > 0:
             slot.sleep(left)
+        return None
 
 
 class AsyncHeadSleep:
