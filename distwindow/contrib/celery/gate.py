@@ -68,7 +68,7 @@ class Gate:
     def process(self, request: Any) -> None:
         """Take a task that the consumer has received: Celery's `process_task`."""
         if not self.limits.of(request.task).limits:
-            self._slots.pass_on(request)
+            self._slots.pass_on(request, by_turns=self.lines.size > 0)
             return
         self._arrivals.append(request)
         self.pump()
@@ -129,7 +129,7 @@ class Gate:
             self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
-            self._look_after_s = self._slots.serve()
+            self._look_after_s = self._slots.serve(by_turns=self.lines.size > 0)
             if not self._granted:
                 # At last: one whose eta was long is overdue when it comes, and may start now.
                 return self._send_back_overdue(ends_s)
@@ -234,6 +234,7 @@ class Gate:
     def _forget_all(self) -> None:
         self._arrivals.clear()
         self.lines.clear()
+        self._slots.forget_tasks()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
