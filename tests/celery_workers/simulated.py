@@ -54,6 +54,7 @@ class SimulatedRequest:
         self.is_revoked = False
         self.announced = False
         self.received_s = 0.0
+        self.expires_after_s: float | None = None
 
     def on_success(self) -> None:
         """What Celery's pools call at the end."""
@@ -124,6 +125,7 @@ class SimulatedWorker:
         self.sent_back: list[tuple[SimulatedRequest, float]] = []
         self.broker_is_up = True
         self.extra_prefetch = 0
+        self.prefetch_bound = 1_000_000
         self.most_extra_prefetch = 0
         limiter = Limiter(store, "1/second", time=timeline.clock)
         self.limits = EffectiveLimits(LimitTable(None))
@@ -191,12 +193,18 @@ class SimulatedWorker:
     def received_s(self, request: SimulatedRequest) -> float:
         return request.received_s
 
-    def raise_prefetch(self) -> None:
+    def raise_prefetch(self) -> bool:
+        if self.extra_prefetch >= self.prefetch_bound:
+            return False
         self.extra_prefetch += 1
         self.most_extra_prefetch = max(self.most_extra_prefetch, self.extra_prefetch)
+        return True
 
     def lower_prefetch(self) -> None:
         self.extra_prefetch -= 1
+
+    def expires_after_s(self, request: SimulatedRequest) -> float | None:
+        return request.expires_after_s
 
     def can_send_back(self, request: SimulatedRequest) -> bool:
         return True

@@ -82,13 +82,24 @@ class WorkerSurroundings:
         received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
         return received_s
 
-    def raise_prefetch(self) -> None:
-        if self.consumer is not None:
-            self.consumer.qos.increment_eventually()
+    def raise_prefetch(self) -> bool:
+        if self.consumer is None:
+            return False
+        # `worker_eta_task_limit` bounds the count from above. What was not raised must not be
+        # lowered: at the end the worker would fetch one message at a time.
+        qos = self.consumer.qos
+        before: int = qos.value
+        return bool(qos.increment_eventually() > before)
 
     def lower_prefetch(self) -> None:
         if self.consumer is not None:
             self.consumer.qos.decrement_eventually()
+
+    def expires_after_s(self, request: Any) -> float | None:
+        if request.expires is None:
+            return None
+        left: timedelta = request.expires - datetime.now(request.expires.tzinfo)
+        return left.total_seconds()
 
     def can_send_back(self, request: Any) -> bool:
         message = request.message
@@ -150,9 +161,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         )
         worker.process_task = gate.process
 
-    def start(self, worker: Any) -> None:
-        self.operator_limits.start()
-
     def stop(self, worker: Any) -> None:
         self.operator_limits.stop()
         self.limiter.close()
@@ -169,6 +177,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
         worker = consumer.controller
         worker.distwindow_gate.surroundings.consumer = consumer
         worker.distwindow_gate.open()
+        # Celery 5.4 clears all timers when a connection is lost.
+        worker.distwindow_operator_limits.start()
 
     def stop(self, consumer: Any) -> None:
         worker = consumer.controller
