@@ -9,19 +9,21 @@ import heapq
 import itertools
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
+from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from distwindow import Limiter
 from distwindow.contrib.celery.admission import Admission
 from distwindow.contrib.celery.effective_limits import EffectiveLimits
 from distwindow.contrib.celery.gate import Gate
-from distwindow.contrib.celery.pool_slots import SemaphoreSlots
+from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.contrib.celery.task_limits import LimitTable
 from distwindow.store.memory import MemoryStore
 from distwindow.testing import ManualClock
+from tests.celery_workers.simulated_pool import SimulatedPool
 
 
 class SimulatedTask:
@@ -52,6 +54,10 @@ class SimulatedRequest:
         self.is_revoked = False
         self.announced = False
         self.received_s = 0.0
+        self.expires_after_s: float | None = None
+
+    def on_success(self) -> None:
+        """What Celery's pools call at the end."""
 
     def revoked(self) -> bool:
         self.announced = self.announced or self.is_revoked
@@ -107,15 +113,19 @@ class SimulatedWorker:
         max_hold_s: float = 3600.0,
         on_store_error: OnStoreError = "hold",
         ask: Callable[..., Any] | None = None,
+        pool: Literal["prefork", "threads", "solo"] = "prefork",
+        on_end: Callable[[SimulatedRequest], None] = lambda request: None,
     ) -> None:
         self._timeline = timeline
+        self._on_end = on_end
         self.semaphore = LaxBoundedSemaphore(slots)
-        self.process_task = self._process_task_sem
+        self.hub = None
         self.running: list[SimulatedRequest] = []
         self.started: list[tuple[SimulatedRequest, float]] = []
         self.sent_back: list[tuple[SimulatedRequest, float]] = []
         self.broker_is_up = True
         self.extra_prefetch = 0
+        self.prefetch_bound = 1_000_000
         self.most_extra_prefetch = 0
         limiter = Limiter(store, "1/second", time=timeline.clock)
         self.limits = EffectiveLimits(LimitTable(None))
@@ -125,28 +135,49 @@ class SimulatedWorker:
             self.monotonic,
             on_store_error,
         )
+        self.slots: PoolSlots
+        if pool == "prefork":
+            self.slots = SemaphoreSlots(self)
+        else:
+            self.pool = SimulatedPool(
+                slots, timeline.call_after, self._run, self._forget, is_solo=pool == "solo"
+            )
+            self.slots = CountedSlots(self, self._wake)
         self.gate = Gate(
-            self, SemaphoreSlots(self), self.admission, self.limits,
+            self, self.slots, self.admission, self.limits,
             max_parked=max_parked, max_hold_s=max_hold_s,
         )  # fmt: skip
 
     def receive(self, request: SimulatedRequest) -> None:
         request.received_s = self.monotonic()
+        state.reserved_requests.add(request)
         self.gate.process(request)
 
     # -- the pool ----------------------------------------------------------------------------------
 
-    def _process_task_sem(self, request: SimulatedRequest) -> None:
-        self.semaphore.acquire(self._process_task, request)
+    def process_task(self, request: SimulatedRequest) -> None:
+        """Give a task to a pool without a semaphore."""
+        self.pool.apply_async(request, callback=request.on_success)
 
     def _process_task(self, request: SimulatedRequest) -> None:
+        self._run(request)
+        self._timeline.call_after(request.duration_s, lambda: self._end(request))
+
+    def _run(self, request: SimulatedRequest) -> None:
         self.running.append(request)
         self.started.append((request, self.monotonic()))
-        self._timeline.call_after(request.duration_s, lambda: self._end(request))
 
     def _end(self, request: SimulatedRequest) -> None:
         self.running.remove(request)
         self.semaphore.release()
+        self._on_end(request)
+
+    def _wake(self) -> None:
+        self._timeline.call_after(0.0, self.gate.pump)
+
+    def _forget(self, request: SimulatedRequest) -> None:
+        self.running.remove(request)
+        self._timeline.call_after(0.0, lambda: self._on_end(request))
 
     # -- what the gate needs -----------------------------------------------------------------------
 
@@ -162,12 +193,18 @@ class SimulatedWorker:
     def received_s(self, request: SimulatedRequest) -> float:
         return request.received_s
 
-    def raise_prefetch(self) -> None:
+    def raise_prefetch(self) -> bool:
+        if self.extra_prefetch >= self.prefetch_bound:
+            return False
         self.extra_prefetch += 1
         self.most_extra_prefetch = max(self.most_extra_prefetch, self.extra_prefetch)
+        return True
 
     def lower_prefetch(self) -> None:
         self.extra_prefetch -= 1
+
+    def expires_after_s(self, request: SimulatedRequest) -> float | None:
+        return request.expires_after_s
 
     def can_send_back(self, request: SimulatedRequest) -> bool:
         return True

@@ -212,6 +212,41 @@ def test_what_is_sent_back_keeps_all_but_its_eta(redis_url: str, prefix: str) ->
     assert second["retries"] == 2
 
 
+def test_what_is_sent_back_through_a_topic_exchange_is_not_lost(
+    redis_url: str, prefix: str
+) -> None:
+    """Redis drops what matches no binding: 40 tasks wait there longer than a worker keeps them.
+    Another queue of the exchange has 40 tasks before, and no more after.
+    """
+    bindings = {f"{prefix}-a": "n.a", f"{prefix}-b": "n.*"}
+    queues = {
+        name: {"exchange": prefix, "exchange_type": "topic", "routing_key": key}
+        for name, key in bindings.items()
+    }
+    project = Project(
+        redis_url, prefix, task_queues=queues,
+        broker_transport_options={"visibility_timeout": 4, "unacked_restore_interval": 1},
+    )  # fmt: skip
+    seen: set[tuple[str, str]] = set()
+
+    def look(self: Any, value: Any) -> None:
+        info = self.request.delivery_info
+        seen.add((info["exchange"], info["routing_key"]))
+
+    limited = project.add(look, bind=True, limits="5/second", name="limited")
+    project.app.amqp.queues.select([f"{prefix}-b"])
+    declared = [project.app.amqp.queues[name] for name in bindings]
+    for number in range(40):
+        limited.apply_async([number], exchange=prefix, routing_key="n.a", declare=declared)
+    with project.worker():
+        until(lambda: len(project.started) >= 40, what="all tasks", timeout=40)
+        assert project.gate.sent_back > 0
+    assert sorted(project.values()) == list(range(40))
+    assert seen == {(prefix, "n.a")}
+    with project.app.connection_for_read() as connection:
+        assert declared[0](connection.default_channel).queue_declare(passive=True)[1] == 40
+
+
 def test_several_limits_hold_together(project: Project) -> None:
     limited = project.task(limits=["5/500ms", "8/minute"], name="limited")
     with project.worker():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -184,6 +185,47 @@ def test_a_message_is_kept_no_longer_than_max_hold_and_comes_back_in_turn(
     assert delays == sorted(delays)
     assert all(1.0 <= delay_s <= max_hold_s / 2 for delay_s in delays)
     assert worker.extra_prefetch == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(100, 400))
+def test_a_task_that_expires_leaves_at_that_moment(expire_s: list[int], max_hold_s: int) -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/hour")
+    worker = SimulatedWorker(
+        timeline, MemoryStore(timeline.clock), [task], max_hold_s=float(max_hold_s)
+    )
+    worker.receive(SimulatedRequest(0, task, "", 0.0))
+    requests = []
+    for number, after_s in enumerate(expire_s, 1):
+        request = SimulatedRequest(number, task, "", 0.0)
+        request.expires_after_s = float(after_s)
+        timeline.call_after(float(after_s), partial(setattr, request, "is_revoked", True))
+        worker.receive(request)
+        requests.append(request)
+    timeline.run_for(0.5)
+    for second in range(max(expire_s) + 1):  # it is half past this second
+        for request, after_s in zip(requests, expire_s, strict=True):
+            if after_s < max_hold_s:
+                assert request.announced == (after_s <= second)
+        if second < max_hold_s:
+            assert worker.gate.lines.size == sum(after_s > second for after_s in expire_s)
+        timeline.run_for(1.0)
+    expired = {request for request in requests if request.announced}
+    assert not expired & {request for request, _ in worker.sent_back}
+
+
+def test_with_a_bound_from_above_the_prefetch_count_ends_where_it_began() -> None:
+    """`worker_eta_task_limit`: what could not be raised is not lowered."""
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="10/second")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
+    worker.prefetch_bound = 3
+    for number in range(50):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(30.0)
+    assert len(worker.started) == 50
+    assert (worker.most_extra_prefetch, worker.extra_prefetch) == (3, 0)
 
 
 def test_one_that_comes_overdue_asks_before_it_is_sent_back() -> None:

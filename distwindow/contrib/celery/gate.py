@@ -68,7 +68,7 @@ class Gate:
     def process(self, request: Any) -> None:
         """Take a task that the consumer has received: Celery's `process_task`."""
         if not self.limits.of(request.task).limits:
-            self._slots.pass_on(request)
+            self._slots.pass_on(request, by_turns=self.lines.size > 0)
             return
         self._arrivals.append(request)
         self.pump()
@@ -129,7 +129,7 @@ class Gate:
             self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
-            self._look_after_s = self._slots.serve()
+            self._look_after_s = self._slots.serve(by_turns=self.lines.size > 0)
             if not self._granted:
                 # At last: one whose eta was long is overdue when it comes, and may start now.
                 return self._send_back_overdue(ends_s)
@@ -148,8 +148,16 @@ class Gate:
         key, cost = found.key_and_cost(request.args, request.kwargs, request.id)
         received_s = self.surroundings.received_s(request)
         entry = self.lines.add(task.name, key, request, cost, received_s + self._max_hold_s)
+        self._watch_expiry(entry)
         if entry.line.state == "waiting":
             self._park(entry.line, 0.0)
+
+    def _watch_expiry(self, entry: Entry[Any]) -> None:
+        """Have `entry` looked at when it expires, too: its line may ask much later."""
+        after_s = self.surroundings.expires_after_s(entry.item)
+        if after_s is not None:
+            entry.expires_s = self.surroundings.monotonic() + max(after_s, 0.0) + 0.001
+            self.lines.keep_until(entry, min(entry.expires_s, entry.kept_until_s))
 
     def _serve(self, line: Line[Any]) -> None:
         """Ask for the first task of a line, which holds a slot."""
@@ -205,14 +213,13 @@ class Gate:
             )
         for entry in reversed(self.lines.park(line)):
             self.parked += 1
-            if self._raised < self._max_parked:
+            if self._raised < self._max_parked and self.surroundings.raise_prefetch():
                 self._raised += 1
                 entry.raised_prefetch = True
-                self.surroundings.raise_prefetch()
-            request = entry.item
-            task_parked.send(sender=request.task, request=request, key=line.key, wait_s=wait_s)
+            item = entry.item
+            task_parked.send(sender=item.task, request=item, key=line.key, wait_s=wait_s)
             # Messages with an eta are fetched without regard to the prefetch count.
-            if self.parked > self._max_parked and request.eta is not None and not entry.admitted:
+            if self.parked > self._max_parked and item.eta is not None and not entry.admitted:
                 self._send_back(entry)
 
     def _leave(self, entry: Entry[Any]) -> None:
@@ -234,6 +241,7 @@ class Gate:
     def _forget_all(self) -> None:
         self._arrivals.clear()
         self.lines.clear()
+        self._slots.forget_tasks()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
@@ -243,7 +251,11 @@ class Gate:
         """Send back what may be kept no longer. Return False if there is more."""
         now_s = self.surroundings.monotonic()
         while (entry := self.lines.pop_overdue(now_s)) is not None:
-            if not entry.admitted:
+            if now_s >= entry.expires_s and is_revoked(entry.item):
+                self._leave(entry)
+            elif now_s >= entry.expires_s:
+                self._watch_expiry(entry)  # the clock of the day has been set back
+            elif not entry.admitted:
                 self._send_back(entry)
             if self.surroundings.monotonic() > ends_s:
                 return False
@@ -253,8 +265,7 @@ class Gate:
         request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
         if is_revoked(request):
             self._leave(entry)
-            return
-        if not self.surroundings.can_send_back(request):
+        if entry.left or not self.surroundings.can_send_back(request):
             return
         # While its eta is to come, another worker keeps it, and half of the time is left then.
         longest_s = self._max_hold_s / 2

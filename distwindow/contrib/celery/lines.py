@@ -33,9 +33,12 @@ State = Literal["ready", "asking", "waiting", "gone"]
 class Entry(Generic[T]):
     """One task in a line."""
 
-    __slots__ = ("admitted", "cost", "item", "left", "line", "parked", "raised_prefetch")
+    __slots__ = (
+        "admitted", "cost", "expires_s", "item", "kept_until_s", "left", "line", "parked",
+        "raised_prefetch",
+    )  # fmt: skip
 
-    def __init__(self, line: Line[T], item: T, cost: int) -> None:
+    def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float) -> None:
         self.line = line
         self.item = item
         self.cost = cost
@@ -46,6 +49,9 @@ class Entry(Generic[T]):
         self.admitted = False
         """True if its permits are counted, and only the moment of a paced limit is to come."""
         self.left = False
+        self.kept_until_s = kept_until_s
+        self.expires_s = math.inf
+        """When it is to be looked at because it expires."""
 
 
 class Line(Generic[T]):
@@ -88,7 +94,7 @@ class Lines(Generic[T]):
         if line is None:
             line = self._lines[task, key] = Line(task, key)
             self._ready.append(line)
-        entry = Entry(line, item, cost)
+        entry = Entry(line, item, cost, kept_until_s)
         line.entries.append(entry)
         self.keep_until(entry, kept_until_s)
         self.size += 1

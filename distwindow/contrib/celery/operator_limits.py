@@ -32,14 +32,22 @@ class OperatorLimits:
         self._timer: Any = None
 
     def start(self) -> None:
-        """Read the stored limits, now and from time to time."""
-        self._timer = None
+        """Read the stored limits, now and from time to time. May be called again: the timer of the
+        call before is replaced.
+        """
+        if self._timer is not None:
+            self._timers.cancel(self._timer)
+            self._timer = None
         # Not while the store fails: each attempt may take a whole timeout.
         if self._gate.admission.store_is_up:
             self.read()
         # At another moment in each worker, so that they do not all read at the same time.
         delay_s = READ_EVERY_S * random.uniform(0.8, 1.2)
-        self._timer = self._timers.call_after(delay_s, self.start)
+        self._timer = self._timers.call_after(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None  # it must not cancel itself: under gevent it is a greenlet
+        self.start()
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -10,10 +10,18 @@ from typing import Any, Protocol
 
 from celery.worker import state
 
+_MOST_OWED = 16
+"""So many more starts than lines tasks without limits may have had, and lines catch up on."""
+_PRUNE_AT = 64
+"""From this number on, requests that were given to the pool are looked through for ended ones."""
+
 
 class PoolSlots(Protocol):
     """How the gate gets slots. `take` calls `grant` once a slot is held, perhaps at once; then
     follows either `give_back` or `start`, which uses it for a task.
+
+    Tasks without limits and lines have the same number of starts where both wait. A line that is
+    refused has had none.
     """
 
     def take(self, grant: Callable[[], None]) -> None: ...
@@ -22,38 +30,84 @@ class PoolSlots(Protocol):
 
     def start(self, request: Any) -> None: ...
 
-    def pass_on(self, request: Any) -> None:
-        """Run a task without a limit, as Celery would."""
+    def pass_on(self, request: Any, by_turns: bool) -> None:
+        """Run a task without a limit. `by_turns` is true while limited tasks are here."""
 
-    def serve(self) -> float | None:
+    def serve(self, by_turns: bool) -> float | None:
         """Grant the slots that have become free. Return after how many seconds it is to be called
         again, because nothing else says for certain when that is so; None: not at all.
         """
 
+    def forget_tasks(self) -> None:
+        """Drop the tasks without limits that wait: their connection to the broker has ended."""
+
+
+class _Waiting:
+    """What waits for a slot, and whose turn it is: of lines, unless they have had more starts.
+
+    Several slots may be free at once, when a line can take only one before it asks again. So starts
+    are counted, and lines catch up later.
+    """
+
+    def __init__(self) -> None:
+        self.lines: deque[Callable[[], None]] = deque()
+        self.tasks: deque[Any] = deque()
+        self._owed = 0
+        """How many starts tasks without limits have had more than lines."""
+
+    def __len__(self) -> int:
+        return len(self.lines) + len(self.tasks)
+
+    def is_turn_of_line(self) -> bool:
+        return bool(self.lines) and (self._owed >= 0 or not self.tasks)
+
+    def line_has_started(self) -> None:
+        self._owed = max(self._owed - 1, -1)
+
+    def task_has_started(self) -> None:
+        self._owed = min(self._owed + 1, _MOST_OWED)
+
 
 class SemaphoreSlots:
-    """For the prefork pool on an event loop, whose semaphore counts free processes. Tasks without
-    limits wait in the same queue, in the order in which they come.
+    """For the prefork pool on an event loop, whose semaphore counts free processes. It is acquired
+    once for each line and task that waits; who gets the slot is decided when it is free.
     """
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
-        self._process = worker.process_task
+        self._waiting = _Waiting()
 
     def take(self, grant: Callable[[], None]) -> None:
-        self._worker.semaphore.acquire(grant)
+        self._waiting.lines.append(grant)
+        self._worker.semaphore.acquire(self._use_slot)
 
     def give_back(self) -> None:
         self._worker.semaphore.release()
 
     def start(self, request: Any) -> None:
+        self._waiting.line_has_started()
         self._worker._process_task(request)  # the pool releases the semaphore when it ends
 
-    def pass_on(self, request: Any) -> None:
-        self._process(request)
+    def pass_on(self, request: Any, by_turns: bool) -> None:
+        self._waiting.tasks.append(request)
+        self._worker.semaphore.acquire(self._use_slot)
 
-    def serve(self) -> float | None:
+    def serve(self, by_turns: bool) -> float | None:
         return None  # the semaphore does it
+
+    def forget_tasks(self) -> None:
+        # Celery has cleared the semaphore, so the lines that waited at it are not granted any more.
+        self._waiting = _Waiting()
+
+    def _use_slot(self) -> None:
+        waiting = self._waiting
+        if waiting.is_turn_of_line():
+            waiting.lines.popleft()()
+        elif waiting.tasks:
+            waiting.task_has_started()
+            self._worker._process_task(waiting.tasks.popleft())
+        else:
+            self._worker.semaphore.release()
 
 
 class CountedSlots:
@@ -62,6 +116,9 @@ class CountedSlots:
     Those have no semaphore to wait at, so the tasks are counted that were given to the pool and
     have not ended. Celery's own set of reserved requests says which have ended, whatever ended
     them; the callbacks of the pool only say when to look: they call `wake`, in any thread.
+
+    Without limited tasks all others go to the pool at once, as without a gate. While limited tasks
+    are here, the others wait here too: what waits inside the pool cannot be overtaken.
     """
 
     def __init__(self, worker: Any, wake: Callable[[], None]) -> None:
@@ -72,40 +129,66 @@ class CountedSlots:
         is_woken = worker.hub is None or hasattr(worker.hub, "_waker")
         self._look_every_s = 1.0 if is_woken else 0.01
         self._in_pool: set[Any] = set()
+        self._prune_at = _PRUNE_AT
         self._held = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting = _Waiting()
         # Celery's Request keeps this method of the pool for all its tasks.
         worker.pool.apply_async = self._wrap(worker.pool.apply_async)
 
     def take(self, grant: Callable[[], None]) -> None:
-        self._waiting.append(grant)
-        self.serve()
+        self._waiting.lines.append(grant)
+        self.serve(by_turns=True)
 
     def give_back(self) -> None:
         self._held -= 1
-        self.serve()
+        self.serve(by_turns=True)
 
     def start(self, request: Any) -> None:
         self._held -= 1
-        self.pass_on(request)
+        self._waiting.line_has_started()
+        self._give_to_pool(request)
 
-    def pass_on(self, request: Any) -> None:
+    def pass_on(self, request: Any, by_turns: bool) -> None:
+        if by_turns or self._waiting.tasks:
+            self._waiting.tasks.append(request)
+            self.serve(by_turns)
+        else:
+            self._give_to_pool(request)
+
+    def serve(self, by_turns: bool) -> float | None:
+        waiting = self._waiting
+        while waiting and (self._free() > 0 or not (by_turns or waiting.lines)):
+            if waiting.is_turn_of_line():
+                self._held += 1
+                waiting.lines.popleft()()
+            else:
+                waiting.task_has_started()
+                self._give_to_pool(waiting.tasks.popleft())
+        return self._look_every_s if waiting else None
+
+    def forget_tasks(self) -> None:
+        self._waiting.tasks.clear()
+
+    def _give_to_pool(self, request: Any) -> None:
+        if len(self._in_pool) >= self._prune_at:
+            # What ended without a callback, so that no request is kept for ever.
+            self._prune()
+            self._prune_at = max(_PRUNE_AT, 2 * len(self._in_pool))
         self._in_pool.add(request)
         self._process(request)
-
-    def serve(self) -> float | None:
-        while self._waiting and self._free() > 0:
-            self._held += 1
-            self._waiting.popleft()()
-        return self._look_every_s if self._waiting else None
+        if request not in state.reserved_requests:
+            self._in_pool.discard(request)  # revoked, or run at once by a pool like solo
 
     def _free(self) -> int:
-        # Not a new set: another thread may add to this one meanwhile.
+        self._prune()
+        size = int(self._pool.num_processes or 1)
+        return size - self._held - len(self._in_pool)
+
+    def _prune(self) -> None:
+        # Not a new set: another thread may remove from this one meanwhile.
         for request in list(self._in_pool):
             if request not in state.reserved_requests:
                 self._in_pool.discard(request)
-        size = int(self._pool.num_processes or 1)
-        return size - self._held - len(self._in_pool)
 
     def _wrap(self, apply_async: Callable[..., Any]) -> Callable[..., Any]:
         def then_serve(callback: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -113,6 +196,8 @@ class CountedSlots:
                 try:
                     return callback(*args, **kwargs) if callback is not None else None
                 finally:
+                    # A method of the request, which has ended now.
+                    self._in_pool.discard(getattr(callback, "__self__", None))
                     if self._waiting:
                         self._wake()
 

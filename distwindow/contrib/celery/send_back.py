@@ -10,6 +10,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from .origin_queue import note_delivery
+
 # What kombu or the broker sets anew for the copy.
 _SET_ANEW = {
     "application_headers", "body_encoding", "content_encoding", "content_type", "delivery_info",
@@ -22,18 +24,24 @@ def can_be_sent_back(message: Any) -> bool:
     return "task" in (message.headers or {})
 
 
-def publish_copy(app: Any, message: Any, eta: datetime) -> None:
-    """Publish `message` again with this eta. Raises what the broker's client raises."""
+def publish_copy(app: Any, message: Any, eta: datetime, queue: str | None = None) -> None:
+    """Publish `message` again with this eta, for `queue` alone, or as it came if that is None.
+    Raises what the broker's client raises.
+    """
     properties: dict[str, Any] = message.properties or {}
     delivery = message.delivery_info or {}
+    exchange, routing_key = delivery.get("exchange") or "", delivery.get("routing_key")
     headers = {**message.headers, "eta": eta.isoformat()}
+    if queue is not None:
+        headers.update(note_delivery(message, queue))
+        exchange, routing_key = "", queue
     expiration = properties.get("expiration")
     more = {name: value for name, value in properties.items() if name not in _SET_ANEW}
     with app.producer_pool.acquire(block=True) as producer:
         producer.publish(
             message.body,
-            exchange=delivery.get("exchange") or "",
-            routing_key=delivery.get("routing_key"),
+            exchange=exchange,
+            routing_key=routing_key,
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             # kombu has decompressed the body: the same algorithm gives the same bytes again.

@@ -27,10 +27,14 @@ class Surroundings(Protocol):
     def received_s(self, request: Any) -> float:
         """Return when the worker received the message, by `monotonic`."""
 
-    def raise_prefetch(self) -> None:
-        """Let the worker fetch one more message."""
+    def raise_prefetch(self) -> bool:
+        """Let the worker fetch one more message. Return False if it may not, by its settings."""
 
-    def lower_prefetch(self) -> None: ...
+    def lower_prefetch(self) -> None:
+        """Undo one `raise_prefetch` that has returned True."""
+
+    def expires_after_s(self, request: Any) -> float | None:
+        """Return in how many seconds the task expires; None if it does not."""
 
     def can_send_back(self, request: Any) -> bool: ...
 

@@ -17,6 +17,7 @@ from .effective_limits import EffectiveLimits
 from .gate import Gate
 from .logger import logger
 from .operator_limits import OperatorLimits
+from .origin_queue import can_be_reached, origin_queue, restore_delivery
 from .pool_slots import make_slots
 from .send_back import can_be_sent_back, publish_copy
 from .settings import max_hold_s
@@ -27,9 +28,10 @@ from .stored_limits import StoredLimits
 @signals.task_received.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def _stamp(sender: Any, request: Any, **_: Any) -> None:
     """Note when a message was received: the broker counts its visibility timeout from then, and not
-    from the moment at which its eta has come.
+    from the moment at which its eta has come. And note how the original came, if it is a copy.
     """
     request.distwindow_received_s = time.monotonic()
+    restore_delivery(request)
 
 
 class WorkerSurroundings:
@@ -81,20 +83,32 @@ class WorkerSurroundings:
         received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
         return received_s
 
-    def raise_prefetch(self) -> None:
-        if self.consumer is not None:
-            self.consumer.qos.increment_eventually()
+    def raise_prefetch(self) -> bool:
+        if self.consumer is None:
+            return False
+        # `worker_eta_task_limit` bounds the count from above. What was not raised must not be
+        # lowered: at the end the worker would fetch one message at a time.
+        qos = self.consumer.qos
+        before: int = qos.value
+        return bool(qos.increment_eventually() > before)
 
     def lower_prefetch(self) -> None:
         if self.consumer is not None:
             self.consumer.qos.decrement_eventually()
 
+    def expires_after_s(self, request: Any) -> float | None:
+        if request.expires is None:
+            return None
+        left: timedelta = request.expires - datetime.now(request.expires.tzinfo)
+        return left.total_seconds()
+
     def can_send_back(self, request: Any) -> bool:
-        return can_be_sent_back(request.message)
+        message = request.message
+        return can_be_sent_back(message) and can_be_reached(message, self._origin_queue(message))
 
     def send_back(self, request: Any, delay_s: float) -> datetime:
         eta = datetime.now(timezone.utc) + timedelta(seconds=delay_s)
-        publish_copy(self._worker.app, request.message, eta)
+        publish_copy(self._worker.app, request.message, eta, self._origin_queue(request.message))
         if self._worker.hub is None:
             request.acknowledge()
         else:
@@ -104,6 +118,10 @@ class WorkerSurroundings:
             request.acknowledged = True
         state.task_ready(request)
         return eta
+
+    def _origin_queue(self, message: Any) -> str | None:
+        consumed = self.consumer.task_consumer if self.consumer is not None else None
+        return origin_queue(message, consumed, self._worker.app.amqp.queues.values())
 
 
 class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -145,9 +163,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         )
         worker.process_task = gate.process
 
-    def start(self, worker: Any) -> None:
-        self.operator_limits.start()
-
     def stop(self, worker: Any) -> None:
         self.operator_limits.stop()
         self.limiter.close()
@@ -164,6 +179,8 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
         worker = consumer.controller
         worker.distwindow_gate.surroundings.consumer = consumer
         worker.distwindow_gate.open()
+        # Celery 5.4 clears all timers when a connection is lost.
+        worker.distwindow_operator_limits.start()
 
     def stop(self, consumer: Any) -> None:
         worker = consumer.controller

@@ -1,0 +1,64 @@
+"""What the gate asks of Celery's worker, and what happens with a new connection to the broker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kombu.common import QoS
+
+from distwindow.contrib.celery.effective_limits import EffectiveLimits
+from distwindow.contrib.celery.operator_limits import OperatorLimits
+from distwindow.contrib.celery.task_limits import LimitTable
+from distwindow.contrib.celery.worker_steps import ConsumerStep, WorkerSurroundings
+
+
+@pytest.mark.parametrize("bound", [None, 6])
+def test_the_prefetch_count_is_lowered_as_often_as_it_was_raised(bound: int | None) -> None:
+    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    qos: Any = QoS(lambda prefetch_count: None, 4)
+    qos.max_prefetch = bound
+    around.consumer = SimpleNamespace(qos=qos)
+    raised = [around.raise_prefetch() for _ in range(5)]
+    assert raised.count(True) == qos.value - 4
+    for _ in range(raised.count(True)):
+        around.lower_prefetch()
+    assert qos.value == 4
+
+
+class Timers:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def call_after(self, seconds: float, callback: Any) -> Any:
+        self.calls.append(callback)
+        return callback
+
+    def cancel(self, timer: Any) -> None:
+        self.calls.remove(timer)
+
+
+def test_operator_limits_are_read_again_after_a_lost_connection() -> None:
+    """Celery 5.4 clears the timers of a worker whose connection was lost."""
+    timers, reads = Timers(), []
+
+    def read() -> dict[str, str]:
+        reads.append(1)
+        return {}
+
+    stored: Any = SimpleNamespace(read=read, close=lambda: None)
+    gate: Any = SimpleNamespace(
+        admission=SimpleNamespace(store_is_up=True), surroundings=SimpleNamespace(),
+        open=lambda: None,
+    )  # fmt: skip
+    limits = OperatorLimits(stored, EffectiveLimits(LimitTable(None)), gate, timers)
+    worker = SimpleNamespace(distwindow_gate=gate, distwindow_operator_limits=limits)
+    consumer: Any = SimpleNamespace(controller=worker)
+    step = ConsumerStep.__new__(ConsumerStep)
+    step.start(consumer)
+    assert (len(reads), len(timers.calls)) == (1, 1)
+    timers.calls.pop()()  # it fires, and is set again
+    assert (len(reads), len(timers.calls)) == (2, 1)
+    step.start(consumer)  # the timer is replaced, and not doubled
+    assert (len(reads), len(timers.calls)) == (3, 1)
