@@ -147,7 +147,7 @@ def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     started: list[int] = []
 
-    @dramatiq.actor(broker=broker, limits="1/200ms", max_retries=0)
+    @dramatiq.actor(broker=broker, limits="1/2s", max_retries=0)
     def job(number: int) -> None:
         started.append(number)
 
@@ -162,7 +162,7 @@ def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
 
     monkeypatch.setattr(broker, "enqueue", interrupted)
     job.send(1)
-    until(lambda: started == [0, 1], 10)
+    until(lambda: started == [0, 1], 20)
     assert next(interrupts, None) is None
     assert broker.dead_letters == []
 
@@ -184,7 +184,7 @@ def test_the_time_limit_of_an_actor_is_not_for_sending_back(
     started: list[int] = []
     deadlines: list[Any] = []
 
-    @dramatiq.actor(broker=broker, limits="1/200ms", max_retries=0, time_limit=100)
+    @dramatiq.actor(broker=broker, limits="1/2s", max_retries=0, time_limit=100)
     def job(number: int) -> None:
         started.append(number)
 
@@ -201,7 +201,7 @@ def test_the_time_limit_of_an_actor_is_not_for_sending_back(
 
     monkeypatch.setattr(broker, "enqueue", failing)
     job.send(1)
-    until(lambda: started == [0, 1], 10)
+    until(lambda: started == [0, 1], 20)
     assert len(deadlines) > 1
     assert set(deadlines) == {None}
     assert broker.dead_letters == []
