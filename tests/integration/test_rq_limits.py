@@ -76,7 +76,6 @@ def test_a_refused_job_is_scheduled_and_leaves_no_copy(server: Standalone) -> No
 def test_a_job_is_scheduled_once_where_a_reply_is_lost(
     server: Standalone,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     lost: bytes,
 ) -> None:
     from distwindow.contrib import task_gate
@@ -105,8 +104,6 @@ def test_a_job_is_scheduled_once_where_a_reply_is_lost(
         link.fault = DropReply(only=lost, times=1, close=True)
         send_back(client, found, behind, 60.0)
     assert commands == ["schedule"]
-    # redis-py reports a connection that is lost after WATCH as a change of the watched key.
-    assert ("the broker did not take back job" in caplog.text) == (lost == b"WATCH")
     assert queue.scheduled_job_registry.count == 1
     assert queue.connection.llen(queue.intermediate_queue_key) == 0
 
