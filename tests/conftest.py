@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests import event_loops, examples
+from tests import bytecode, event_loops, examples
 from tests.servers import (
     Cluster,
     Container,
@@ -37,6 +37,7 @@ T = TypeVar("T")
 # The runs with each redis-py install the group `compat` only.
 collect_ignore_glob = [] if find_spec("celery") else ["*/test_celery_*.py"]
 
+bytecode.keep()
 examples.load_profile()
 
 
