@@ -17,7 +17,8 @@ from distwindow.cli.app import app
 from distwindow.protocol.commands import Acquire, charges_of
 from distwindow.protocol.keys import ring_name, ring_name_prefix
 from distwindow.protocol.scripts import load_script
-from tests.servers import NoServer, Standalone, find_binary
+from tests.patience import patient
+from tests.servers.own import own_server
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,16 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _patient() -> Iterator[None]:
+    with patient():
+        yield
+
+
 @pytest.fixture(scope="session")
 def redis_url(redis_url: str) -> Iterator[str]:
-    """`redis://…` of a plain server that only these tests use: `stats` and `reset` search a whole
-    server, and the one that all tests share has the keys of thousands of tests.
-    """
-    try:
-        find_binary()
-    except NoServer:
-        yield redis_url
-        return
-    if "DISTWINDOW_TEST_URL" in os.environ:
-        yield redis_url
-        return
-    with Standalone() as server:
-        yield server.url
+    """`redis://…` of a plain server: `stats` and `reset` search all of it."""
+    yield from own_server(redis_url)
 
 
 @pytest.fixture
