@@ -106,7 +106,7 @@ def test_one_limiter_in_many_loops_at_once(redis_url: str, prefix: str) -> None:
 async def test_aclose_ends_calls_in_flight_and_refuses_later_ones(
     proxy: Proxy, prefix: str
 ) -> None:
-    limiter = AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
+    limiter = AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=10)
     await limiter.try_acquire("k")
     before = proxy.affected
     with proxy.inject(Delay(only=SCRIPT, replies=1.0)):
@@ -171,7 +171,7 @@ async def test_a_cancelled_call_does_not_disturb_the_replies_of_others(
 async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_still_connect(
     proxy: Proxy, prefix: str
 ) -> None:
-    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2) as limiter:
+    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=10) as limiter:
         with proxy.inject(Delay(replies=0.05)):
             first = asyncio.ensure_future(_acquire(limiter, "k"))
             await until_async(lambda: proxy.open, what="a connection")
