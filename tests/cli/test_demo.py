@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -312,9 +311,7 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
 
 @pytest.mark.slow
 def test_it_starts_without_a_terminal() -> None:
-    begun = time.monotonic()
     done = subprocess.run(
-        [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, check=False
+        [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0
-    assert time.monotonic() - begun < 30

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
-from tests.integration.harness import PLENTY, admin, used
+from tests.integration.harness import PLENTY, STALLS, Call, admin, in_time, used
 from tests.servers import Delay, DropReply, Proxy, Silent, until, until_async
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -225,13 +225,16 @@ async def test_many_cancellations_at_random_times(
 async def test_calls_behind_a_lost_reply_end_by_their_own_deadlines(
     proxy: Proxy, prefix: str
 ) -> None:
+    STALLS.watch()
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=0.25) as limiter:
         await limiter.try_acquire("k")
         await limiter.try_acquire("k")
 
-        async def call() -> tuple[Decision | StoreError, float]:
-            began = time.monotonic()
-            return await outcome(limiter.try_acquire("k")), time.monotonic() - began
+        async def call() -> Call:
+            began = time.perf_counter()
+            found = await outcome(limiter.try_acquire("k"))
+            ended = time.perf_counter()
+            return Call("k", found, ended - began, ended)
 
         with proxy.inject(DropReply(only=SCRIPT, times=1)):
             calls = []
@@ -239,9 +242,11 @@ async def test_calls_behind_a_lost_reply_end_by_their_own_deadlines(
                 calls.append(asyncio.ensure_future(call()))
                 await asyncio.sleep(0.03)  # calls at intervals, of which some join those in flight
             ended = await asyncio.gather(*calls)
-        assert max(seconds for _, seconds in ended) < 0.25 + 0.5
-        assert isinstance(ended[0][0], StoreTimeout)
-        assert isinstance(ended[-1][0], Decision), "the link healed while calls went on"
+        in_time(ended, 0.25)
+        assert isinstance(ended[0].outcome, StoreTimeout)
+        # The link has healed. A stall of the machine may delay some of the calls.
+        more = [await outcome(limiter.try_acquire("k")) for _ in range(5)]
+        assert any(isinstance(found, Decision) for found in more)
 
 
 async def test_a_call_whose_time_ran_out_while_connecting_is_never_sent(
