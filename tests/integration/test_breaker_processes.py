@@ -166,11 +166,19 @@ def test_the_worker_flushes_and_refreshes(redis_url: str, prefix: str) -> None:
         until(lambda: heard == ["open"])
 
 
+def is_flushed(breaker: CircuitBreaker) -> bool:
+    """Flush, and return whether the store has answered."""
+    with suppress(StoreError):
+        breaker.flush()
+        return True
+    return False
+
+
 def test_counts_arrive_once_though_replies_are_lost(
     redis_url: str, proxy: Proxy, prefix: str
 ) -> None:
     rule = ErrorCount(1000, window=600)
-    options: dict[str, Any] = {"prefix": prefix, "timeout": 0.3, "flush_interval": 60}
+    options: dict[str, Any] = {"prefix": prefix, "timeout": 0.1, "flush_interval": 60}
     with CircuitBreaker(proxy.url, rule, **options) as breaker:
         for _ in range(5):
             with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
@@ -179,7 +187,7 @@ def test_counts_arrive_once_though_replies_are_lost(
             for _ in range(3):
                 with pytest.raises(StoreError):
                     breaker.flush()
-        breaker.flush()
+        until(lambda: is_flushed(breaker), what="a flush within the timeout")
     assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
 
 
@@ -204,7 +212,7 @@ def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: 
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while True:
             with suppress(BreakerOpen):
                 async with breaker.call(key):
@@ -214,7 +222,7 @@ def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: 
         assert await breaker.state(key) == "closed"
 
     async def main() -> None:
-        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 2.0}
+        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 10.0}
         async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix, **options) as breaker:
             for ticks in range(12):
                 await cancel_after(breaker, f"k{ticks}", ticks)

@@ -84,15 +84,15 @@ def test_refusals_are_counted_in_the_store_within_the_interval(
     other = harness.limiter(redis_url, "5/hour", prefix=prefix)
     full(limiter)
     limiter.each(["k"] * 49)
-    shortest, blocked = 5.0, 50
-    for _ in range(5):  # a busy machine may delay some of the flushes
+    shortest, blocked = 20.0, 50
+    for _ in range(3):  # a busy machine may delay some of the flushes
         began = time.monotonic()
-        until(lambda: other.stats("k").blocked == blocked, timeout=5)  # noqa: B023 - used here
+        until(lambda: other.stats("k").blocked == blocked, timeout=20)  # noqa: B023 - used here
         shortest = min(shortest, time.monotonic() - began)
         limiter.each(["k"] * 10)  # and again after the worker has flushed
         blocked += 10
     assert shortest < 0.05 + 0.2
-    until(lambda: other.stats("k").blocked == blocked, timeout=5)
+    until(lambda: other.stats("k").blocked == blocked, timeout=20)
     assert other.stats("k").passed == 5
 
 
