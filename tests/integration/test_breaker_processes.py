@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,25 @@ def fleet(redis_url: str, prefix: str, tmp_path: Path) -> Iterator[Fleet]:
     made.stop()
 
 
+def longest_stall(logs: list[list[dict[str, Any]]]) -> float:
+    """Return the longest time in which a process has logged nothing, s: each logs without a break,
+    unless the machine keeps it from running.
+    """
+    return max(late["at"] - line["at"] for lines in logs for line, late in pairwise(lines))
+
+
 @pytest.mark.slow
 def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: Fleet) -> None:
-    until(lambda: fleet.all_have("call"), timeout=20)
+    until(lambda: fleet.all_have("call"), timeout=30)
     fleet.broken.touch()
     began = time.monotonic()
-    until(lambda: fleet.all_have("refused", began), timeout=10)
+    until(lambda: fleet.all_have("refused", began), timeout=30)
     # Broken for two open periods: the fleet lets one probe through after each.
-    until(lambda: sum("half_open" in json.dumps(x) for x in fleet.lines()[0]) >= 2, timeout=10)
+    until(lambda: sum("half_open" in json.dumps(x) for x in fleet.lines()[0]) >= 2, timeout=30)
     fleet.broken.unlink()
     mended = time.monotonic()
-    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=10)
-    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=10)
+    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=30)
+    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=30)
     logs = fleet.lines()
     changes = [[x for x in lines if x["kind"] == "change"] for lines in logs]
     heard = [[(x["state"], x["epoch"]) for x in one] for one in changes]
@@ -108,8 +116,9 @@ def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: 
     opened_ms = heard[0][0][1]
     bad = sorted(x["at"] for lines in logs for x in lines if x["kind"] == "call" and x["broken"])
     first_open = min(one[0]["at"] for one in changes)
-    bound = first_open + SYNC_S + SLACK_S
-    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + SLACK_S
+    slack = SLACK_S + longest_stall(logs)
+    bound = first_open + SYNC_S + slack
+    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + slack
     probes = [at for at in bad if at > bound]
     # While it is open or half-open, only probes go: one for each time it turned half-open.
     assert len(probes) <= [state for state, _ in heard[0]].count("half_open")

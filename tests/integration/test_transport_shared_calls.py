@@ -219,8 +219,8 @@ def test_many_exceptions_of_signal_handlers_at_random_times(
         interrupted = failed = 0
         slowest = 0.0
         with alarm(interrupt):
-            deadline = time.monotonic() + 4
-            while time.monotonic() < deadline:
+            deadline = time.monotonic() + 2.5
+            while time.monotonic() < deadline or interrupted <= 50:
                 began = time.monotonic()
                 try:
                     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0006))
@@ -242,7 +242,6 @@ def test_many_exceptions_of_signal_handlers_at_random_times(
             assert not thread.is_alive(), "a caller does not end"
         counts = count_outcomes(calls)
         print(f"interrupted {interrupted}, failed {failed}, slowest {slowest:.3f} s, {counts}")
-        assert interrupted > 50
         for key in ("k", "mine"):
             assert limiter.try_acquire(key)  # behind a caller that is gone, this would raise
         gc.collect()

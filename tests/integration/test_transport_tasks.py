@@ -181,7 +181,7 @@ async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_stil
             assert all(await asyncio.gather(*others))
 
 
-@pytest.mark.parametrize("seconds", [0.7, pytest.param(4.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [0.7, pytest.param(2.0, marks=pytest.mark.slow)])
 async def test_many_cancellations_at_random_times(
     redis_url: str, prefix: str, seconds: float
 ) -> None:
@@ -201,7 +201,7 @@ async def test_many_cancellations_at_random_times(
             admitted += decision.allowed
 
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or cancelled <= 100:
             for _ in range(random.randrange(1, 60)):
                 task = asyncio.ensure_future(work(f"k{random.randrange(5)}"))
                 live.add(task)
@@ -212,7 +212,6 @@ async def test_many_cancellations_at_random_times(
         started = list(live)
         await asyncio.gather(*started)
         print(f"admitted {admitted}, cancelled {cancelled}")
-        assert cancelled > 100
         with admin(redis_url) as server:
             held = used(server, prefix)
             assert named(server, prefix) == 1
