@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests import bytecode, event_loops, examples
+from tests import bytecode, event_loops, examples, logging_state
 from tests.servers import (
     Cluster,
     Container,
@@ -74,6 +74,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # need not be looked through each time.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    with logging_state.restored():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

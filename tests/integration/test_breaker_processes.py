@@ -90,7 +90,7 @@ def longest_stall(logs: list[list[dict[str, Any]]]) -> float:
     """Return the longest time in which a process has logged nothing, s: each logs without a break,
     unless the machine keeps it from running.
     """
-    return max(late["at"] - line["at"] for lines in logs for line, late in pairwise(lines))
+    return max(float(late["at"] - line["at"]) for lines in logs for line, late in pairwise(lines))
 
 
 @pytest.mark.slow
