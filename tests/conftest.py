@@ -12,6 +12,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -170,10 +171,23 @@ def tls_ca(tls_server: Standalone) -> Path:
     return tls_server.ca
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _launched_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | None]:
+    """The processes of the shared cluster, as soon as tests begin of which one needs it."""
+    if not any("cluster" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
+    nodes = Cluster()
+    with suppress(NoServer):  # which the test that needs it reports
+        nodes.launch()
+    yield nodes
+    nodes.stop()
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(_launched_cluster: Cluster | None) -> Iterator[Cluster]:
     """Three masters, no replicas."""
-    nodes = required(Cluster().start)
+    nodes = required((_launched_cluster or Cluster()).start)
     yield nodes
     nodes.stop()
 

@@ -31,11 +31,19 @@ class Client:
     def fetch_all(cls, tenant: str, page: int) -> None: ...
 
 
-@pytest.fixture
-def server() -> Iterator[Standalone]:
-    CALLS.clear()
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Standalone]:
     with Standalone() as own:
         yield own
+
+
+@pytest.fixture
+def server(own_server: Standalone) -> Standalone:
+    """A server of this module, which is empty."""
+    CALLS.clear()
+    with own_server.client() as client:
+        client.flushall()
+    return own_server
 
 
 def worker_of(url: str) -> tuple[Any, Any]:
