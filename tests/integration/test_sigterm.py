@@ -199,8 +199,11 @@ class Idle:
 
     def ended(self) -> tuple[int, str, str]:
         """Return its exit code, and what it has printed to stdout and to stderr since."""
-        output, complaints = self.process.communicate(timeout=20)
-        return self.process.returncode, output, complaints
+        # Not `communicate`: it would lose what was read ahead together with the line "ready".
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        output, complaints = self.process.stdout.read(), self.process.stderr.read()
+        return self.process.wait(20), output, complaints
 
 
 def counted_in_store(url: str, prefix: str) -> int:

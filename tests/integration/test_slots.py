@@ -46,12 +46,12 @@ def number_held(slots: Concurrency, key: Any = "k") -> int:
     return slots.stats(key).held
 
 
-def all_freed(slots: Concurrency, faulty: Concurrency | None = None) -> None:
+def all_freed(slots: Concurrency, faulty: Concurrency | None = None, key: str = "k") -> None:
     """Check that no slot is held any more, long before the deadline of any. `faulty` has a link of
     its own, which may be disturbed.
     """
     until(lambda: not (faulty or slots)._held._claims, TTL / 3, what="nothing is left to free")
-    assert number_held(slots) == 0
+    assert number_held(slots, key) == 0
 
 
 @pytest.fixture
@@ -138,17 +138,25 @@ def test_a_key_that_another_program_uses(slots: Concurrency, redis_url: str, pre
 def test_a_lost_reply_is_asked_for_again(
     proxy: Proxy, slots: Concurrency, prefix: str, fault: Any, at: str
 ) -> None:
-    with Concurrency(proxy.url, 2, prefix=prefix, ttl=TTL, timeout=1) as faulty:
-        warm(faulty)
-        if at != "free":
-            proxy.fault = fault
-        with faulty.try_hold("k") if at == "try_hold" else faulty.hold("k") as slot:
-            assert slot
-            assert number_held(slots) == 1
-            if at == "free":
-                proxy.fault = fault
-        assert proxy.affected == 1
-        all_freed(slots, faulty)
+    for turn in range(3):
+        key = f"k{turn}"
+        try:
+            with Concurrency(proxy.url, 2, prefix=prefix, ttl=TTL, timeout=1) as faulty:
+                warm(faulty)
+                before = proxy.affected
+                if at != "free":
+                    proxy.fault = fault
+                with faulty.try_hold(key) if at == "try_hold" else faulty.hold(key) as slot:
+                    assert slot
+                    assert number_held(slots, key) == 1
+                    if at == "free":
+                        proxy.fault = fault
+                assert proxy.affected == before + 1
+                all_freed(slots, faulty, key)
+                return
+        except StoreTimeout:  # the machine has stalled for longer than a call waits
+            proxy.fault = Pass()
+    pytest.fail("three times a call had no reply in time")
 
 
 def warm(slots: Concurrency) -> None:
