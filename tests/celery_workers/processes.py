@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,6 +118,12 @@ class Fleet:
 
     def started(self) -> list[int]:
         return [int(number) for number, *_ in self.recorded("starts")]
+
+    def received(self) -> list[str]:
+        """Return the id of each message that a worker has logged as received."""
+        pattern = re.compile(r"\[([0-9a-f-]{36})\] received")
+        logs = (self.log(number) for number in range(len(self.workers)))
+        return [identity for log in logs for identity in pattern.findall(log)]
 
     def wait_started(self, count: int, timeout: float = 40.0) -> None:
         """Wait until so many tasks have started and ended."""
