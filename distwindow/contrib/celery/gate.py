@@ -109,7 +109,7 @@ class Gate:
                     if not self._again or not is_done:
                         self._pumping = False
                         return
-        except BaseException:
+        except BaseException:  # a signal handler may raise anything here: the gate goes on
             self._pumping = False
             self._set_timer(False)
             raise
