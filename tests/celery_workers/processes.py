@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Fleet:
     """A broker, and workers of `tests/celery_workers/project.py`. `options` are those of the task
     `fetch`; `conf` is the configuration. The limiter's store is the broker's server, database 1,
-    unless `store` names another.
+    unless `store` names another. The broker is database 0, unless `broker` is a URL: workers use it
+    and so do clients, unless `publisher` is the URL at which they reach the same broker.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Fleet:
         conf: dict[str, Any] | None = None,
         store: str | None = None,
         broker: str | None = None,
+        publisher: str | None = None,
         gate: bool = True,
     ) -> None:
         self._stack = ExitStack()
         self._options, self._conf = options or {}, conf or {}
-        self._store, self._broker, self._gate = store, broker, gate
+        self._store, self._gate = store, gate
+        self._broker, self._publisher = broker, publisher or broker
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -63,6 +66,7 @@ class Fleet:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "BROKER": self._broker or f"{base}/0",
+            "BACKEND": self._backend(self._broker),
             "STORE": self._store or f"{base}/1",
             "RECORDS": f"{base}/2",
             "OPTIONS": json.dumps(self._options),
@@ -71,6 +75,10 @@ class Fleet:
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",
         }
+
+    def _backend(self, broker: str | None) -> str:
+        """Return where results are kept: with the messages, if the broker is Redis."""
+        return broker if broker and broker.startswith("redis:") else self.server.url
 
     def start(self, *, pool: str = "prefork", slots: int = 2, wait: bool = True) -> Any:
         """Start a worker, and wait until it takes tasks."""
@@ -104,8 +112,8 @@ class Fleet:
         if not hasattr(self, "_app"):
             from celery import Celery
 
-            url = self.environment["BROKER"] if self._broker is None else self.server.url
-            self._app = Celery("client", broker=url, backend=url, set_as_current=False)
+            broker, backend = self._publisher or self.server.url, self._backend(self._publisher)
+            self._app = Celery("client", broker=broker, backend=backend, set_as_current=False)
             self._app.conf.update(self._conf)
             self._stack.callback(self._app.close)
         return self._app

@@ -156,8 +156,8 @@ def test_connections_to_the_broker_are_cut() -> None:
     count, workers, cuts = 60, 2, 2
     with Standalone() as broker_server, Proxy(broker_server.port) as proxy:
         conf = {"broker_transport_options": visible_again_after(4)}
-        with Fleet(options=LIMITED, broker=proxy.url, conf=conf) as fleet:
-            fleet._app = _client(broker_server.url)
+        publisher = broker_server.url
+        with Fleet(options=LIMITED, broker=proxy.url, publisher=publisher, conf=conf) as fleet:
             for _ in range(workers):
                 fleet.start(wait=False)
             fleet.wait_ready()
@@ -177,12 +177,6 @@ def test_connections_to_the_broker_are_cut() -> None:
             doubled = [number for number, n in Counter(fleet.started()).items() if n > 1]
             assert len(doubled) <= 2 * 4  # what ran, and could not be acknowledged, in each cut
             check_bound(fleet)
-
-
-def _client(url: str) -> Any:
-    from celery import Celery
-
-    return Celery("client", broker=url, backend=url, set_as_current=False)
 
 
 @pytest.mark.parametrize("policy", ["hold", "run"])
