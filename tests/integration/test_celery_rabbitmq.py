@@ -129,7 +129,7 @@ def test_a_shutdown_gives_what_waits_back_to_the_broker(
 
 @pytest.mark.parametrize("exchange", ["direct", "topic"])
 def test_what_is_kept_too_long_is_sent_back_to_its_queue(queue: Queue, exchange: str) -> None:
-    conf = {
+    conf: dict[str, Any] = {
         "distwindow_max_hold": 2.0,
         "task_default_exchange": f"{queue.name}-exchange",
         "task_default_exchange_type": exchange,
