@@ -42,7 +42,7 @@ class Queue:
         return Fleet(options=options, broker=broker or self.url, publisher=self.url, conf=conf)
 
     def _channel(self, method: str, **options: Any) -> Any:
-        from kombu import Connection
+        from kombu.connection import Connection
 
         with Connection(self.url) as connection:
             return getattr(connection.default_channel, method)(self.name, **options)
