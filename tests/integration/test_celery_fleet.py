@@ -46,13 +46,13 @@ def span_s(fleet: Fleet) -> float:
     return max(moments) - min(moments)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_two_workers_keep_one_limit(pool: str) -> None:
     count = 100
     with Fleet(options=LIMITED) as fleet:
-        fleet.start(pool=pool, slots=8 if pool == "gevent" else 2, wait=False)
-        fleet.start(pool=pool, slots=8 if pool == "gevent" else 2, wait=False)
-        fleet.wait_ready()
+        slots = 8 if pool in ("gevent", "eventlet") else 2
+        fleet.start(pool=pool, slots=slots, wait=False)
+        fleet.start(pool=pool, slots=slots)
         for number in range(count):
             fleet.send("fetch", number)
         fleet.wait_started(count)
