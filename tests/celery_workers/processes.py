@@ -71,7 +71,9 @@ class Fleet:
             "PYTHONWARNINGS": "ignore",
         }
 
-    def start(self, *, pool: str = "prefork", slots: int = 2, wait: bool = True) -> Any:
+    def start(
+        self, *, pool: str = "prefork", slots: int = 2, queues: str = "celery", wait: bool = True
+    ) -> Any:
         """Start a worker, and wait until it takes tasks."""
         number = len(self.workers)
         output = (self.folder / f"worker{number}.log").open("wb")
@@ -79,7 +81,7 @@ class Fleet:
             [
                 sys.executable, "-m", "celery", "-A", "tests.celery_workers.project", "worker",
                 "-n", f"w{number}@test", "-P", pool, "-c", str(slots), "-l", "INFO",
-                "--without-gossip", "--without-mingle",
+                "-Q", queues, "--without-gossip", "--without-mingle",
             ],
             cwd=ROOT, env=self.environment, stdout=output, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,
