@@ -80,7 +80,9 @@ class Fleet:
         """Return where results are kept: with the messages, if the broker is Redis."""
         return broker if broker and broker.startswith("redis:") else self.server.url
 
-    def start(self, *, pool: str = "prefork", slots: int = 2, wait: bool = True) -> Any:
+    def start(
+        self, *, pool: str = "prefork", slots: int = 2, queues: str = "", wait: bool = True
+    ) -> Any:
         """Start a worker, and wait until it takes tasks."""
         number = len(self.workers)
         output = (self.folder / f"worker{number}.log").open("wb")
@@ -88,7 +90,7 @@ class Fleet:
             [
                 sys.executable, "-m", "celery", "-A", "tests.celery_workers.project", "worker",
                 "-n", f"w{number}@test", "-P", pool, "-c", str(slots), "-l", "INFO",
-                "--without-gossip", "--without-mingle",
+                *(["-Q", queues] if queues else []), "--without-gossip", "--without-mingle",
             ],
             cwd=ROOT, env=self.environment, stdout=output, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,

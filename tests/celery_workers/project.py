@@ -71,6 +71,7 @@ def fetch(self: Any, number: int, seconds: float = 0.01, tenant: str = "") -> in
 
 
 @app.task
-def free(number: int) -> int:
+def free(number: int, seconds: float = 0.0) -> int:
     records.rpush("free", json.dumps([number, time.time()]))
+    time.sleep(seconds)
     return number

@@ -69,9 +69,10 @@ class Gate:
         """Take a task that the consumer has received: Celery's `process_task`."""
         if not self.limits.of(request.task).limits:
             self._slots.pass_on(request, by_turns=self.lines.size > 0)
-            return
-        self._arrivals.append(request)
-        self.pump()
+        else:
+            self._arrivals.append(request)
+            self.pump()
+        self._slots.hold_receiver()
 
     def open(self) -> None:
         """Begin, or begin again with a new connection to the broker."""
@@ -144,8 +145,7 @@ class Gate:
 
     def _add(self, request: Any) -> None:
         task = request.task
-        found = self.limits.of(task)
-        key, cost = found.key_and_cost(request.args, request.kwargs, request.id)
+        key, cost = self.limits.of(task).key_and_cost(request.args, request.kwargs, request.id)
         received_s = self.surroundings.received_s(request)
         entry = self.lines.add(task.name, key, request, cost, received_s + self._max_hold_s)
         self._watch_expiry(entry)
