@@ -1,0 +1,147 @@
+"""Forks beside threads that hold a lock of the whole process, as OpenSSL's are: the child must be
+able to take it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import threading
+import time
+
+import pytest
+
+from distwindow import Limiter
+from distwindow.core.interrupts import OneShotEvent, start_thread
+from distwindow.store.redis.timeouts import BackgroundJob
+from tests.integration.test_limiter_lifetime import in_child
+from tests.servers import until
+from tests.unit.clock_and_stores import fresh_key
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+    # Python 3.12 warns of forks in a process with threads, which is what is tested here.
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+HELD_S = 0.02
+"""Seconds for which a thread holds the lock. Far less than a fork waits."""
+
+
+class ProcessLock:
+    """A lock of the whole process, in the place of OpenSSL's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held = OneShotEvent()
+
+    def hold(self) -> None:
+        """Hold it for a while."""
+        with self._lock:
+            self._held.set()
+            time.sleep(HELD_S)
+
+    def await_held(self) -> None:
+        assert self._held.wait(10)
+
+    def taken_in_child(self) -> str:
+        """Fork; in the child, return whether it can take the lock."""
+        return in_child(lambda: self._lock.acquire(timeout=0))
+
+
+class HoldsAtEnd:
+    """Kept in data of a thread, which Python destroys after the thread's function has returned."""
+
+    def __init__(self, lock: ProcessLock) -> None:
+        self._lock = lock
+
+    def __del__(self) -> None:
+        self._lock.hold()
+
+
+def test_a_fork_while_a_thread_ends() -> None:
+    lock, data = ProcessLock(), threading.local()
+
+    def work() -> None:
+        data.value = HoldsAtEnd(lock)
+
+    for _ in range(3):
+        assert start_thread(work)
+        lock.await_held()
+        assert lock.taken_in_child() == "True"
+
+
+def test_a_fork_while_a_thread_connects() -> None:
+    lock = ProcessLock()
+    job = BackgroundJob(lock.hold, lambda _: None)
+    job.start()
+    lock.await_held()
+    assert lock.taken_in_child() == "True"
+    assert job.wait(10)
+
+
+def test_a_fork_by_a_signal_handler_while_its_thread_waits() -> None:
+    """The handler interrupts the wait for the thread that connects."""
+    lock, taken = ProcessLock(), []
+    job = BackgroundJob(lock.hold, lambda _: None)
+
+    def fork(*_: object) -> None:
+        taken.append(lock.taken_in_child())
+
+    before = signal.signal(signal.SIGALRM, fork)
+    try:
+        job.start()
+        lock.await_held()
+        signal.setitimer(signal.ITIMER_REAL, HELD_S / 4)
+        assert job.wait(10)
+        until(lambda: bool(taken))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert taken == ["True"]
+
+
+def test_a_fork_by_a_thread_that_connects() -> None:
+    """An application's credential provider may fork, for example. No thread waits for itself, and
+    the child waits for no thread of its parent.
+    """
+    outputs: list[str] = []
+    job = BackgroundJob(
+        lambda: outputs.append(in_child(lambda: in_child(lambda: 1))), discard=lambda _: None
+    )
+    job.start()
+    assert job.wait(20)
+    assert job.failure is None
+    assert outputs == ["'1'"]
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_never_connects() -> None:
+    """Not for ever: as long as `MAX_WAIT_S`, which `tests/unit/test_fork_wait.py` measures."""
+    end = OneShotEvent()
+    job = BackgroundJob(lambda: end.wait(60), lambda _: None)
+    job.start()
+    try:
+        assert in_child(lambda: 1) == "1"
+        assert not job.wait(0)
+    finally:
+        end.set()
+    assert job.wait(10)
+
+
+@pytest.mark.slow
+def test_children_can_use_tls_right_after_their_parent_has_connected(tls_url: str) -> None:
+    """Without the wait about one child in a hundred could not, where this was found: the thread
+    that had connected was about to end, and OpenSSL held the lock that a new thread needs first.
+    """
+
+    def use_tls() -> bool:
+        job = BackgroundJob(lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), lambda _: None)
+        job.start()
+        return job.wait(10)
+
+    for _ in range(150):
+        key = fresh_key()
+        with Limiter(tls_url, "10/hour 1 buckets", timeout=10) as limiter:
+            assert limiter.try_acquire(key)
+            assert in_child(use_tls) == "True"
