@@ -4,15 +4,21 @@ able to take it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import ssl
+import sys
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import redis.asyncio
 
-from distwindow import Limiter
+from distwindow import AsyncLimiter, Limiter
+from distwindow._fork_wait import FORK_WAIT
 from distwindow.core.interrupts import OneShotEvent, start_thread
 from distwindow.store.redis.timeouts import BackgroundJob
 from tests.integration.test_limiter_lifetime import in_child
@@ -127,6 +133,72 @@ def test_a_fork_does_not_wait_for_a_thread_that_never_connects() -> None:
     finally:
         end.set()
     assert job.wait(10)
+
+
+def has_to_wait_elsewhere() -> bool:
+    """Return whether a fork by another thread would wait now."""
+    answers: list[bool] = []
+    asker = threading.Thread(target=lambda: answers.append(FORK_WAIT._has_to_wait()))
+    asker.start()
+    asker.join(10)
+    return answers[0]
+
+
+class Connecting:
+    """In the place of a method that connects: notes whether forks wait meanwhile."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+        connect = getattr(owner, method)
+        self.in_this_thread: list[bool] = []
+        self.in_others: list[bool] = []
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            self.in_this_thread.append(FORK_WAIT._has_to_wait())
+            self.in_others.append(has_to_wait_elsewhere())
+            return connect(*arguments, **options)
+
+        patch.setattr(owner, method, noted)
+
+
+@pytest.mark.event_loops
+@pytest.mark.parametrize("server", ["redis", "cluster"])
+def test_forks_by_other_threads_wait_for_event_loops_that_connect(
+    request: pytest.FixtureRequest, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting = Connecting(monkeypatch, redis.asyncio.Connection, "connect")
+    url = request.getfixturevalue(f"{server}_url")
+
+    async def call() -> None:
+        async with AsyncLimiter(url, "10/hour", timeout=10) as limiter:
+            assert await limiter.try_acquire(fresh_key())
+
+    asyncio.run(call())
+    assert all(connecting.in_others)
+    assert len(connecting.in_others) >= 1
+    assert not any(connecting.in_this_thread)
+
+
+@pytest.mark.parametrize("uwsgi", [False, True])
+def test_forks_wait_while_the_map_of_a_cluster_is_read(
+    cluster_url: str, uwsgi: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uWSGI forks without waiting, so no thread reads the map before."""
+    with Limiter(cluster_url, "10/hour", timeout=10) as limiter:
+        key = fresh_key()
+        assert limiter.try_acquire(key)
+        store: Any = limiter._store
+        topology = store._topology
+        reading = Connecting(monkeypatch, type(topology.client.nodes_manager), "initialize")
+        if uwsgi:
+            master = SimpleNamespace(worker_id=lambda: 0, masterpid=os.getpid)
+            monkeypatch.setitem(sys.modules, "uwsgi", master)
+        topology._stale, topology._refreshed_at = True, float("-inf")
+        assert limiter.try_acquire(key)
+        if uwsgi:
+            assert topology._stale
+        else:
+            until(lambda: not topology._stale)
+        assert reading.in_others == ([] if uwsgi else [True])
 
 
 @pytest.mark.slow
