@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from distwindow import AsyncLimiter, Limiter
+from distwindow import AsyncLimiter, Limiter, _fork_wait
 from distwindow._fork_wait import FORK_WAIT
 from distwindow.core.interrupts import OneShotEvent, start_thread
 from distwindow.store.redis.timeouts import BackgroundJob
@@ -120,6 +120,34 @@ def test_a_fork_by_a_thread_that_connects() -> None:
     assert job.wait(20)
     assert job.failure is None
     assert outputs == ["'1'"]
+
+
+def test_what_a_signal_handler_raises_during_the_wait_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python cannot raise it out of a function that is called at a fork. The child is forked."""
+
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(args.exc_type))
+    monkeypatch.setattr(_fork_wait, "sleep", lambda _: signal.raise_signal(signal.SIGUSR1))
+    end = OneShotEvent()
+    job = BackgroundJob(lambda: end.wait(60), lambda _: None)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        job.start()
+        until(has_to_wait_elsewhere)
+        assert in_child(lambda: 1) == "1"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        end.set()
+    assert reported == [Interrupt]
+    assert job.wait(10)
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_never_connects() -> None:
