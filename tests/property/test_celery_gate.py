@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
+from distwindow.contrib.celery.admission import Admission
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -321,23 +322,37 @@ def test_while_the_store_is_away_tasks_wait_or_run(
 def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
     timeline = Timeline()
     failing = True
+    failed_at: list[float] = []
     limiter = Limiter("memory://", "1/second", time=timeline.clock)
 
     def ask(key, limits, cost):
-        if failing:
+        if failing and key == "bad":
+            failed_at.append(timeline.clock.monotonic())
             raise error
         return limiter.try_acquire_all([(key, limits, cost)])
 
-    task = SimulatedTask("fetch", limits="5/second")
+    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     store = MemoryStore(timeline.clock)
     worker = SimulatedWorker(timeline, store, [task], on_store_error="run", ask=ask)
-    for number in range(5):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(10.0)
-    assert worker.started == []
+    for number in range(10):
+        worker.receive(SimulatedRequest(number, task, "good" if number % 2 else "bad", 0.0))
+    timeline.run_for(1.0)  # the tasks of other keys are not held up
+    assert sorted(request.number for request, _ in worker.started) == [1, 3, 5, 7, 9]
+    timeline.run_for(20.0)
+    assert len(worker.started) == 5
+    pauses = [later - earlier for earlier, later in pairwise(failed_at)]
+    assert pauses[:6] == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 5.0], abs=0.01)
     failing = False
     timeline.run_for(10.0)
-    assert len(worker.started) == 5
+    assert len(worker.started) == 10
+
+
+def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
+    def ask(key, limits, cost):
+        raise ConfigurationError("NOPERM")
+
+    admission = Admission(ask, lambda: 0.0, "hold")
+    assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
 
 
 def test_changed_limits_hold_for_those_that_wait() -> None:

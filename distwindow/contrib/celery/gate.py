@@ -109,7 +109,7 @@ class Gate:
                     if not self._again or not is_done:
                         self._pumping = False
                         return
-        except BaseException:
+        except BaseException:  # a signal handler may raise anything here: the gate goes on
             self._pumping = False
             self._set_timer(False)
             raise
@@ -168,7 +168,8 @@ class Gate:
         answer = RUN
         limits = self.limits.of(entry.item.task).limits
         if limits and not entry.admitted:
-            answer = self.admission.may_run(line.key, limits, entry.cost)
+            answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
+            line.failures = line.failures + 1 if answer.failed else 0
         if entry.left:  # under gevent, others run while the store is asked
             self._slots.give_back()
             self.lines.ask_again(line)

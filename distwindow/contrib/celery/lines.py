@@ -57,7 +57,7 @@ class Entry(Generic[T]):
 class Line(Generic[T]):
     """The tasks of one name and one key."""
 
-    __slots__ = ("began_s", "entries", "key", "started", "state", "task", "turn_s")
+    __slots__ = ("began_s", "entries", "failures", "key", "started", "state", "task", "turn_s")
 
     def __init__(self, task: str, key: AnyKey) -> None:
         self.task = task
@@ -67,6 +67,8 @@ class Line(Generic[T]):
         self.began_s: float | None = None
         """When the line was refused for the first time."""
         self.started = 0
+        self.failures = 0
+        """How many of the limiter's last answers were failures of this line alone."""
         self.turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
 

@@ -47,10 +47,8 @@ from .task_results import result_within
 
 _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
-
 _CONNECT_TIMEOUTS = 6
 """Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
-
 _TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
 """The methods of a transport that are called here."""
 
