@@ -35,6 +35,7 @@ import hiredis
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ...._fork_wait import FORK_WAIT
 from ....core.errors import ConfigurationError
 from ....core.interrupts import is_interruption
 from ..attempts import NoReply, RawReply, Request
@@ -306,7 +307,8 @@ class PipelinedConnection(asyncio.Protocol):
     async def _connect(self) -> HandshakeResult:
         connection = self._connection = self.node.new_connection()
         try:
-            await connection.connect()
+            with FORK_WAIT.connecting():
+                await connection.connect()
             steps = handshake(self.node, self._clock)
             try:
                 words = next(steps)
