@@ -26,6 +26,8 @@ _WORK_S = 0.05
 _SHORTEST_SENT_BACK_S = 1.0
 _SEND_AGAIN_S = 5.0
 """When a message is sent back again after the broker has not taken it."""
+_CONNECTION_ENDED = object()
+"""Stands among the arrivals behind those of a connection to the broker that has ended."""
 
 
 class Gate:
@@ -54,6 +56,8 @@ class Gate:
         self.sent_back = 0
         self._raised = 0
         self._arrivals: deque[Any] = deque()
+        self._ended_connections = 0
+        """How many times `_CONNECTION_ENDED` is among the arrivals."""
         self._changed: list[str] = []
         self._granted: deque[Line[Any]] = deque()
         self._closed = False
@@ -83,8 +87,14 @@ class Gate:
         """Forget all tasks that have not been started. Their messages are not acknowledged, so the
         broker gives them to a worker again; here they could not be acknowledged any more, because a
         delivery tag ends with its channel.
+
+        Under gevent another greenlet may be at work, and wait for the store until there is a new
+        connection, whose tasks are not to be forgotten.
         """
         self._closed = True
+        self._ended_connections += 1
+        self._arrivals.append(_CONNECTION_ENDED)
+        self._slots.forget_tasks()
         self.pump()
 
     def limits_changed(self, tasks: list[str]) -> None:
@@ -118,12 +128,9 @@ class Gate:
     def _work(self) -> bool:
         """Return False if there is more to do, and the event loop should have its turn first."""
         around = self.surroundings
-        if self._closed:
-            self._forget_all()
         ends_s = around.monotonic() + _WORK_S
         while True:
-            while self._arrivals:
-                self._add(self._arrivals.popleft())
+            self._take_arrivals()
             if self._changed:
                 changed, self._changed = set(self._changed), []
                 self.lines.wake(lambda line: line.task in changed)  # noqa: B023  # called here
@@ -138,6 +145,15 @@ class Gate:
                 self._serve(self._granted.popleft())
                 if around.monotonic() > ends_s:
                     return False
+
+    def _take_arrivals(self) -> None:
+        while self._arrivals:
+            request = self._arrivals.popleft()
+            if request is _CONNECTION_ENDED:
+                self._ended_connections -= 1
+                self._forget_all()
+            elif not self._ended_connections and not self._closed:
+                self._add(request)
 
     def _grant(self, line: Line[Any]) -> None:
         self._granted.append(line)
@@ -170,7 +186,7 @@ class Gate:
         if limits and not entry.admitted:
             answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
             line.failures = line.failures + 1 if answer.failed else 0
-        if entry.left:  # under gevent, others run while the store is asked
+        if entry.left or self._ended_connections:  # under gevent, while the store was asked
             self._slots.give_back()
             self.lines.ask_again(line)
         elif answer.admitted and not answer.wait_s:
@@ -214,9 +230,7 @@ class Gate:
             )
         for entry in reversed(self.lines.park(line)):
             self.parked += 1
-            if self._raised < self._max_parked and self.surroundings.raise_prefetch():
-                self._raised += 1
-                entry.raised_prefetch = True
+            self._adjust_prefetch()
             item = entry.item
             task_parked.send(sender=item.task, request=item, key=line.key, wait_s=wait_s)
             # Messages with an eta are fetched without regard to the prefetch count.
@@ -230,19 +244,26 @@ class Gate:
         self.lines.remove(entry)
         if entry.parked:
             self.parked -= 1
-        if entry.raised_prefetch:
-            self._raised -= 1
-            self.surroundings.lower_prefetch()
+            self._adjust_prefetch()
         if line.state == "gone" and line.began_s is not None:
             logger.info(
                 "no task %s with the limit key %r waits any more, after %.3f s and %d started",
                 *(line.task, line.key, self.surroundings.monotonic() - line.began_s, line.started),
             )
 
+    def _adjust_prefetch(self) -> None:
+        """Have the worker fetch one more message for each task that is parked, up to a bound."""
+        if self._ended_connections:
+            return  # the prefetch count of a new connection was never raised for these tasks
+        wanted = min(self.parked, self._max_parked)
+        while self._raised < wanted and self.surroundings.raise_prefetch():
+            self._raised += 1
+        while self._raised > wanted:
+            self._raised -= 1
+            self.surroundings.lower_prefetch()
+
     def _forget_all(self) -> None:
-        self._arrivals.clear()
         self.lines.clear()
-        self._slots.forget_tasks()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
 

@@ -35,7 +35,6 @@ class Entry(Generic[T]):
 
     __slots__ = (
         "admitted", "cost", "expires_s", "item", "kept_until_s", "left", "line", "parked",
-        "raised_prefetch",
     )  # fmt: skip
 
     def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float) -> None:
@@ -44,8 +43,6 @@ class Entry(Generic[T]):
         self.cost = cost
         self.parked = False
         """True once the limiter has refused its line: it waits for its limit, not for a slot."""
-        self.raised_prefetch = False
-        """True if the worker may fetch one more message while this one waits."""
         self.admitted = False
         """True if its permits are counted, and only the moment of a paced limit is to come."""
         self.left = False
