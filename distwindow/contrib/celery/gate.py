@@ -51,7 +51,7 @@ class Gate:
         self.admission = admission
         self.lines: Lines[Any] = Lines()
         self.parked = 0
-        """How many tasks wait for their limits now, not for a slot."""
+        """How many tasks are here whose line was refused since they came."""
         self.started = 0
         self.sent_back = 0
         self._raised = 0
@@ -66,6 +66,11 @@ class Gate:
         self._again = False
         self._look_after_s: float | None = None
         self._timer = OneTimer(surroundings, self.pump)
+
+    @property
+    def waiting_for_limits(self) -> int:
+        """How many tasks need no slot now, because their limits do not let them start."""
+        return max(0, self.parked - self._slots.waiting_lines)
 
     # -- from the worker ---------------------------------------------------------------------------
 
