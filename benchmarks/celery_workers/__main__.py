@@ -1,7 +1,8 @@
 """`python -m benchmarks.celery_workers`: measures all ways in turn, and prints a table.
 
 With `--write` it also writes docs/make/celery_workers.json, the table in docs/howto/celery.md, and
-has docs/make/pictures.py draw the picture.
+has docs/make/pictures.py draw the picture. With `--shares` it measures how limited tasks and others
+share one worker's pool instead; then `--write` writes celery_shares.json and that table.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from pathlib import Path
 import celery
 
 from benchmarks import report, server
+from benchmarks.celery_workers import shares
 from benchmarks.celery_workers.fleet import ROOT, SETUPS, bytes_of_a_waiting_task, is_installed, run
 from benchmarks.celery_workers.results import as_json, table
 
 JSON = ROOT / "docs" / "make" / "celery_workers.json"
 PAGE = ROOT / "docs" / "howto" / "celery.md"
-MARKS = "<!-- celery workers -->\n", "<!-- /celery workers -->"
+SHARES_JSON = ROOT / "docs" / "make" / "celery_shares.json"
 
 
-def page_with(page: Path, text: str) -> str:
-    """Return the page with `text` between the marks."""
-    before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
-    return f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+def page_with(page: Path, text: str, name: str = "celery workers") -> str:
+    """Return the page with `text` between the marks of this name."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
+def environment() -> dict[str, str]:
+    return {**report.environment(server.version()), "celery": celery.__version__}
 
 
 def main() -> int:
@@ -33,9 +40,20 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=SETUPS)
     parser.add_argument("--write", action="store_true", help="write the table and the picture")
     parser.add_argument("--memory", action="store_true", help="bytes of a waiting task, only")
+    parser.add_argument(
+        "--shares", action="store_true", help="only how limited tasks and others share each pool"
+    )
     options = parser.parse_args()
     if options.memory:
         print(f"{bytes_of_a_waiting_task() / 1000:.1f} kB for each task that waits in a worker")
+        return 0
+    if options.shares:
+        rows = shares.measure()
+        print(shares.table(rows))
+        if options.write:
+            SHARES_JSON.write_text(shares.as_json(rows, environment()), encoding="utf-8")
+            text = page_with(PAGE, shares.table(rows), "celery shares")
+            PAGE.write_text(text, encoding="utf-8")
         return 0
     runs = []
     for setup in options.only or SETUPS:
@@ -46,8 +64,7 @@ def main() -> int:
         print(table(runs[-1:]).splitlines()[-1], flush=True)
     print(f"\n{table(runs)}")
     if options.write:
-        environment = {**report.environment(server.version()), "celery": celery.__version__}
-        JSON.write_text(as_json(runs, environment), encoding="utf-8")
+        JSON.write_text(as_json(runs, environment()), encoding="utf-8")
         PAGE.write_text(page_with(PAGE, table(runs)), encoding="utf-8")
         subprocess.run([sys.executable, str(ROOT / "docs" / "make" / "pictures.py")], check=True)
     return 0

@@ -60,24 +60,17 @@ def is_installed(setup: str) -> bool:
 def run(setup: str) -> Run:
     """Start the workers, send the tasks, and wait until all have started."""
     with running() as server, tempfile.TemporaryDirectory() as folder:
-        environment, records = _environment(setup, server.port)
-        workers = [_start(environment, Path(folder), number) for number in range(WORKERS)]
+        environment, records = environment_of(setup, server.port)
+        workers = [start_worker(environment, Path(folder), number) for number in range(WORKERS)]
         try:
-            _wait(lambda: int(records.get("ready") or 0) == WORKERS, 60)
+            wait_until(lambda: int(records.get("ready") or 0) == WORKERS, 60)
             client = Celery("client", broker=environment["BROKER"], set_as_current=False)
             for number in range(TASKS):
                 client.send_task("fetch", [number])
             client.close()
-            _wait(lambda: records.llen("starts") >= TASKS, MOST_S)
+            wait_until(lambda: records.llen("starts") >= TASKS, MOST_S)
         finally:
-            for worker in workers:
-                worker.send_signal(signal.SIGTERM)
-            for worker in workers:
-                try:
-                    worker.wait(20)
-                except subprocess.TimeoutExpired:
-                    worker.kill()
-                    worker.wait()
+            end(workers)
         starts_ms = sorted(int(at_us) / 1000 for at_us in records.lrange("starts", 0, -1))
         admitted_ms = [int(at_ms) for at_ms in records.lrange("admitted", 0, -1)]
         return Run(
@@ -92,10 +85,10 @@ def run(setup: str) -> Run:
 def bytes_of_a_waiting_task(count: int = 5_000) -> float:
     """Return by how many bytes a worker's parent grows with each task that waits in it."""
     with running() as server, tempfile.TemporaryDirectory() as folder:
-        environment, records = _environment("parked", server.port)
-        worker = _start(environment, Path(folder), 0)
+        environment, records = environment_of("parked", server.port)
+        worker = start_worker(environment, Path(folder), 0)
         try:
-            _wait(lambda: int(records.get("ready") or 0) == 1, 60)
+            wait_until(lambda: int(records.get("ready") or 0) == 1, 60)
             client = Celery("client", broker=environment["BROKER"], set_as_current=False)
             _send_and_wait(client, 200, 199)  # the worker imports what it needs
             before = _resident(worker.pid)
@@ -103,15 +96,14 @@ def bytes_of_a_waiting_task(count: int = 5_000) -> float:
             grown = _resident(worker.pid) - before
             client.close()
         finally:
-            worker.send_signal(signal.SIGTERM)
-            worker.wait(60)
+            end([worker])
         return grown / count
 
 
 def _send_and_wait(client: Celery, count: int, waiting: int) -> None:
     for number in range(count):
         client.send_task("fetch", [number])
-    _wait(lambda: _waiting(client) >= waiting, 120)
+    wait_until(lambda: _waiting(client) >= waiting, 120)
 
 
 def _waiting(client: Celery) -> int:
@@ -125,7 +117,7 @@ def _resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _environment(setup: str, port: int) -> tuple[dict[str, str], Any]:
+def environment_of(setup: str, port: int) -> tuple[dict[str, str], Any]:
     """Return the environment of the workers, and a client for what they record."""
     base = f"redis://127.0.0.1:{port}"
     environment = {
@@ -136,20 +128,39 @@ def _environment(setup: str, port: int) -> tuple[dict[str, str], Any]:
     return environment, redis.Redis.from_url(f"{base}/2")
 
 
-def _start(environment: dict[str, str], folder: Path, number: int) -> subprocess.Popen[bytes]:
+def start_worker(
+    environment: dict[str, str],
+    folder: Path,
+    number: int,
+    *options: str,
+    pool: str = "prefork",
+    slots: int = SLOTS,
+) -> subprocess.Popen[bytes]:
+    """Start `celery worker` with these options."""
     with (folder / f"worker{number}.log").open("wb") as output:
         return subprocess.Popen(
             [
                 sys.executable, "-m", "celery", "-A", "benchmarks.celery_workers.project",
-                "worker", "-n", f"w{number}@benchmark", "-c", str(SLOTS), "-l", "WARNING",
-                "--without-gossip", "--without-mingle",
+                "worker", "-n", f"w{number}@benchmark", "-P", pool, "-c", str(slots),
+                "-l", "WARNING", "--without-gossip", "--without-mingle", *options,
             ],
             cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
 
-def _wait(condition: Any, seconds: float) -> None:
+def end(workers: list[subprocess.Popen[bytes]]) -> None:
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+    for worker in workers:
+        try:
+            worker.wait(20)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+def wait_until(condition: Any, seconds: float) -> None:
     ends_s = time.monotonic() + seconds
     while not condition() and time.monotonic() < ends_s:
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 BROKER, STORE, RECORDS are URLs. Each start, ask and requeue is recorded in Redis, by its own clock.
 With SETUP "parked" one task starts in an hour, and the others wait: for what they take in memory.
+With "shares" starts are recorded with the name of their task, and `free` has no limit.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ def work() -> None:
     time.sleep(0.02)
 
 
+def work_as(name: str) -> None:
+    records.rpush("starts", f"{name} {now_us()}")
+    time.sleep(0.01)
+
+
 options: dict[str, Any] = {}
 if SETUP in ("distwindow", "parked"):
     from distwindow.contrib.celery import RateLimits, task_sent_back, worker_steps
@@ -73,6 +79,11 @@ if SETUP in ("distwindow", "parked"):
     options["limits"] = f"{PER_SECOND}/second" if SETUP == "distwindow" else "1/hour"
     vars(worker_steps)["Limiter"] = CountingLimiter
     task_sent_back.connect(retried)
+elif SETUP == "shares":
+    from distwindow.contrib.celery import RateLimits
+
+    RateLimits(app, os.environ["STORE"])
+    options["limits"] = f"{PER_SECOND}/second"
 elif SETUP == "rate_limit":
     options["rate_limit"] = f"{PER_SECOND // WORKERS}/s"
 elif SETUP == "retry":
@@ -100,4 +111,12 @@ def fetch(self: Task, number: int) -> None:
         decision = limiter.try_acquire("fetch")
         if not decision:
             raise self.retry(countdown=decision.retry_after)
-    work()
+    if SETUP == "shares":
+        work_as("fetch")
+    else:
+        work()
+
+
+@app.task(name="free")  # type: ignore[untyped-decorator]  # Celery has no types
+def free(number: int) -> None:
+    work_as("free")

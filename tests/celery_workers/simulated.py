@@ -113,7 +113,7 @@ class SimulatedWorker:
         max_hold_s: float = 3600.0,
         on_store_error: OnStoreError = "hold",
         ask: Callable[..., Any] | None = None,
-        pool: Literal["prefork", "threads", "solo"] = "prefork",
+        pool: Literal["prefork", "threads", "solo", "gevent"] = "prefork",
         on_end: Callable[[SimulatedRequest], None] = lambda request: None,
     ) -> None:
         self._timeline = timeline
@@ -140,8 +140,9 @@ class SimulatedWorker:
             self.slots = SemaphoreSlots(self)
         else:
             self.pool = SimulatedPool(
-                slots, timeline.call_after, self._run, self._forget, is_solo=pool == "solo"
-            )
+                slots, timeline.call_after, self._run, self._forget,
+                is_solo=pool == "solo", is_green=pool == "gevent",
+            )  # fmt: skip
             self.slots = CountedSlots(self, self._wake)
         self.gate = Gate(
             self, self.slots, self.admission, self.limits,

@@ -12,7 +12,8 @@ from celery.worker import state
 
 class SimulatedPool:
     """Runs `slots` tasks at a time, for their durations. `run` is told of each start, `ended` of
-    each end. A `solo` pool runs a task within the call that gives it, in no time.
+    each end. A `solo` pool runs a task within the call that gives it, in no time. A green one only
+    says that it is one: no slot is given to it that is not free.
     """
 
     def __init__(
@@ -23,7 +24,9 @@ class SimulatedPool:
         ended: Callable[[Any], None],
         *,
         is_solo: bool = False,
+        is_green: bool = False,
     ) -> None:
+        self.is_green = is_green
         self.num_processes = slots
         self._call_after = call_after
         self._run = run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.celery_workers.__main__ import JSON, PAGE, page_with
+from benchmarks.celery_workers import shares
+from benchmarks.celery_workers.__main__ import JSON, PAGE, SHARES_JSON, page_with
 from benchmarks.celery_workers.fleet import IDEAL_S, TASKS
 from benchmarks.celery_workers.results import from_json, table
 
@@ -19,3 +20,17 @@ def test_the_recorded_run_of_the_gate_kept_what_the_page_says() -> None:
     assert gate.requeues == 0
     assert gate.asks / TASKS <= 1.3
     assert IDEAL_S - 0.1 <= gate.span_s <= IDEAL_S + 1.5
+
+
+def test_the_page_shows_the_shares_of_each_pool() -> None:
+    rows = shares.from_json(SHARES_JSON)
+    assert [row.pool for row in rows] == list(shares.POOLS)
+    text = page_with(PAGE, shares.table(rows), "celery shares")
+    assert PAGE.read_text(encoding="utf-8") == text
+
+
+def test_the_recorded_shares_are_those_that_the_page_promises() -> None:
+    for row in shares.from_json(SHARES_JSON):
+        assert row.first_s < 0.5
+        assert row.span_s < 2.0 + 1.0
+        assert row.others_per_s > 0.5 * row.others_alone_per_s

@@ -37,10 +37,6 @@ def in_child(work: Callable[[], Any]) -> str:
     return output
 
 
-# Once in some hundred forks, on a busy machine, a child has no answer over TLS within its 10 s: it
-# stands still in `ssl.SSLContext.__new__`. It may have inherited a lock of OpenSSL that a thread of
-# its parent held, such as the one that connects. Reruns are reported, and should be looked at.
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("server", ["redis", "cluster", "tls", "unix"])
 def test_a_used_limiter_survives_a_fork(request: pytest.FixtureRequest, server: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distwindow.contrib.celery import pool_slots
 from distwindow.contrib.celery.pool_slots import CountedSlots
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -110,3 +112,54 @@ def test_tasks_that_wait_for_a_slot_are_forgotten_with_their_connection(pool: Po
     worker.receive(SimulatedRequest(10, FREE, "", 1.0))
     timeline.run_for(5.0)
     assert [request.number for request, _ in worker.started] == [0, 10]
+
+
+def held_receiver(timeline: Timeline) -> tuple[SimulatedWorker, threading.Thread]:
+    """Return a green worker whose one slot is taken for a second while a limited task is here, and
+    the thread, in the place of a greenlet, that has received one more task without a limit.
+    """
+    limited = SimulatedTask("limited", limits="1/minute")
+    worker = SimulatedWorker(
+        timeline, MemoryStore(timeline.clock), [limited, FREE], slots=1, pool="gevent"
+    )
+    for number in range(2):
+        worker.receive(SimulatedRequest(number, limited, "", 0.0))
+        timeline.run_for(0.1)
+    worker.receive(SimulatedRequest(2, FREE, "", 1.0))  # is run at once: nobody is held
+    receiver = threading.Thread(
+        target=worker.receive, args=[SimulatedRequest(3, FREE, "", 0.0)], daemon=True
+    )
+    receiver.start()
+    receiver.join(0.1)
+    return worker, receiver
+
+
+def test_a_green_pool_holds_the_receiver_while_a_task_waits_for_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it does without a gate. Otherwise the prefetch count would be used up."""
+    monkeypatch.setattr(pool_slots, "_LONGEST_HOLD_S", 60.0)
+    timeline = Timeline()
+    worker, receiver = held_receiver(timeline)
+    assert receiver.is_alive()
+    timeline.run_for(1.0)  # the task ends
+    receiver.join(30.0)
+    assert not receiver.is_alive()
+    assert [request.number for request, _ in worker.started] == [0, 2, 3]
+
+
+def test_a_receiver_is_held_no_longer_than_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_slots, "_LONGEST_HOLD_S", 60.0)
+    worker, receiver = held_receiver(Timeline())
+    assert receiver.is_alive()
+    worker.gate.close()
+    receiver.join(30.0)
+    assert not receiver.is_alive()
+
+
+def test_a_receiver_is_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where threads were not patched, it would hold the greenlet that is to wake it."""
+    monkeypatch.setattr(pool_slots, "_LONGEST_HOLD_S", 0.01)
+    _, receiver = held_receiver(Timeline())
+    receiver.join(30.0)
+    assert not receiver.is_alive()

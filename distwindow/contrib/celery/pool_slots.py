@@ -4,6 +4,7 @@ permit goes stale because its task waits for a process or a thread.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ from celery.worker import state
 
 _MOST_OWED = 16
 """So many more starts than lines tasks without limits may have had, and lines catch up on."""
+_LONGEST_HOLD_S = 2.0
+"""For so long the receiver of messages is held at most: as long as Celery may wait for one."""
 _PRUNE_AT = 64
 """From this number on, requests that were given to the pool are looked through for ended ones."""
 
@@ -23,6 +26,10 @@ class PoolSlots(Protocol):
     Tasks without limits and lines have the same number of starts where both wait. A line that is
     refused has had none.
     """
+
+    @property
+    def waiting_lines(self) -> int:
+        """How many lines wait for a slot."""
 
     def take(self, grant: Callable[[], None]) -> None: ...
 
@@ -37,6 +44,9 @@ class PoolSlots(Protocol):
         """Grant the slots that have become free. Return after how many seconds it is to be called
         again, because nothing else says for certain when that is so; None: not at all.
         """
+
+    def hold_receiver(self) -> None:
+        """Block who receives messages while something waits for a slot, where the pool would."""
 
     def forget_tasks(self) -> None:
         """Drop the tasks without limits that wait: their connection to the broker has ended."""
@@ -77,6 +87,10 @@ class SemaphoreSlots:
         self._worker = worker
         self._waiting = _Waiting()
 
+    @property
+    def waiting_lines(self) -> int:
+        return len(self._waiting.lines)
+
     def take(self, grant: Callable[[], None]) -> None:
         self._waiting.lines.append(grant)
         self._worker.semaphore.acquire(self._use_slot)
@@ -94,6 +108,9 @@ class SemaphoreSlots:
 
     def serve(self, by_turns: bool) -> float | None:
         return None  # the semaphore does it
+
+    def hold_receiver(self) -> None:
+        pass  # a pool with an event loop blocks nobody
 
     def forget_tasks(self) -> None:
         # Celery has cleared the semaphore, so the lines that waited at it are not granted any more.
@@ -119,6 +136,10 @@ class CountedSlots:
 
     Without limited tasks all others go to the pool at once, as without a gate. While limited tasks
     are here, the others wait here too: what waits inside the pool cannot be overtaken.
+
+    A pool of greenlets blocks whoever gives it a task while all its slots are taken, and Celery's
+    consumer with it. If that fetched on until its prefetch count is used up, it would look for
+    messages again only after two seconds. So it is blocked as well while a task waits here.
     """
 
     def __init__(self, worker: Any, wake: Callable[[], None]) -> None:
@@ -132,8 +153,14 @@ class CountedSlots:
         self._prune_at = _PRUNE_AT
         self._held = 0
         self._waiting = _Waiting()
+        self._blocks = bool(getattr(worker.pool, "is_green", False))
+        self._nothing_waits = threading.Event()
         # Celery's Request keeps this method of the pool for all its tasks.
         worker.pool.apply_async = self._wrap(worker.pool.apply_async)
+
+    @property
+    def waiting_lines(self) -> int:
+        return len(self._waiting.lines)
 
     def take(self, grant: Callable[[], None]) -> None:
         self._waiting.lines.append(grant)
@@ -164,10 +191,19 @@ class CountedSlots:
             else:
                 waiting.task_has_started()
                 self._give_to_pool(waiting.tasks.popleft())
-        return self._look_every_s if waiting else None
+        if not waiting:
+            self._nothing_waits.set()
+            return None
+        return self._look_every_s
+
+    def hold_receiver(self) -> None:
+        if self._blocks and self._waiting:
+            self._nothing_waits.clear()
+            self._nothing_waits.wait(_LONGEST_HOLD_S)
 
     def forget_tasks(self) -> None:
         self._waiting.tasks.clear()
+        self._nothing_waits.set()
 
     def _give_to_pool(self, request: Any) -> None:
         if len(self._in_pool) >= self._prune_at:
