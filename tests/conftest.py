@@ -71,8 +71,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # Several tests collect garbage, and the interpreter does as well: thousands of collected tests
-    # need not be looked through each time.
+    gc.set_threshold(10_000, 20, 20)
+    _freeze_what_is_left()
+
+
+def pytest_runtest_logfinish() -> None:
+    _ended.append(None)
+    if len(_ended) % 500 == 0:
+        _freeze_what_is_left()
+
+
+_ended: list[None] = []
+"""One for each test that has ended."""
+
+
+def _freeze_what_is_left() -> None:
+    """Collect garbage, and have later collections look at newer objects only. Several tests collect
+    garbage, and the interpreter does as well: thousands of tests, and what they have imported, need
+    not be looked through each time.
+    """
     gc.collect()
     gc.freeze()
 
