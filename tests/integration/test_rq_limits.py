@@ -270,6 +270,7 @@ def test_a_job_that_is_cancelled_while_it_is_sent_back_stays_away(
 
 
 @pytest.mark.parametrize("source", ["import sys\nsys.exit()", "import time\ntime.sleep(20)"])
+@pytest.mark.slow
 def test_an_import_that_exits_or_hangs_ends_no_worker(
     server: Standalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
