@@ -107,7 +107,8 @@ class _Gate(Generic[L]):
     def _failed(self, task: TaskLimits, key: AnyKey, exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
         if not isinstance(exc, StoreError):
-            unlogged = self._failure_log.unlogged_before(type(exc).__name__)
+            self._works()  # whoever refuses a key answers
+            unlogged = self._failure_log.unlogged_before((task.name, type(exc).__name__))
             if unlogged is not None:
                 _log.error(
                     "the limit key %s of task %r cannot be asked for (%s: %s); its tasks are "

@@ -13,6 +13,7 @@ from ..core.errors import ConfigurationError, short_repr
 from ..core.limit import Limit, parse_limits
 from .task_options import TASK_OPTIONS
 
+_NEAR_LIMITS = ("ratelimit", "limitrate")
 _SETTING_WORD = "distwindow"
 
 
@@ -38,7 +39,7 @@ def misspelt(option: str, value: object) -> str | None:
     lower = option.lower()
     if lower.startswith(_SETTING_WORD):
         return _nearest(lower.removeprefix(_SETTING_WORD).strip("_"), cutoff=0.8)
-    if lower != "rate_limit" and lower.replace("_", "").rstrip("s") in ("ratelimit", "limitrate"):
+    if lower != "rate_limit" and lower.replace("_", "").replace("s", "") in _NEAR_LIMITS:
         # An application may have options of these names, so only what reads as limits is ours.
         # `rate_limit` is Celery's own.
         return "limits" if _reads_as_limits(value) else None

@@ -194,15 +194,11 @@ class SimulatedWorker:
     def received_s(self, request: SimulatedRequest) -> float:
         return request.received_s
 
-    def raise_prefetch(self) -> bool:
-        if self.extra_prefetch >= self.prefetch_bound:
-            return False
-        self.extra_prefetch += 1
+    def adjust_prefetch(self, raised: int, wanted: int) -> int:
+        now = max(min(wanted, self.prefetch_bound), 0) if wanted > raised else wanted
+        self.extra_prefetch += now - raised
         self.most_extra_prefetch = max(self.most_extra_prefetch, self.extra_prefetch)
-        return True
-
-    def lower_prefetch(self) -> None:
-        self.extra_prefetch -= 1
+        return now
 
     def expires_after_s(self, request: SimulatedRequest) -> float | None:
         return request.expires_after_s

@@ -425,6 +425,109 @@ def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
     assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
 
 
+def test_where_every_key_fails_few_are_asked_for() -> None:
+    """Each ask may open a connection, as with a wrong password."""
+    timeline = Timeline()
+    failing, asks = True, 0
+    limiter = Limiter("memory://", "1/second", time=timeline.clock)
+
+    def ask(key, limits, cost):
+        nonlocal asks
+        asks += 1
+        if failing:
+            raise ConfigurationError("WRONGPASS")
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=50, ask=ask)
+    for number in range(200):
+        worker.receive(SimulatedRequest(number, task, str(number), 0.0))
+    timeline.run_for(10.0)
+    assert asks <= 3 + 10 / 0.25
+    failing = False
+    timeline.run_for(5.3)  # the longest pause, and the last one of all
+    assert len(worker.started) == 200
+
+
+def test_a_key_that_fails_after_an_outage_ends_the_outage() -> None:
+    now_s = 0.0
+    failures = iter([StoreUnavailable("away"), ConfigurationError("NOPERM")])
+
+    def ask(key, limits, cost):
+        raise next(failures)
+
+    admission = Admission(ask, lambda: now_s, "hold")
+    for is_up in (False, True):
+        now_s += 10.0
+        admission.may_run("key", (Limit("1/second"),), 1)
+        assert admission.store_is_up == is_up
+
+
+def test_an_interrupt_while_the_store_is_asked_keeps_no_slot() -> None:
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+    interrupts = iter([KeyboardInterrupt()])
+
+    def ask(key, limits, cost):
+        if (interrupt := next(interrupts, None)) is not None:
+            raise interrupt
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second")
+    worker = SimulatedWorker(timeline, store, [task], slots=1, ask=ask)
+    with pytest.raises(KeyboardInterrupt):
+        worker.receive(SimulatedRequest(0, task, "", 0.0))
+    for number in (1, 2):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(5.0)
+    assert [request.number for request, _ in worker.started] == [0, 1, 2]
+
+
+def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
+    """Under gevent it ends while one line asks, or while one message is published."""
+    timeline = Timeline()
+    asked: list[object] = []
+
+    def ask(key, limits, cost):
+        asked.append(key)
+        worker.gate.close()
+        raise StoreUnavailable("away")
+
+    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
+    store = MemoryStore(timeline.clock)
+    worker = SimulatedWorker(timeline, store, [task], slots=50, ask=ask, pool="threads")
+    requests = [SimulatedRequest(number, task, str(number), 0.0) for number in range(8)]
+    worker.gate._arrivals.extend(requests)  # they come at once
+    worker.gate.pump()
+    assert len(asked) == 1
+
+    worker = SimulatedWorker(timeline, store, [SimulatedTask("fetch", limits="1/day")])
+    publish = worker.send_back
+
+    def end_and_publish(request, delay_s):
+        worker.gate.close()
+        return publish(request, delay_s)
+
+    worker.send_back = end_and_publish
+    worker.gate._max_hold_s = 5.0
+    for number in range(8):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(10.0)
+    assert len(worker.sent_back) == 1
+
+
+def test_what_waits_for_its_limit_needs_no_process() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="100/minute")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=2)
+    for number in range(300):
+        worker.receive(SimulatedRequest(number, task, "", 1.0))
+    assert worker.gate.waiting_for_limits == 0  # their permits are there, and processes are not
+    timeline.run_for(55.0)
+    assert worker.gate.waiting_for_limits > 150
+
+
 def test_changed_limits_hold_for_those_that_wait() -> None:
     timeline = Timeline()
     task = SimulatedTask("fetch", limits="1/hour")

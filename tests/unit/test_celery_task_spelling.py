@@ -34,6 +34,7 @@ MISSPELT: list[tuple[str, Any, str]] = [
     ("ratelimits", ["5/s"], "limits"),
     ("ratelimit", "5/s", "limits"),
     ("limit_rate", "5/s", "limits"),
+    ("limitsRate", "5/s", "limits"),
     ("distwindow_limits", "5/s", "limits"),
     ("distwindow_limits", {"limits": "5/s"}, "limits"),
     ("distwindow_limit_key", "{tenant}", "limit_key"),

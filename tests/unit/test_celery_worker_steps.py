@@ -19,12 +19,24 @@ def test_the_prefetch_count_is_lowered_as_often_as_it_was_raised(bound: int | No
     around = WorkerSurroundings(SimpleNamespace(hub=None))
     qos: Any = QoS(lambda prefetch_count: None, 4)
     qos.max_prefetch = bound
-    around.consumer = SimpleNamespace(qos=qos)
-    raised = [around.raise_prefetch() for _ in range(5)]
-    assert raised.count(True) == qos.value - 4
-    for _ in range(raised.count(True)):
-        around.lower_prefetch()
-    assert qos.value == 4
+    around.consumer = SimpleNamespace(qos=qos, initial_prefetch_count=4)
+    raised = around.adjust_prefetch(0, 5)
+    assert raised == qos.value - 4 == (5 if bound is None else 2)
+    assert around.adjust_prefetch(raised, 1) == qos.value - 4 == 1
+    assert around.adjust_prefetch(1, 0) == qos.value - 4 == 0
+
+
+def test_celery_may_set_the_prefetch_count_anew() -> None:
+    """When tasks end that ran at a reconnection, Celery sets the count to its own."""
+    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    qos: Any = QoS(lambda prefetch_count: None, 4)
+    around.consumer = SimpleNamespace(qos=qos, initial_prefetch_count=4)
+    raised = around.adjust_prefetch(0, 80)
+    qos.value = around.consumer.initial_prefetch_count = 8
+    raised = around.adjust_prefetch(raised, 79)
+    assert qos.value == 8 + 79
+    assert around.adjust_prefetch(raised, 0) == 0
+    assert qos.value == 8
 
 
 class Timers:

@@ -4,6 +4,9 @@ the limiter raises       is asked again                   the tasks meanwhile
 StoreError: an outage    for no line, until a pause ends  wait, or run with on_store_error="run"
 anything else            for this line only after a       of this line wait: a mistake opens no
                          pause, for others as usual       limit; others are not affected
+
+Failures of the second kind may be the server's (its password is wrong). So after some in a row, of
+whichever lines, few are asked for until an ask succeeds.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from .logger import logger
 from .settings import OnStoreError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
-"""For how long nothing is asked after a failure; doubled by each further one."""
+"""For how long nothing is asked, or nothing for one line, after a failure; doubled by each further
+one.
+"""
+_FAILURES_OF_ALL = 3
+"""After so many failures of single lines in a row, one ask is made in FIRST_PAUSE_S."""
 _LOG_EVERY_S = 60.0
 """How often a kind of failure of single lines is logged."""
 
@@ -39,8 +46,8 @@ class Answer(NamedTuple):
     seconds: permits come back only when a bucket ends.
     """
     left_for_s: float = 0.0
-    failed: bool = False
-    """True if nothing can be asked for this line: its key cannot be served."""
+    failures: int = 0
+    """How many asks for this line in a row have failed, though the store answers."""
 
 
 RUN = Answer(True, 0.0)
@@ -59,6 +66,10 @@ class Admission:
         self._on_store_error = on_store_error
         self._pause_s = 0.0
         self._paused_until_s = 0.0
+        self._line_failures = 0
+        """How many asks in a row have failed, though the store answers."""
+        self._ask_again_at_s = 0.0
+        """When the next ask may be made after `_FAILURES_OF_ALL`."""
         self._failure_log = FailureLog(_LOG_EVERY_S, monotonic)
         self.asks = 0
         self.refusals = 0
@@ -73,27 +84,29 @@ class Admission:
         self, key: AnyKey, limits: tuple[Limit, ...], cost: int, failures: int = 0
     ) -> Answer:
         """Ask for the permits of one task. A cost above the smallest limit, which would wait
-        forever, asks for all its permits instead. `failures`: how many of the line's last answers
-        were `failed`.
+        forever, asks for all its permits instead. `failures`: those of the line's last answer.
         """
-        left_s = self._paused_until_s - self._monotonic()
-        if left_s > 0:
-            return self._unknown(left_s)
+        now_s = self._monotonic()
+        if self._paused_until_s > now_s:
+            return self._unknown(self._paused_until_s - now_s, failures)
+        if self._line_failures >= _FAILURES_OF_ALL and self._ask_again_at_s > now_s:
+            left_s = self._ask_again_at_s - now_s
+            return Answer(False, max(left_s, _pause_s(failures)), failures=failures)
         self.asks += 1
         try:
             decision = self._ask(key, limits, min(cost, *(limit.amount for limit in limits)))
         except StoreError as exc:
             self.failures += 1
-            return self._unknown(self._pause(exc))
+            return self._unknown(self._pause(exc), failures)
         except Exception as exc:  # a gate that raised would end the worker's event loop
             self.failures += 1
-            self._log_failure(key, exc)
-            return Answer(
-                False, min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S), failed=True
-            )
-        if self._pause_s:
-            logger.info("the store of the rate limits answers again")
-            self._pause_s = 0.0
+            self._has_answered()
+            self._line_failures += 1
+            self._ask_again_at_s = self._monotonic() + FIRST_PAUSE_S
+            self._log_failure(key, exc, failures)
+            return Answer(False, _pause_s(failures + 1), failures=failures + 1)
+        self._has_answered()
+        self._line_failures = 0
         if decision.allowed:
             limit = decision.limit
             if limit.is_shaped:
@@ -103,8 +116,14 @@ class Admission:
         self.refusals += 1
         return Answer(False, decision.retry_after)
 
-    def _unknown(self, wait_s: float) -> Answer:
-        return RUN if self._on_store_error == "run" else Answer(False, wait_s)
+    def _has_answered(self) -> None:
+        if self._pause_s:
+            logger.info("the store of the rate limits answers again")
+            self._pause_s = 0.0
+
+    def _unknown(self, wait_s: float, failures: int) -> Answer:
+        runs = self._on_store_error == "run"
+        return RUN if runs else Answer(False, wait_s, failures=failures)
 
     def _pause(self, exc: StoreError) -> float:
         if not self._pause_s:
@@ -117,12 +136,18 @@ class Admission:
         self._paused_until_s = self._monotonic() + self._pause_s
         return self._pause_s
 
-    def _log_failure(self, key: AnyKey, exc: Exception) -> None:
+    def _log_failure(self, key: AnyKey, exc: Exception, failures: int) -> None:
+        """Log the first failure of a line, and some of the others."""
         unlogged = self._failure_log.unlogged_before(type(exc).__name__)
-        if unlogged is not None:
+        if unlogged is not None or not failures:
             logger.error(
                 "the limit key %s cannot be asked for (%s: %s); its tasks wait%s",
                 *(short_repr(key), type(exc).__name__, exc),
                 f" ({unlogged} such failures were not logged)" if unlogged else "",
                 exc_info=None if isinstance(exc, ConfigurationError) else exc,
             )
+
+
+def _pause_s(failures: int) -> float:
+    """Return for how long a line is not asked for after so many failures of its own."""
+    return min(FIRST_PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S) if failures else 0.0

@@ -51,7 +51,7 @@ class Gate:
         self.admission = admission
         self.lines: Lines[Any] = Lines()
         self.parked = 0
-        """How many tasks are here whose line was refused since they came."""
+        """How many tasks are here whose line has waited for its limit since they came."""
         self.started = 0
         self.sent_back = 0
         self._raised = 0
@@ -70,7 +70,7 @@ class Gate:
     @property
     def waiting_for_limits(self) -> int:
         """How many tasks need no slot now, because their limits do not let them start."""
-        return max(0, self.parked - self._slots.waiting_lines)
+        return sum(len(line.entries) for line in self.lines if line.state == "waiting")
 
     # -- from the worker ---------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Gate:
                     if not self._again or not is_done:
                         self._pumping = False
                         return
-        except BaseException:  # a signal handler may raise anything here: the gate goes on
+        except BaseException:  # a signal handler may raise anything here
             self._pumping = False
             self._set_timer(False)
             raise
@@ -182,6 +182,9 @@ class Gate:
 
     def _serve(self, line: Line[Any]) -> None:
         """Ask for the first task of a line, which holds a slot."""
+        if self._ended_connections:  # all lines are about to be forgotten
+            self._slots.give_back()
+            return
         entry = self._head(line)
         if entry is None:
             self._slots.give_back()
@@ -189,8 +192,13 @@ class Gate:
         answer = RUN
         limits = self.limits.of(entry.item.task).limits
         if limits and not entry.admitted:
-            answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
-            line.failures = line.failures + 1 if answer.failed else 0
+            try:
+                answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
+            except BaseException:  # of a signal handler: the gate goes on with its next call
+                self._slots.give_back()
+                self.lines.ask_again(line)
+                raise
+            line.failures = answer.failures
         if entry.left or self._ended_connections:  # under gevent, while the store was asked
             self._slots.give_back()
             self.lines.ask_again(line)
@@ -261,11 +269,7 @@ class Gate:
         if self._ended_connections:
             return  # the prefetch count of a new connection was never raised for these tasks
         wanted = min(self.parked, self._max_parked)
-        while self._raised < wanted and self.surroundings.raise_prefetch():
-            self._raised += 1
-        while self._raised > wanted:
-            self._raised -= 1
-            self.surroundings.lower_prefetch()
+        self._raised = self.surroundings.adjust_prefetch(self._raised, wanted)
 
     def _forget_all(self) -> None:
         self.lines.clear()
@@ -292,7 +296,8 @@ class Gate:
         request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
         if is_revoked(request):
             self._leave(entry)
-        if entry.left or not self.surroundings.can_send_back(request):
+        # What came over a connection that has ended is delivered again: a copy would run, too.
+        if entry.left or self._ended_connections or not self.surroundings.can_send_back(request):
             return
         # While its eta is to come, another worker keeps it, and half of the time is left then.
         longest_s = self._max_hold_s / 2

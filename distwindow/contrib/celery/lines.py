@@ -42,7 +42,7 @@ class Entry(Generic[T]):
         self.item = item
         self.cost = cost
         self.parked = False
-        """True once the limiter has refused its line: it waits for its limit, not for a slot."""
+        """True once its line has waited for its limit."""
         self.admitted = False
         """True if its permits are counted, and only the moment of a paced limit is to come."""
         self.left = False
@@ -65,7 +65,7 @@ class Line(Generic[T]):
         """When the line was refused for the first time."""
         self.started = 0
         self.failures = 0
-        """How many of the limiter's last answers were failures of this line alone."""
+        """How many asks in a row have failed, though the store answers."""
         self.turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
 

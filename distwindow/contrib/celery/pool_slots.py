@@ -14,7 +14,7 @@ from celery.worker import state
 _MOST_OWED = 16
 """So many more starts than lines tasks without limits may have had, and lines catch up on."""
 _LONGEST_HOLD_S = 2.0
-"""For so long the receiver of messages is held at most: as long as Celery may wait for one."""
+"""How long the consumer is blocked at most: as long as Celery may wait for a message."""
 _PRUNE_AT = 64
 """From this number on, requests that were given to the pool are looked through for ended ones."""
 
@@ -26,10 +26,6 @@ class PoolSlots(Protocol):
     Tasks without limits and lines have the same number of starts where both wait. A line that is
     refused has had none.
     """
-
-    @property
-    def waiting_lines(self) -> int:
-        """How many lines wait for a slot."""
 
     def take(self, grant: Callable[[], None]) -> None: ...
 
@@ -46,7 +42,9 @@ class PoolSlots(Protocol):
         """
 
     def hold_receiver(self) -> None:
-        """Block who receives messages while something waits for a slot, where the pool would."""
+        """Block the consumer's greenlet while tasks wait for slots, as a pool of greenlets itself
+        does. No other pool blocks.
+        """
 
     def forget_tasks(self) -> None:
         """Drop the tasks without limits that wait: their connection to the broker has ended."""
@@ -86,10 +84,6 @@ class SemaphoreSlots:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._waiting = _Waiting()
-
-    @property
-    def waiting_lines(self) -> int:
-        return len(self._waiting.lines)
 
     def take(self, grant: Callable[[], None]) -> None:
         self._waiting.lines.append(grant)
@@ -138,8 +132,8 @@ class CountedSlots:
     are here, the others wait here too: what waits inside the pool cannot be overtaken.
 
     A pool of greenlets blocks whoever gives it a task while all its slots are taken, and Celery's
-    consumer with it. If that fetched on until its prefetch count is used up, it would look for
-    messages again only after two seconds. So it is blocked as well while a task waits here.
+    consumer with it. A consumer that fetches on until its prefetch count is used up looks for
+    messages again only after two seconds. So the consumer is blocked while a task waits here, too.
     """
 
     def __init__(self, worker: Any, wake: Callable[[], None]) -> None:
@@ -157,10 +151,6 @@ class CountedSlots:
         self._nothing_waits = threading.Event()
         # Celery's Request keeps this method of the pool for all its tasks.
         worker.pool.apply_async = self._wrap(worker.pool.apply_async)
-
-    @property
-    def waiting_lines(self) -> int:
-        return len(self._waiting.lines)
 
     def take(self, grant: Callable[[], None]) -> None:
         self._waiting.lines.append(grant)

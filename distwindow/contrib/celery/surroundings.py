@@ -27,11 +27,10 @@ class Surroundings(Protocol):
     def received_s(self, request: Any) -> float:
         """Return when the worker received the message, by `monotonic`."""
 
-    def raise_prefetch(self) -> bool:
-        """Let the worker fetch one more message. Return False if it may not, by its settings."""
-
-    def lower_prefetch(self) -> None:
-        """Undo one `raise_prefetch` that has returned True."""
+    def adjust_prefetch(self, raised: int, wanted: int) -> int:
+        """Let the worker fetch `wanted` messages beyond its prefetch count; it was let fetch
+        `raised`. Return how many it may now: the worker's settings may allow fewer.
+        """
 
     def expires_after_s(self, request: Any) -> float | None:
         """Return in how many seconds the task expires; None if it does not."""

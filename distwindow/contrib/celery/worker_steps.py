@@ -82,18 +82,23 @@ class WorkerSurroundings:
         received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
         return received_s
 
-    def raise_prefetch(self) -> bool:
+    def adjust_prefetch(self, raised: int, wanted: int) -> int:
         if self.consumer is None:
-            return False
-        # `worker_eta_task_limit` bounds the count from above. What was not raised must not be
-        # lowered: at the end the worker would fetch one message at a time.
+            return raised
         qos = self.consumer.qos
-        before: int = qos.value
-        return bool(qos.increment_eventually() > before)
-
-    def lower_prefetch(self) -> None:
-        if self.consumer is not None:
-            self.consumer.qos.decrement_eventually()
+        # What is not raised must not be lowered: at the end the worker would fetch one message at
+        # a time. `worker_eta_task_limit` bounds the count from above, and Celery sets it anew, to
+        # its own, when tasks that ran at a reconnection end.
+        raised = max(0, min(raised, qos.value - self.consumer.initial_prefetch_count))
+        while raised < wanted:
+            before = qos.value
+            if qos.increment_eventually() <= before:
+                break
+            raised += 1
+        while raised > wanted:
+            qos.decrement_eventually()
+            raised -= 1
+        return raised
 
     def expires_after_s(self, request: Any) -> float | None:
         if request.expires is None:
