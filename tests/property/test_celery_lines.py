@@ -112,6 +112,18 @@ class LinesAgainstAModel(RuleBasedStateMachine):
                 del self.until[name]
                 self.states[name] = "ready"
 
+    @precondition(lambda self: self.queues)
+    @rule(data=st.data())
+    def put_first(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.queues)))
+        item = data.draw(st.sampled_from(self.queues[name]))
+        self.lines.put_first(self.entries[item])
+        self.queues[name].remove(item)
+        self.queues[name].insert(0, item)
+        if self.states[name] == "waiting":
+            del self.until[name]
+            self.states[name] = "ready"
+
     @rule()
     def clear(self) -> None:
         for line in self.lines.clear():

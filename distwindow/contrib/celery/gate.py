@@ -18,12 +18,12 @@ from .effective_limits import EffectiveLimits
 from .lines import Entry, Line, Lines
 from .logger import logger
 from .pool_slots import PoolSlots
+from .return_turns import ReturnTurns
 from .signals import task_parked, task_sent_back
 from .surroundings import OneTimer, Surroundings, is_revoked
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
-_SHORTEST_SENT_BACK_S = 1.0
 _SEND_AGAIN_S = 5.0
 """When a message is sent back again after the broker has not taken it."""
 
@@ -47,6 +47,7 @@ class Gate:
         self._max_parked = max_parked
         self._max_hold_s = max_hold_s
         self.admission = admission
+        self._return_turns = ReturnTurns(admission, max_hold_s)
         self.lines: Lines[Any] = Lines()
         self.parked = 0
         """How many tasks wait for their limits now, not for a slot."""
@@ -220,7 +221,7 @@ class Gate:
             task_parked.send(sender=item.task, request=item, key=line.key, wait_s=wait_s)
             # Messages with an eta are fetched without regard to the prefetch count.
             if self.parked > self._max_parked and item.eta is not None and not entry.admitted:
-                self._send_back(entry)
+                self._send_back(entry, has_room=False)
 
     def _leave(self, entry: Entry[Any]) -> None:
         if entry.left:
@@ -261,18 +262,21 @@ class Gate:
                 return False
         return True
 
-    def _send_back(self, entry: Entry[Any]) -> None:
+    def _send_back(self, entry: Entry[Any], has_room: bool = True) -> None:
         request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
         if is_revoked(request):
             self._leave(entry)
         if entry.left or not self.surroundings.can_send_back(request):
             return
-        # While its eta is to come, another worker keeps it, and half of the time is left then.
-        longest_s = self._max_hold_s / 2
-        turn_s = max(now_s + min(_SHORTEST_SENT_BACK_S, longest_s), line.turn_s)
-        delay_s = min(turn_s - now_s, longest_s)
+        limits = self.limits.of(request.task).limits
+        turns = self._return_turns
+        turn_s = turns.own_s(entry, now_s) if has_room else turns.of_fleet_s(entry, limits, now_s)
+        if turn_s is None:
+            entry.admitted = True
+            self.lines.put_first(entry)
+            return
         try:
-            eta = self.surroundings.send_back(request, delay_s)
+            eta = self.surroundings.send_back(request, turns.delay_s(turn_s, now_s))
         except Exception as exc:  # whatever the broker's client raises: the task stays here
             logger.warning(
                 "sending %s[%s] back failed (%s: %s); it is kept, and sent back in %g s",
@@ -280,14 +284,10 @@ class Gate:
             )
             self.lines.keep_until(entry, now_s + _SEND_AGAIN_S)
             return
-        line.turn_s = turn_s + self._seconds_per_task(request.task, entry.cost)
+        turns.follow(entry, limits, turn_s)
         self.sent_back += 1
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
-
-    def _seconds_per_task(self, task: Any, cost: int) -> float:
-        limits = self.limits.of(task).limits
-        return max((cost * limit.per / limit.amount for limit in limits), default=0.0)
 
     def _set_timer(self, is_done: bool) -> None:
         now_s = self.surroundings.monotonic()

@@ -166,6 +166,16 @@ class Lines(Generic[T]):
                 line.state = "ready"
                 self._ready.append(line)
 
+    def put_first(self, entry: Entry[T]) -> None:
+        """Let `entry` be the first of its line, and the line take its turn if it waits."""
+        line = entry.line
+        line.entries.remove(entry)
+        line.entries.appendleft(entry)
+        if line.state == "waiting":
+            self._due.cancel(line)
+            line.state = "ready"
+            self._ready.append(line)
+
     def pop_overdue(self, now_s: float) -> Entry[T] | None:
         """Return a task that may be kept no longer, if there is one. It stays in its line until
         `remove`; `keep_until` names another moment.
