@@ -81,7 +81,7 @@ class RateLimits:
                     raise Retry(defer=delay)
                 return await function(ctx, *args, **kwargs)
 
-            return limited  # type: ignore[return-value]
+            return limited  # type: ignore[return-value]  # same call
 
         return decorate
 

@@ -4,9 +4,10 @@ task queues; `TaskGate` is for workers of threads and processes, `AsyncTaskGate`
     the limiter says      on_store_error   the task
     admitted                               starts
     refused                                waits for its turn
-    it fails              "hold"           waits for a second
+    it fails              "hold"           waits for a second, as all other tasks do
     it fails              "run"            starts, and was not counted
-    it cannot ever work   either           waits for a second: a mistake opens no limit
+    it refuses this key   either           waits for a second; a mistake opens no limit, and does
+                                           not concern the tasks of other keys
 
 All calls that are refused at once would be told the same time, and come back together. So a
 refused call takes a place in the virtual line of its limit (`operations/turns.py`), in the same
@@ -31,13 +32,18 @@ from .. import (
     StoreError,
 )
 from ..core.clock import SYSTEM, AsyncClock, Clock
+from ..core.errors import short_repr
+from ..core.key import AnyKey
 from ..core.limit import LimitSpec
+from .failure_log import FailureLog
 from .task_limits import TaskLimits
 
 OnStoreError = Literal["hold", "run"]
 
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
+_LOG_EVERY_S = 60.0
+"""How often a kind of failure of single keys is logged."""
 MAX_DELAY_S = 86_400.0
 """The longest delay: dramatiq takes less than a week, and a turn may be months away."""
 MIN_DELAY_S = 0.001
@@ -79,8 +85,7 @@ class _Gate(Generic[L]):
         self._limiters: dict[tuple[Limit, ...], L] = {}
         self._held_until: float | None = None
         """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
-        self._runs_meanwhile = False
-        """Do tasks start while the limiter is not asked?"""
+        self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
 
     def add(self, task: T) -> T:
         """Make the limiters of `task`, and return it. Nothing is connected to.
@@ -97,15 +102,24 @@ class _Gate(Generic[L]):
 
     def _unasked(self) -> float:
         """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
-        return 0.0 if self._runs_meanwhile else max(self._hold_left(), MIN_DELAY_S)
+        return 0.0 if self._on_store_error == "run" else max(self._hold_left(), MIN_DELAY_S)
 
-    def _failed(self, task: TaskLimits, exc: Exception) -> float:
+    def _failed(self, task: TaskLimits, key: AnyKey, exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
+        if not isinstance(exc, StoreError):
+            unlogged = self._failure_log.unlogged_before(type(exc).__name__)
+            if unlogged is not None:
+                _log.error(
+                    "the limit key %s of task %r cannot be asked for (%s: %s); its tasks are "
+                    "held%s",
+                    short_repr(key), task.name, type(exc).__name__, exc,
+                    f" ({unlogged} such failures were not logged)" if unlogged else "",
+                )  # fmt: skip
+            return HOLD_S
         begins = self._held_until is None
         self._held_until = self._time.monotonic() + HOLD_S
-        runs = self._on_store_error == "run" and isinstance(exc, StoreError)
-        self._runs_meanwhile = runs
-        if begins or not isinstance(exc, StoreError):
+        runs = self._on_store_error == "run"
+        if begins:
             _log.error(
                 "asking the limits of task %r failed (%s: %s); tasks %s, and the next try is in "
                 "%g s", task.name, type(exc).__name__, exc,
@@ -142,7 +156,7 @@ class TaskGate(_Gate[Limiter]):
         try:
             decision = self._limiters[task.limits].try_acquire(key, cost, enqueue=True)
         except Exception as exc:
-            return self._failed(task, exc)
+            return self._failed(task, key, exc)
         self._works()
         return _delay(decision)
 
@@ -182,7 +196,7 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
             except RateLimitExceeded:  # its `retry_after` is that of all who were refused with it
                 delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
-            return self._failed(task, exc)
+            return self._failed(task, key, exc)
         self._works()
         return delay
 

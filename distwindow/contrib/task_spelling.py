@@ -38,8 +38,9 @@ def misspelt(option: str, value: object) -> str | None:
     lower = option.lower()
     if lower.startswith(_SETTING_WORD):
         return _nearest(lower.removeprefix(_SETTING_WORD).strip("_"), cutoff=0.8)
-    if lower.replace("_", "") in ("ratelimits", "limitsrate"):
+    if lower != "rate_limit" and lower.replace("_", "").rstrip("s") in ("ratelimit", "limitrate"):
         # An application may have options of these names, so only what reads as limits is ours.
+        # `rate_limit` is Celery's own.
         return "limits" if _reads_as_limits(value) else None
     near = _nearest(lower, cutoff=0.8 if option.startswith("limit") else 0.85)
     if near is None:

@@ -34,6 +34,7 @@ from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._fork_wait import FORK_WAIT
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -242,7 +243,9 @@ def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
     if is_before_uwsgi_forks():
         return False
     try:
-        _thread.start_new_thread(function, arguments)
+        _thread.start_new_thread(
+            FORK_WAIT.run_thread, (_thread.get_native_id(), function, arguments)
+        )
     except RuntimeError as exc:
         if exc.__traceback__ is not None and exc.__traceback__.tb_next is not None:
             raise  # by a signal handler: `start_new_thread` itself has no frame

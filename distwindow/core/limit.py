@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, short_repr
 from .limit_text import (
     MAX_INTERVAL_MS,
     UNITS_MS,
@@ -49,6 +49,8 @@ _EXAMPLES = (
     'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
     '"100/second warmup 10s paced 500ms"'
 )
+_MAX_CHARS = 200
+"""The longest string of a limit."""
 _ORDER = (
     'what may follow the interval is, in this order: "strict", "24 buckets", "cold factor 3", '
     '"warmup 10s", "paced 500ms"'
@@ -125,7 +127,7 @@ class Limit:
             checked = check_terms(amount, interval_ms, terms)
         except ConfigurationError as exc:
             if isinstance(text, str):
-                raise ConfigurationError(f"limit {text!r}: {exc}") from None
+                raise ConfigurationError(f"limit {short_repr(text)}: {exc}") from None
             raise
         object.__setattr__(self, "amount", amount)
         object.__setattr__(self, "interval_ms", interval_ms)
@@ -187,7 +189,7 @@ def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
         elif isinstance(part, str):
             parts.extend(_split(part))
         else:
-            raise ConfigurationError(f"{part!r} is not a limit; {_EXAMPLES}")
+            raise ConfigurationError(f"{short_repr(part)} is not a limit; {_EXAMPLES}")
     if not parts:
         raise ConfigurationError(f"no limit was given; {_EXAMPLES}")
     parts.sort(key=lambda limit: (limit.interval_ms, limit.bucket_ms, limit.span))
@@ -213,13 +215,14 @@ def _split(text: str) -> Iterable[Limit]:
         try:
             yield Limit(part)
         except ConfigurationError as exc:
-            raise ConfigurationError(f"{exc} (in {text!r})" if part != text else str(exc)) from None
+            where = f" (in {short_repr(text)})" if part != text else ""
+            raise ConfigurationError(f"{exc}{where}") from None
 
 
 def _iterate(spec: object) -> Iterable[object]:
     if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
         return spec
-    raise ConfigurationError(f"{spec!r} is not a limit; {_EXAMPLES}")
+    raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
 
 
 def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -> int:
@@ -244,6 +247,8 @@ def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound
 
 def _parse(text: str) -> LimitText:
     """Return the parts of a limit's string; raise `ConfigurationError` if it is not one."""
+    if len(text) > _MAX_CHARS:  # errors would repeat it, and Python converts no number so long
+        raise ConfigurationError(f"it has {len(text)} characters; {_EXAMPLES}")
     written = parse_limit_text(text)
     if written is None:
         if _THOUSANDS.search(text):

@@ -71,8 +71,7 @@ class Ring:
         self.refusal: StoredRefusal | None = None
         self.reservations: Reservations | None = None
         self.shortcut_start = self.start
-        """`start` where `used` decides a plain call; else `RETIRED_START`, as where permits of
-        coming buckets are reserved."""
+        """`start` if `used` decides a plain call; `RETIRED_START` while permits are reserved."""
 
     def copy(self) -> Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
@@ -192,9 +191,7 @@ class Ring:
         )  # fmt: skip
 
     def borrow(self, permits: int, number: int) -> None:
-        """Reserve `permits` in the coming bucket `number`, which is not before the last one with a
-        reservation.
-        """
+        """Reserve `permits` in the coming bucket `number`; none after it has a reservation."""
         borrowed = {} if self.reservations is None else dict(self.reservations.borrowed)
         borrowed[number] = borrowed.get(number, 0) + permits
         self._reserve(borrowed)
@@ -294,9 +291,7 @@ class Ring:
         return taken
 
     def _take_out(self, permits: int, number: int) -> int:
-        """Take up to `permits` out of the bucket of this number, which has begun; return how
-        many.
-        """
+        """Take up to `permits` out of a bucket that has begun; return how many."""
         if number == self.newest_number:
             taken = min(permits, self.used - self.closed_total)
         elif self.newest_number - self.span < number < self.newest_number:

@@ -30,7 +30,6 @@ not raise. Only the main thread runs signal handlers; where it stays in C code f
 MAIN_THREAD_TIMEOUT_S, the shutdown thread restores the default action by itself. Calls are slow
 during the first flush because each sleeps for CALL_DELAY_S: a thread that calls without a break
 would leave the flush little time, and under gevent, where the shutdown thread is a greenlet, none.
-
 uvicorn handles SIGTERM itself: see `uvicorn.py`.
 """
 

@@ -16,6 +16,7 @@ from pathlib import Path
 FLOORS = {
     "core": 1,
     "_fork": 1,
+    "_fork_wait": 1,
     "windows": 2,
     "protocol": 2,
     "operations": 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Fleet:
     """A broker, and workers of `tests/celery_workers/project.py`. `options` are those of the task
     `fetch`; `conf` is the configuration. The limiter's store is the broker's server, database 1,
-    unless `store` names another.
+    unless `store` names another. The broker is database 0, unless `broker` is a URL: workers use it
+    and so do clients, unless `publisher` is the URL at which they reach the same broker.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class Fleet:
         conf: dict[str, Any] | None = None,
         store: str | None = None,
         broker: str | None = None,
+        publisher: str | None = None,
         gate: bool = True,
     ) -> None:
         self._stack = ExitStack()
         self._options, self._conf = options or {}, conf or {}
-        self._store, self._broker, self._gate = store, broker, gate
+        self._store, self._gate = store, gate
+        self._broker, self._publisher = broker, publisher or broker
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -62,6 +66,7 @@ class Fleet:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "BROKER": self._broker or f"{base}/0",
+            "BACKEND": self._backend(self._broker),
             "STORE": self._store or f"{base}/1",
             "RECORDS": f"{base}/2",
             "OPTIONS": json.dumps(self._options),
@@ -71,8 +76,12 @@ class Fleet:
             "PYTHONWARNINGS": "ignore",
         }
 
+    def _backend(self, broker: str | None) -> str:
+        """Return where results are kept: with the messages, if the broker is Redis."""
+        return broker if broker and broker.startswith("redis:") else self.server.url
+
     def start(
-        self, *, pool: str = "prefork", slots: int = 2, queues: str = "celery", wait: bool = True
+        self, *, pool: str = "prefork", slots: int = 2, queues: str = "", wait: bool = True
     ) -> Any:
         """Start a worker, and wait until it takes tasks."""
         number = len(self.workers)
@@ -81,7 +90,7 @@ class Fleet:
             [
                 sys.executable, "-m", "celery", "-A", "tests.celery_workers.project", "worker",
                 "-n", f"w{number}@test", "-P", pool, "-c", str(slots), "-l", "INFO",
-                "-Q", queues, "--without-gossip", "--without-mingle",
+                *(["-Q", queues] if queues else []), "--without-gossip", "--without-mingle",
             ],
             cwd=ROOT, env=self.environment, stdout=output, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,
@@ -105,8 +114,8 @@ class Fleet:
         if not hasattr(self, "_app"):
             from celery import Celery
 
-            url = self.environment["BROKER"] if self._broker is None else self.server.url
-            self._app = Celery("client", broker=url, backend=url, set_as_current=False)
+            broker, backend = self._publisher or self.server.url, self._backend(self._publisher)
+            self._app = Celery("client", broker=broker, backend=backend, set_as_current=False)
             self._app.conf.update(self._conf)
             self._stack.callback(self._app.close)
         return self._app
@@ -119,6 +128,12 @@ class Fleet:
 
     def started(self) -> list[int]:
         return [int(number) for number, *_ in self.recorded("starts")]
+
+    def received(self) -> list[str]:
+        """Return the id of each message that a worker has logged as received."""
+        pattern = re.compile(r"\[([0-9a-f-]{36})\] received")
+        logs = (self.log(number) for number in range(len(self.workers)))
+        return [identity for log in logs for identity in pattern.findall(log)]
 
     def wait_started(self, count: int, timeout: float = 40.0) -> None:
         """Wait until so many tasks have started and ended."""

@@ -1,6 +1,6 @@
 """The application of worker processes. Everything that varies comes from the environment:
 
-BROKER, RECORDS: URLs of Redis, for Celery and for what the tasks record; STORE: of the limiter.
+BROKER, BACKEND: URLs of Celery; RECORDS: of what the tasks record; STORE: of the limiter.
 OPTIONS: JSON, options of the task `fetch`; CONF: JSON, the configuration; GATE: "no" for none.
 """
 
@@ -17,7 +17,7 @@ from celery import Celery, signals
 from distwindow import Decision, Limiter
 from distwindow.contrib.celery import RateLimits, task_parked, task_sent_back
 
-app = Celery("project", broker=os.environ["BROKER"], backend=os.environ["BROKER"])
+app = Celery("project", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,

@@ -37,9 +37,6 @@ def in_child(work: Callable[[], Any]) -> str:
     return output
 
 
-# Once, on a busy machine, a child had no answer over TLS within its 10 s. The cause is not known:
-# reruns are reported, and should be looked at.
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("server", ["redis", "cluster", "tls", "unix"])
 def test_a_used_limiter_survives_a_fork(request: pytest.FixtureRequest, server: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import StoreError, StoreTimeout, StoreUnavailable
+from distwindow import Limiter, StoreError, StoreTimeout, StoreUnavailable
 from distwindow.store.redis.guard import ServerClock
 from tests.integration.harness import (
     Call,
@@ -173,6 +173,27 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
     call_until_admitted(limiter)
     with admin(redis_url) as server:
         assert used(server, prefix) == 1
+
+
+def test_a_connect_that_has_failed_since_the_last_call_is_tried_again(
+    proxy: Proxy, prefix: str
+) -> None:
+    """The outage in which it failed may be over. (With asyncio no call waits for an old one.)"""
+    with Limiter(proxy.url, "5/hour", prefix=prefix, timeout=0.2) as limiter:
+        limiter.try_acquire("k")
+        store: Any = limiter._store
+        connection = store._connection_to(store._topology.node)
+        with proxy.inject(Silent()):
+            proxy.cut()
+            with pytest.raises(StoreTimeout, match="surely not executed"):
+                limiter.try_acquire("k")
+            left_opening = connection._opening
+            assert left_opening.wait(20)
+            assert left_opening.failure is not None
+        until(lambda: connection.node.unavailable_reason() is None)
+        raw = connection._open(connection._clock.monotonic() + 20)
+        assert raw is None
+        assert limiter.try_acquire("k").remaining == 3
 
 
 @pytest.mark.compat

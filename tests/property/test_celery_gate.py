@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
+from distwindow.contrib.celery.admission import Admission
+from distwindow.contrib.celery.fleet_turns import FleetTurns
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -166,6 +168,21 @@ def test_no_more_than_max_parked_are_fetched_beyond_the_prefetch_count(
 
 
 @settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 20))
+def test_the_worker_fetches_on_while_its_lines_get_shorter(count: int, max_parked: int) -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="4/second", limit_key="{key}")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
+    for number in range(count):
+        worker.receive(SimulatedRequest(number, task, str(number % 2), 0.0))
+    while worker.gate.lines.size:
+        assert worker.extra_prefetch == min(worker.gate.parked, max_parked)
+        timeline.run_for(0.1)
+    assert worker.extra_prefetch == 0
+    assert len(worker.started) == count
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.integers(2, 20))
 def test_a_message_is_kept_no_longer_than_max_hold_and_comes_back_in_turn(
     count: int, max_hold_s: int
@@ -283,6 +300,61 @@ def test_after_a_lost_connection_the_gate_begins_anew(before: int, ms: int, afte
 
 
 @settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 40), st.integers(0, 20), st.booleans())
+@example(before=5, ends_in_ask=2, after=5, comes_back=True)
+def test_a_connection_ends_while_the_store_is_asked(
+    before: int, ends_in_ask: int, after: int, comes_back: bool
+) -> None:
+    """Under gevent, and there may be the next connection before the store has answered."""
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+    asks = 0
+
+    connection = 1  # 0: there is none
+    received: dict[int, int] = {}  # over which connection, by number
+    started_before = 0
+
+    def receive(number: int) -> None:
+        received[number] = connection
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+
+    def reconnect() -> None:
+        nonlocal connection
+        connection, worker.extra_prefetch = 2, 0  # a new connection has a new prefetch count
+        worker.gate.open()
+        for number in range(before, before + after):
+            receive(number)
+
+    def ask(key, limits, cost):
+        nonlocal asks, connection, started_before
+        asks += 1
+        if asks == ends_in_ask:
+            started_before, connection = len(worker.started), 0
+            worker.gate.close()
+            if comes_back:
+                reconnect()
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second")
+    worker = SimulatedWorker(timeline, store, [task], slots=50, ask=ask, pool="threads")
+    for number in range(before):
+        receive(number)
+    timeline.run_for(30.0)
+    if connection == 0:
+        assert worker.gate.lines.size == worker.gate.parked == 0
+        reconnect()
+    timeline.run_for(30.0)
+    numbers = [request.number for request, _ in worker.started]
+    if connection == 1:
+        assert numbers == list(range(before))
+    else:
+        second = [number for number, over in received.items() if over == 2]
+        assert numbers[started_before:] == second
+    assert worker.gate.lines.size == worker.gate.parked == worker.extra_prefetch == 0
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 3000), st.sampled_from(["hold", "run"]))
 def test_while_the_store_is_away_tasks_wait_or_run(
     count: int, away_ms: int, policy: OnStoreError
@@ -321,23 +393,37 @@ def test_while_the_store_is_away_tasks_wait_or_run(
 def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
     timeline = Timeline()
     failing = True
+    failed_at: list[float] = []
     limiter = Limiter("memory://", "1/second", time=timeline.clock)
 
     def ask(key, limits, cost):
-        if failing:
+        if failing and key == "bad":
+            failed_at.append(timeline.clock.monotonic())
             raise error
         return limiter.try_acquire_all([(key, limits, cost)])
 
-    task = SimulatedTask("fetch", limits="5/second")
+    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     store = MemoryStore(timeline.clock)
     worker = SimulatedWorker(timeline, store, [task], on_store_error="run", ask=ask)
-    for number in range(5):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(10.0)
-    assert worker.started == []
+    for number in range(10):
+        worker.receive(SimulatedRequest(number, task, "good" if number % 2 else "bad", 0.0))
+    timeline.run_for(1.0)  # the tasks of other keys are not held up
+    assert sorted(request.number for request, _ in worker.started) == [1, 3, 5, 7, 9]
+    timeline.run_for(20.0)
+    assert len(worker.started) == 5
+    pauses = [later - earlier for earlier, later in pairwise(failed_at)]
+    assert pauses[:6] == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 5.0], abs=0.01)
     failing = False
     timeline.run_for(10.0)
-    assert len(worker.started) == 5
+    assert len(worker.started) == 10
+
+
+def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
+    def ask(key, limits, cost):
+        raise ConfigurationError("NOPERM")
+
+    admission = Admission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: 0.0, "hold")
+    assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
 
 
 def test_changed_limits_hold_for_those_that_wait() -> None:

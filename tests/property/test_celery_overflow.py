@@ -14,7 +14,7 @@ from celery.worker import state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import Decision, Limit, Limiter, StoreUnavailable
+from distwindow import ConfigurationError, Decision, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.fleet_turns import FleetTurns
 from distwindow.core.key import AnyKey
 from distwindow.store.memory import MemoryStore
@@ -188,6 +188,48 @@ def test_a_task_that_is_admitted_instead_of_a_turn_starts() -> None:
     timeline.run_for(0.1)
     assert [request.number for request, _ in worker.started] == [0, 1, 3, 2]
     assert worker.sent_back == []
+
+
+def test_a_connection_that_ends_while_a_turn_is_asked_for_forgets_the_task() -> None:
+    """Under gevent. What was sent back then could not be acknowledged, and would run twice."""
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="2/second")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=3, max_parked=1)
+    fleet_turns = worker.admission._fleet_turns
+
+    class Ending(FleetTurns):
+        def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
+            decision = fleet_turns.ask(key, limits, cost)
+            worker.gate.close()
+            return decision
+
+    worker.admission._fleet_turns = Ending(lambda limits: pytest.fail("the other one is asked"))
+    for number in range(4):
+        worker.receive(SimulatedRequest(number, task, "", 0.1, eta=object()))
+    timeline.run_for(10.0)
+    assert [request.number for request, _ in worker.started] == [0, 1]
+    assert worker.sent_back == []
+    assert (worker.gate.lines.size, worker.gate.parked) == (0, 0)
+
+
+def test_a_turn_that_cannot_be_had_for_one_key_stops_no_other() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="2/second", limit_key="{key}")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=9, max_parked=1)
+
+    class Failing(FleetTurns):
+        def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
+            raise ConfigurationError("NOPERM")
+
+    worker.admission._fleet_turns = Failing(lambda limits: pytest.fail("it is not asked"))
+    for number in range(5):
+        worker.receive(SimulatedRequest(number, task, "a", 0.1, eta=object()))
+    assert [(request.number, delay_s) for request, delay_s in worker.sent_back] == [
+        (3, 1.0),
+        (4, 1.5),
+    ]
+    worker.receive(SimulatedRequest(5, task, "b", 0.1))
+    assert [request.number for request, _ in worker.started] == [0, 1, 5]
 
 
 @pytest.mark.parametrize("limits", ["10/second paced 500ms", "10/second warmup 10s"])

@@ -270,6 +270,31 @@ def test_a_message_is_held_for_half_of_the_visibility_timeout(
     assert max_hold_s(Settings(max_hold=7), driver, options) == 7.0
 
 
+@pytest.mark.parametrize(("pace", "works"), [("2s", True), ("2001ms", False), ("1m", False)])
+def test_no_pace_may_outlast_half_of_the_time_that_a_message_is_kept(
+    pace: str, works: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An admitted task cannot be sent back, and the broker would give it to another worker."""
+    limit = f"5/minute paced {pace}"
+    app = Celery("test", broker="redis://localhost", set_as_current=False)
+    app.conf.broker_transport_options = {"visibility_timeout": 8}
+    limits = RateLimits(app, "memory://")
+    app.task(name="paced", shared=False, limits=limit)(plain)
+    says = r"task 'paced': the limit '5/minute .*' has tasks wait .* which may be 2 s at most"
+    if works:
+        limits.check()
+    else:
+        with pytest.raises(ConfigurationError, match=says):
+            limits.check()
+
+    effective = EffectiveLimits(LimitTable(None), 4.0)
+    assert bool(effective.of(task_of(limits=limit)).limits) == works
+    task = task_of(limits="5/s")
+    effective.check({task.name: task})
+    assert bool(effective.set_operator_limits({task.name: limit})) == works
+    assert ("may be 2 s at most" in caplog.text) != works
+
+
 def test_a_task_that_comes_late_runs_without_a_limit_if_its_options_cannot_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

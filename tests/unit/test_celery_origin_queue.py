@@ -99,7 +99,8 @@ def test_bindings_count_and_consumed_queues_come_first() -> None:
     message = SimpleNamespace(delivery_info={"exchange": "x", "routing_key": "b.c"})
     assert origin_queue(message, consumer_of(bound), [known]) == "bound"
     assert origin_queue(message, consumer_of(), [known]) == "known"
-    assert origin_queue(message, None, [bound, known]) == "known"
+    assert origin_queue(message, None, [bound, known]) is None  # both have got it
+    assert origin_queue(message, consumer_of(bound, known)) is None
     message.delivery_info["routing_key"] = "c.c"
     assert origin_queue(message, consumer_of(bound), [known]) is None
 

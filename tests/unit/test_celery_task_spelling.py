@@ -32,6 +32,8 @@ MISSPELT: list[tuple[str, Any, str]] = [
     ("limts", 5, "limits"),
     ("rate_limits", "5/s", "limits"),
     ("ratelimits", ["5/s"], "limits"),
+    ("ratelimit", "5/s", "limits"),
+    ("limit_rate", "5/s", "limits"),
     ("distwindow_limits", "5/s", "limits"),
     ("distwindow_limits", {"limits": "5/s"}, "limits"),
     ("distwindow_limit_key", "{tenant}", "limit_key"),

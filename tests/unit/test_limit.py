@@ -127,3 +127,16 @@ def test_the_same_buckets_twice() -> None:
             parse_limits(pair)
     # Limits with other bucket lengths are counted apart, even over the same interval.
     assert len(parse_limits("5/s, 7/s 5 buckets, 7/s strict 10 buckets")) == 3
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["x" * 9000, "x; " * 3000, "5/" + "x" * 9000, "1/s; " + "z" * 9000, ["y" * 9000], b"z" * 9000,
+     "1," + "000," * 3000 + "000/s", [b"z" * 9000], "9" * 9000 + "/s", "5/" + "9" * 9000 + "s",
+     "5/s " + "9" * 9000 + " buckets", "5/s paced " + "9" * 9000 + "s",
+     "5/s paced 5" + "x" * 9000],
+)  # fmt: skip
+def test_an_error_does_not_repeat_a_long_text(spec: object) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_limits(spec)  # type: ignore[arg-type]  # a mistake
+    assert len(str(caught.value)) < 700

@@ -141,10 +141,19 @@ def test_with_run_tasks_start_uncounted_while_the_limiter_fails(kind: str) -> No
 
 
 @pytest.mark.parametrize("failure", [ConfigurationError("no permission"), RuntimeError("a bug")])
-def test_what_is_no_store_error_opens_no_limit(kind: str, failure: Exception) -> None:
+def test_what_is_no_store_error_opens_no_limit_and_holds_no_other_task(
+    kind: str, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     world = World(kind, "run")
     world.store.failure = failure
     assert [world.delay() for _ in range(3)] == [HOLD_S] * 3
+    assert world.store.asked == 3
+    world.store.failure = None
+    assert world.delay() == 0.0  # whoever is next is asked for at once
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the limit key 'job' of task 'job' cannot be asked for ({type(failure).__name__}: "
+        f"{failure}); its tasks are held"
+    ]
 
 
 @pytest.mark.parametrize("gate", [TaskGate, AsyncTaskGate])

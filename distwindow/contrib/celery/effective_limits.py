@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,10 +13,14 @@ from .task_limits import LimitTable, TaskLimits, parse_operator_limits
 
 
 class EffectiveLimits:
-    """Looks up what limits a task. A look-up of a known task costs two dictionary look-ups."""
+    """Looks up what limits a task. A look-up of a known task costs two dictionary look-ups.
 
-    def __init__(self, table: LimitTable) -> None:
+    `max_hold_s` is how long a message may be kept before it is sent back.
+    """
+
+    def __init__(self, table: LimitTable, max_hold_s: float = math.inf) -> None:
         self._table = table
+        self._longest_pace_s = max_hold_s / 2
         self._configured: dict[str, TaskLimits] = {}
         self._effective: dict[str, TaskLimits] = {}
         self._operator: dict[str, tuple[Limit, ...]] = {}
@@ -24,8 +29,23 @@ class EffectiveLimits:
         """Look at all registered tasks. Raises `ConfigurationError` for the first that is wrong."""
         self._table.check_names(tasks)
         for name, task in list(tasks.items()):
-            self._configured[name] = self._table.of(task)
+            self._configured[name] = self._of(task)
         self._merge()
+
+    def check_pace(self, task: str, limits: Iterable[Limit]) -> None:
+        """Raise `ConfigurationError` for a limit that has admitted tasks wait so long that the
+        broker may give their messages to another worker: their permits are counted, so they cannot
+        be sent back.
+        """
+        for limit in limits:
+            wait_s = (limit.max_wait_ms or 0) / 1000
+            if wait_s > self._longest_pace_s:
+                raise ConfigurationError(
+                    f"task {task!r}: the limit '{limit}' has tasks wait {wait_s:g} s for their "
+                    f"moment, which may be {self._longest_pace_s:g} s at most: the broker gives "
+                    "a message that is kept longer to another worker, too; pace over a shorter "
+                    "time, or raise the broker's visibility_timeout or distwindow_max_hold"
+                )
 
     def of(self, task: Any) -> TaskLimits:
         """Return what limits `task`.
@@ -44,7 +64,9 @@ class EffectiveLimits:
         parsed = {}
         for task, text in stored.items():
             try:
-                parsed[task] = parse_operator_limits(text)
+                limits = parse_operator_limits(text)
+                self.check_pace(task, limits)
+                parsed[task] = limits
             except ConfigurationError as exc:
                 logger.error("the stored limits of task %r are ignored: %s", task, exc)
         changed = [
@@ -69,9 +91,14 @@ class EffectiveLimits:
         limits = self._operator.get(found.task)
         return found if limits is None else found.with_limits(limits, "celery control limit")
 
+    def _of(self, task: Any) -> TaskLimits:
+        found = self._table.of(task)
+        self.check_pace(found.task, found.limits)
+        return found
+
     def _add_late(self, task: Any) -> TaskLimits:
         try:
-            found = self._table.of(task)
+            found = self._of(task)
         except ConfigurationError as exc:
             logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
             found = self._table.unlimited(task)

@@ -26,6 +26,8 @@ _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
 _SEND_AGAIN_S = 5.0
 """When a message is sent back again after the broker has not taken it."""
+_CONNECTION_ENDED = object()
+"""Stands among the arrivals behind those of a connection to the broker that has ended."""
 
 
 class Gate:
@@ -50,11 +52,13 @@ class Gate:
         self._return_turns = ReturnTurns(admission, max_hold_s)
         self.lines: Lines[Any] = Lines()
         self.parked = 0
-        """How many tasks wait for their limits now, not for a slot."""
+        """How many tasks are here whose line was refused since they came."""
         self.started = 0
         self.sent_back = 0
         self._raised = 0
         self._arrivals: deque[Any] = deque()
+        self._ended_connections = 0
+        """How many times `_CONNECTION_ENDED` is among the arrivals."""
         self._changed: list[str] = []
         self._granted: deque[Line[Any]] = deque()
         self._closed = False
@@ -63,6 +67,11 @@ class Gate:
         self._again = False
         self._look_after_s: float | None = None
         self._timer = OneTimer(surroundings, self.pump)
+
+    @property
+    def waiting_for_limits(self) -> int:
+        """How many tasks need no slot now, because their limits do not let them start."""
+        return max(0, self.parked - self._slots.waiting_lines)
 
     # -- from the worker ---------------------------------------------------------------------------
 
@@ -84,8 +93,14 @@ class Gate:
         """Forget all tasks that have not been started. Their messages are not acknowledged, so the
         broker gives them to a worker again; here they could not be acknowledged any more, because a
         delivery tag ends with its channel.
+
+        Under gevent another greenlet may be at work, and wait for the store until there is a new
+        connection, whose tasks are not to be forgotten.
         """
         self._closed = True
+        self._ended_connections += 1
+        self._arrivals.append(_CONNECTION_ENDED)
+        self._slots.forget_tasks()
         self.pump()
 
     def limits_changed(self, tasks: list[str]) -> None:
@@ -111,7 +126,7 @@ class Gate:
                     if not self._again or not is_done:
                         self._pumping = False
                         return
-        except BaseException:
+        except BaseException:  # a signal handler may raise anything here: the gate goes on
             self._pumping = False
             self._set_timer(False)
             raise
@@ -119,12 +134,9 @@ class Gate:
     def _work(self) -> bool:
         """Return False if there is more to do, and the event loop should have its turn first."""
         around = self.surroundings
-        if self._closed:
-            self._forget_all()
         ends_s = around.monotonic() + _WORK_S
         while True:
-            while self._arrivals:
-                self._add(self._arrivals.popleft())
+            self._take_arrivals()
             if self._changed:
                 changed, self._changed = set(self._changed), []
                 self.lines.wake(lambda line: line.task in changed)  # noqa: B023  # called here
@@ -139,6 +151,15 @@ class Gate:
                 self._serve(self._granted.popleft())
                 if around.monotonic() > ends_s:
                     return False
+
+    def _take_arrivals(self) -> None:
+        while self._arrivals:
+            request = self._arrivals.popleft()
+            if request is _CONNECTION_ENDED:
+                self._ended_connections -= 1
+                self._forget_all()
+            elif not self._ended_connections and not self._closed:
+                self._add(request)
 
     def _grant(self, line: Line[Any]) -> None:
         self._granted.append(line)
@@ -169,8 +190,9 @@ class Gate:
         answer = RUN
         limits = self.limits.of(entry.item.task).limits
         if limits and not entry.admitted:
-            answer = self.admission.may_run(line.key, limits, entry.cost)
-        if entry.left:  # under gevent, others run while the store is asked
+            answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
+            line.failures = line.failures + 1 if answer.failed else 0
+        if entry.left or self._ended_connections:  # under gevent, while the store was asked
             self._slots.give_back()
             self.lines.ask_again(line)
         elif answer.admitted and not answer.wait_s:
@@ -214,9 +236,7 @@ class Gate:
             )
         for entry in reversed(self.lines.park(line)):
             self.parked += 1
-            if self._raised < self._max_parked and self.surroundings.raise_prefetch():
-                self._raised += 1
-                entry.raised_prefetch = True
+            self._adjust_prefetch()
             item = entry.item
             task_parked.send(sender=item.task, request=item, key=line.key, wait_s=wait_s)
             # Messages with an eta are fetched without regard to the prefetch count.
@@ -230,19 +250,26 @@ class Gate:
         self.lines.remove(entry)
         if entry.parked:
             self.parked -= 1
-        if entry.raised_prefetch:
-            self._raised -= 1
-            self.surroundings.lower_prefetch()
+            self._adjust_prefetch()
         if line.state == "gone" and line.began_s is not None:
             logger.info(
                 "no task %s with the limit key %r waits any more, after %.3f s and %d started",
                 *(line.task, line.key, self.surroundings.monotonic() - line.began_s, line.started),
             )
 
+    def _adjust_prefetch(self) -> None:
+        """Have the worker fetch one more message for each task that is parked, up to a bound."""
+        if self._ended_connections:
+            return  # the prefetch count of a new connection was never raised for these tasks
+        wanted = min(self.parked, self._max_parked)
+        while self._raised < wanted and self.surroundings.raise_prefetch():
+            self._raised += 1
+        while self._raised > wanted:
+            self._raised -= 1
+            self.surroundings.lower_prefetch()
+
     def _forget_all(self) -> None:
-        self._arrivals.clear()
         self.lines.clear()
-        self._slots.forget_tasks()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
@@ -271,6 +298,8 @@ class Gate:
         limits = self.limits.of(request.task).limits
         turns = self._return_turns
         turn_s = turns.own_s(entry, now_s) if has_room else turns.of_fleet_s(entry, limits, now_s)
+        if self._ended_connections:
+            return  # under gevent, while the store was asked: the task is forgotten
         if turn_s is None:
             entry.admitted = True
             self.lines.put_first(entry)

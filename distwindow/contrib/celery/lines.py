@@ -35,7 +35,6 @@ class Entry(Generic[T]):
 
     __slots__ = (
         "admitted", "cost", "expires_s", "item", "kept_until_s", "left", "line", "parked",
-        "raised_prefetch",
     )  # fmt: skip
 
     def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float) -> None:
@@ -44,8 +43,6 @@ class Entry(Generic[T]):
         self.cost = cost
         self.parked = False
         """True once the limiter has refused its line: it waits for its limit, not for a slot."""
-        self.raised_prefetch = False
-        """True if the worker may fetch one more message while this one waits."""
         self.admitted = False
         """True if its permits are counted, and only the moment of a paced limit is to come."""
         self.left = False
@@ -57,7 +54,7 @@ class Entry(Generic[T]):
 class Line(Generic[T]):
     """The tasks of one name and one key."""
 
-    __slots__ = ("began_s", "entries", "key", "started", "state", "task", "turn_s")
+    __slots__ = ("began_s", "entries", "failures", "key", "started", "state", "task", "turn_s")
 
     def __init__(self, task: str, key: AnyKey) -> None:
         self.task = task
@@ -67,6 +64,8 @@ class Line(Generic[T]):
         self.began_s: float | None = None
         """When the line was refused for the first time."""
         self.started = 0
+        self.failures = 0
+        """How many of the limiter's last answers were failures of this line alone."""
         self.turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
 

@@ -78,6 +78,6 @@ class OperatorLimits:
         if limits.strip().lower() == "default":
             self._stored.set(task, None)
         else:
-            parse_operator_limits(limits)
+            self._effective.check_pace(task, parse_operator_limits(limits))
             self._stored.set(task, limits)
         self.read()

@@ -22,7 +22,8 @@ def origin_queue(message: Any, consumed: Any, known: Iterable[Any] = ()) -> str 
     """Return the name of the queue from which `message` came; None if that is unknown.
 
     `consumed` is the `kombu.Consumer` that has received it, `known` are other queues of the
-    application. Of several queues that fit, the one with the message's routing key is returned.
+    application, among which it is looked for only if it fits none of those that are consumed.
+    Where several fit, each of them has got the message, and it is unknown which this one is.
     """
     delivery = message.delivery_info or {}
     tag = delivery.get("consumer_tag")  # brokers that speak AMQP name it
@@ -34,7 +35,7 @@ def origin_queue(message: Any, consumed: Any, known: Iterable[Any] = ()) -> str 
     if not exchange:
         return routing_key or None
     for queues in (consumed.queues if consumed is not None else (), known):
-        fitting = []
+        fitting = set()
         for queue in queues:
             bindings = [(queue.exchange, queue.routing_key)]
             bindings += [(one.exchange, one.routing_key) for one in queue.bindings or ()]
@@ -44,9 +45,9 @@ def origin_queue(message: Any, consumed: Any, known: Iterable[Any] = ()) -> str 
                     and its_exchange.name == exchange
                     and _fits(its_exchange.type, binding_key or "", routing_key or "")
                 ):
-                    fitting.append((binding_key != routing_key, str(queue.name)))
+                    fitting.add(str(queue.name))
         if fitting:
-            return min(fitting)[1]
+            return fitting.pop() if len(fitting) == 1 else None
     return None
 
 

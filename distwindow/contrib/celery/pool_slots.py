@@ -27,6 +27,10 @@ class PoolSlots(Protocol):
     refused has had none.
     """
 
+    @property
+    def waiting_lines(self) -> int:
+        """How many lines wait for a slot."""
+
     def take(self, grant: Callable[[], None]) -> None: ...
 
     def give_back(self) -> None: ...
@@ -82,6 +86,10 @@ class SemaphoreSlots:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._waiting = _Waiting()
+
+    @property
+    def waiting_lines(self) -> int:
+        return len(self._waiting.lines)
 
     def take(self, grant: Callable[[], None]) -> None:
         self._waiting.lines.append(grant)
@@ -149,6 +157,10 @@ class CountedSlots:
         self._nothing_waits = threading.Event()
         # Celery's Request keeps this method of the pool for all its tasks.
         worker.pool.apply_async = self._wrap(worker.pool.apply_async)
+
+    @property
+    def waiting_lines(self) -> int:
+        return len(self._waiting.lines)
 
     def take(self, grant: Callable[[], None]) -> None:
         self._waiting.lines.append(grant)

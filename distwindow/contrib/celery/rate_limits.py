@@ -13,7 +13,7 @@ from . import remote_control as _commands  # noqa: F401  # registers the command
 from .annotations import Annotations
 from .effective_limits import EffectiveLimits
 from .setting_names import check_conf_keys
-from .settings import OnStoreError, Settings, check_celery_version, make_settings
+from .settings import OnStoreError, Settings, check_celery_version, make_settings, max_hold_s
 from .stored_limits import StoredLimits
 from .task_limits import LimitTable
 from .worker_steps import ConsumerStep, GateStep
@@ -95,7 +95,7 @@ class RateLimits:
         that does not answer is no error. A test of an application may call this.
         """
         settings = self.settings()
-        EffectiveLimits(self.table()).check(self.app.tasks)
+        self.effective_limits(settings).check(self.app.tasks)
         Limiter(
             self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
             handle_sigterm=False,
@@ -112,3 +112,12 @@ class RateLimits:
         """Return what limits which task, as configured. Raises `ConfigurationError`."""
         annotations = Annotations(self.app.annotations)
         return LimitTable(self.app.conf.get("distwindow_limits"), annotations)
+
+    def effective_limits(self, settings: Settings) -> EffectiveLimits:
+        """Return what is to limit the tasks of a worker; it is still to be given the tasks."""
+        return EffectiveLimits(self.table(), self.max_hold_s(settings))
+
+    def max_hold_s(self, settings: Settings) -> float:
+        """Return how long a worker keeps a message, in seconds. Nothing is connected to."""
+        driver = self.app.connection_for_read().get_transport_cls().driver_type
+        return max_hold_s(settings, driver, self.app.conf.broker_transport_options or {})

@@ -11,12 +11,16 @@ from celery.worker.control import control_command, inspect_command
 from ...core.errors import ConfigurationError, short_repr
 
 _MOST_LINES = 100
+_NO_GATE = "the application of this worker has no RateLimits"
 
 
 @inspect_command(help="What limits which task, and what waits for it.")  # type: ignore[untyped-decorator]  # Celery has no types
 def limits(state: Any, **_: Any) -> dict[str, Any]:
     """Return the limits of this worker's tasks, its lines, and what it has asked."""
-    gate = state.consumer.controller.distwindow_gate
+    worker = state.consumer.controller
+    if not hasattr(worker, "distwindow_gate"):
+        return {"error": _NO_GATE}
+    gate = worker.distwindow_gate
     now_s = time.monotonic()
     longest = sorted(gate.lines, key=lambda line: len(line.entries), reverse=True)
     return {
@@ -56,10 +60,12 @@ def set_limit(state: Any, task: Any = None, limits: Any = None, **_: Any) -> dic
     the same.
     """
     worker = state.consumer.controller
+    if not hasattr(worker, "distwindow_operator_limits"):
+        return {"error": _NO_GATE}
     if not isinstance(task, str):
         return {"error": f"the task is {_shown(task)}; give its name"}
     if task not in worker.app.tasks:
-        return {"error": f"the task {task!r} is not registered in this worker"}
+        return {"error": f"the task {short_repr(task)} is not registered in this worker"}
     text = "; ".join(limits) if _is_list_of_texts(limits) else limits
     if not isinstance(text, str):
         return {

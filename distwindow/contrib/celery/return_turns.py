@@ -3,7 +3,8 @@
     why it is sent back            its turn
     it was kept for too long       the worker's own
     the worker has no room for it  the fleet's; the worker's own where that is unknown: while the
-                                   store is away, under paced limits, and once its line may ask
+                                   store is away, under paced limits, once its line may ask, and
+                                   for a line whose key cannot be served
 
 Turns of a worker are as far apart as the limit admits tasks. Several workers that gave out turns
 for want of room would give the same moments, and the tasks come back as many times too early as
@@ -41,7 +42,7 @@ class ReturnTurns:
         """Return the fleet's turn, or the worker's own where that is unknown; None if the limiter
         has admitted the task, which is to start then.
         """
-        if entry.line.state != "waiting":
+        if entry.line.state != "waiting" or entry.line.failures:
             return self.own_s(entry, now_s)
         answer = self._admission.take_turn(entry.line.key, limits, entry.cost)
         if answer is None:

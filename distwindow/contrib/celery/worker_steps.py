@@ -14,7 +14,7 @@ from celery.worker import state
 from ... import Limiter
 from ...core.limit import LimitSpec
 from .admission import Admission
-from .effective_limits import EffectiveLimits
+from .autoscaling import leave_out_of_autoscaling
 from .fleet_turns import FleetTurns
 from .gate import Gate
 from .logger import logger
@@ -22,7 +22,6 @@ from .operator_limits import OperatorLimits
 from .origin_queue import can_be_reached, origin_queue, restore_delivery
 from .pool_slots import make_slots
 from .send_back import can_be_sent_back, publish_copy
-from .settings import max_hold_s
 from .start_refused import ends_the_worker
 from .stored_limits import StoredLimits
 
@@ -139,7 +138,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def create(self, worker: Any) -> None:
         limits = worker.app.distwindow_rate_limits
         settings = limits.settings()
-        effective = EffectiveLimits(limits.table())
+        effective = limits.effective_limits(settings)
         effective.check(worker.app.tasks)
         store = limits.store
 
@@ -159,17 +158,19 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             time.monotonic,
             settings.on_store_error,
         )
-        transport = worker._conninfo.transport
-        options = worker.app.conf.broker_transport_options or {}
         slots = make_slots(worker, lambda: around.call_soon(gate.pump))
         gate = worker.distwindow_gate = Gate(
             around, slots, admission, effective, max_parked=settings.max_parked,
-            max_hold_s=max_hold_s(settings, transport.driver_type, options),
+            max_hold_s=limits.max_hold_s(settings),
         )  # fmt: skip
         self.operator_limits = worker.distwindow_operator_limits = OperatorLimits(
             StoredLimits(store, settings.prefix, settings.timeout), effective, gate, around
         )
         worker.process_task = gate.process
+
+    def start(self, worker: Any) -> None:
+        gate = worker.distwindow_gate
+        leave_out_of_autoscaling(worker, lambda: gate.waiting_for_limits)
 
     def stop(self, worker: Any) -> None:
         self.operator_limits.stop()

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ..._fork_wait import FORK_WAIT
 from ...core.interrupts import OneShotEvent, start_thread
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ class BackgroundJob(Generic[T]):
             return
         failure: Exception | None = None
         try:
-            self._results.append(self._work())
+            with FORK_WAIT.connecting():
+                self._results.append(self._work())
         except Exception as exc:
             failure = exc
             _forget_locals(exc)

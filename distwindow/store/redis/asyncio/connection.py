@@ -35,6 +35,7 @@ import hiredis
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ...._fork_wait import FORK_WAIT
 from ....core.errors import ConfigurationError
 from ....core.interrupts import is_interruption
 from ..attempts import NoReply, RawReply, Request
@@ -46,10 +47,8 @@ from .task_results import result_within
 
 _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
-
 _CONNECT_TIMEOUTS = 6
 """Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
-
 _TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
 """The methods of a transport that are called here."""
 
@@ -308,7 +307,8 @@ class PipelinedConnection(asyncio.Protocol):
     async def _connect(self) -> HandshakeResult:
         connection = self._connection = self.node.new_connection()
         try:
-            await connection.connect()
+            with FORK_WAIT.connecting():
+                await connection.connect()
             steps = handshake(self.node, self._clock)
             try:
                 words = next(steps)

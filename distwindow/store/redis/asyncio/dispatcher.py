@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import redis.asyncio
 
+from ...._fork_wait import FORK_WAIT
 from ....core.decision import Decision
 from ....core.errors import ConfigurationError, closed_failure
 from ....protocol.commands import Acquire
@@ -304,7 +305,8 @@ class LoopDispatcher:
 
     async def _read_map(self) -> None:
         try:
-            await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
+            with FORK_WAIT.connecting():
+                await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
         except asyncio.TimeoutError:
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
@@ -313,7 +315,8 @@ class LoopDispatcher:
 
     async def _refresh(self, topology: ClusterTopology) -> None:
         try:
-            await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
+            with FORK_WAIT.connecting():
+                await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
         except Exception:  # whatever it is: the map stays stale, and is read again in a second
             return
         topology.on_refreshed()

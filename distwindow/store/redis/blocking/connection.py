@@ -181,10 +181,15 @@ class BlockingConnection:
         each step, and none for all of them. If that takes longer, it goes on for the next call;
         otherwise a link of many round trips could never be opened. Return why there is no
         connection, or None. Raises `ConfigurationError`.
+
+        If it has failed since the call that began it, this call tries again: an outage of that time
+        may be over.
         """
         node = self.node
         self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
+        if opening is not None and _may_try_again(opening, node):
+            opening = self._opening = None
         if opening is None:
             if (why := node.unavailable_reason()) is not None:
                 return NoReply(why, sent=False)
@@ -201,7 +206,6 @@ class BlockingConnection:
                 return NoReply(exc, sent=False)
             if (error := configuration_failure(exc, node.name)) is not None:
                 raise error from exc
-            node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
             return NoReply(exc, sent=False)
         opened = opening.result
         opened.handshake.apply(node)
@@ -237,6 +241,12 @@ def _close_opened(opened: _Opened) -> None:
     close_detached(opened.socket, opened.opened_by)
 
 
+def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
+    """True if connecting has failed, and not because of a mistake, which callers have to know."""
+    exc = opening.failure
+    return exc is not None and configuration_failure(exc, node.name) is None
+
+
 def _connect(node: Node, clock: Clock) -> _Opened:
     """Open a new connection to `node`."""
     generation = node.generation
@@ -245,8 +255,10 @@ def _connect(node: Node, clock: Clock) -> _Opened:
         connection.connect()
         result = _run_handshake(connection, node, clock)
         return _Opened(detach_socket(connection), os.getpid(), generation, result)
-    except BaseException:  # whatever it is: nobody else could close this connection
+    except BaseException as exc:  # whatever it is: nobody else could close this connection
         connection.disconnect()
+        if isinstance(exc, Exception) and configuration_failure(exc, node.name) is None:
+            node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
         raise
 
 

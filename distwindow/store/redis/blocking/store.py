@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ...._fork_wait import FORK_WAIT
 from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import DistwindowError, StoreTimeout
-from ....core.interrupts import is_interruption
+from ....core.interrupts import is_interruption, start_thread
 from ....protocol.commands import Acquire
 from ....protocol.decisions import decision_of
 from ....protocol.frames import Command
@@ -167,9 +168,7 @@ class RedisStore:
             while True:
                 request = execution.send(raw)
                 if isinstance(topology, ClusterTopology) and topology.claim_refresh():
-                    threading.Thread(
-                        target=_refresh_topology, args=(topology,), daemon=True
-                    ).start()
+                    start_thread(_refresh_topology, topology)
                 raw = self._connection_to(request.node).execute_request(request, deadline)
         except StopIteration as end:
             if is_interruption(end):
@@ -302,7 +301,8 @@ def _close_topology_client(topology: Topology) -> None:
 
 def _refresh_topology(topology: ClusterTopology) -> None:
     try:
-        topology.client.nodes_manager.initialize()
+        with FORK_WAIT.connecting():
+            topology.client.nodes_manager.initialize()
     except Exception:  # whatever it is: the map stays stale, and is read again in a second
         return
     topology.on_refreshed()
