@@ -23,7 +23,7 @@ LIMITED = {"limits": f"{PER_SECOND}/second"}
 
 
 REDELIVERED_S = 140.0
-"""How long to wait for what is delivered again: kombu 5.4 does not know all these options."""
+"""How long to wait for what is delivered again: kombu before 5.7 knows not all these options."""
 
 
 def visible_again_after(seconds: float) -> dict[str, float]:

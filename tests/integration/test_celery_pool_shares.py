@@ -43,7 +43,7 @@ def test_limited_tasks_with_permits_do_not_wait_behind_a_backlog(pool: str) -> N
     with Fleet(options={"limits": f"{BURST}/minute"}) as fleet:
         start_behind_a_backlog(fleet, pool, backlog=500, seconds=0.01, limited=BURST)
         until(lambda: fleet.records.llen("starts") == BURST, what="limited tasks", timeout=40)
-        # Celery 5.4 with kombu 5.4 starts 5 a second in threads once no limited task waits.
+        # Before 5.7 Celery starts 5 a second in two threads once no limited task waits.
         until(lambda: fleet.records.llen("free") >= 100, what="others", timeout=60)
         first = kinds_of_starts(fleet)[: 4 * BURST]
         assert first.count("limited") >= BURST - 5
