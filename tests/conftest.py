@@ -11,7 +11,8 @@ import gc
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests import event_loops, examples
+from tests import bytecode, event_loops, examples, logging_state
 from tests.servers import (
     Cluster,
     Container,
@@ -37,6 +38,7 @@ T = TypeVar("T")
 # The runs with each redis-py install the group `compat` only.
 collect_ignore_glob = [] if find_spec("celery") else ["*/test_celery_*.py"]
 
+bytecode.keep()
 examples.load_profile()
 
 
@@ -69,10 +71,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # Several tests collect garbage, and the interpreter does as well: thousands of collected tests
-    # need not be looked through each time.
+    gc.set_threshold(10_000, 20, 20)
+    _freeze_what_is_left()
+
+
+def pytest_runtest_logfinish() -> None:
+    _ended.append(None)
+    if len(_ended) % 500 == 0:
+        _freeze_what_is_left()
+
+
+_ended: list[None] = []
+"""One for each test that has ended."""
+
+
+def _freeze_what_is_left() -> None:
+    """Collect garbage, and have later collections look at newer objects only. Several tests collect
+    garbage, and the interpreter does as well: thousands of tests, and what they have imported, need
+    not be looked through each time.
+    """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    with logging_state.restored():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -163,10 +188,23 @@ def tls_ca(tls_server: Standalone) -> Path:
     return tls_server.ca
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _launched_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | None]:
+    """The processes of the shared cluster, as soon as tests begin of which one needs it."""
+    if not any("cluster" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
+    nodes = Cluster()
+    with suppress(NoServer):  # which the test that needs it reports
+        nodes.launch()
+    yield nodes
+    nodes.stop()
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(_launched_cluster: Cluster | None) -> Iterator[Cluster]:
     """Three masters, no replicas."""
-    nodes = required(Cluster().start)
+    nodes = required((_launched_cluster or Cluster()).start)
     yield nodes
     nodes.stop()
 

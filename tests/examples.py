@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-QUICK_EXAMPLES = 25
+QUICK_EXAMPLES = 12
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a test; there is no public way to change them later."""

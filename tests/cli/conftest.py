@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ import redis
 from distwindow import Limit
 from distwindow.cli.app import app
 from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import ring_name_prefix
+from distwindow.protocol.keys import ring_name, ring_name_prefix
 from distwindow.protocol.scripts import load_script
+from tests.patience import patient
+from tests.servers.own import own_server
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,18 @@ Cli = Callable[..., Result]
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISTWINDOW_URL", "DISTWINDOW_PREFIX", "DISTWINDOW_DEBUG", "NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _patient() -> Iterator[None]:
+    with patient():
+        yield
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_url: str) -> Iterator[str]:
+    """`redis://…` of a plain server: `stats` and `reset` search all of it."""
+    yield from own_server(redis_url)
 
 
 @pytest.fixture
@@ -72,22 +86,26 @@ def shell() -> Cli:
     return run
 
 
-def fill(url: str, prefix: str, count: int, limits: Sequence[str] = ("100/hour",)) -> None:
-    """Make keys `user:0`.. with `i % 100 + 1` used permits each. Every tenth is refused once."""
+def fill(url: str, prefix: str, count: int) -> None:
+    """Make keys `user:0`.. with `i % 100 + 1` used permits each. Every tenth is refused once.
+
+    Calls make the first hundred, and the others are copies of their rings.
+    """
     client: Any = redis.Redis.from_url(url)
-    script, chosen = load_script("acquire"), [Limit(limit) for limit in limits]
+    script, limit = load_script("acquire"), Limit("100/hour")
     client.script_load(script.text)
     pipeline = client.pipeline(transaction=False)
     for i in range(count):
-        key = f"user:{i}"
-        costs = [i % 100 + 1] + [chosen[0].amount] * (i % 10 == 0)
-        for cost in costs:
-            command = Acquire(
-                charges_of(key, ring_name_prefix(prefix, key), chosen, cost), write_limit=True
-            )
-            guard = "9999999999999.000001"
-            keys = command.keys
-            pipeline.evalsha(script.sha, len(keys), *keys, guard, *command.arguments())
+        key, like = f"user:{i}", f"user:{i % 100}"
+        if i >= 100:
+            pipeline.copy(*(ring_name(ring_name_prefix(prefix, one), limit) for one in (like, key)))
+        else:
+            for cost in [i + 1] + [limit.amount] * (i % 10 == 0):
+                charges = charges_of(key, ring_name_prefix(prefix, key), [limit], cost)
+                command = Acquire(charges, write_limit=True)
+                guard = "9999999999999.000001"
+                keys = command.keys
+                pipeline.evalsha(script.sha, len(keys), *keys, guard, *command.arguments())
         if i % 500 == 499:
             pipeline.execute()
     pipeline.execute()

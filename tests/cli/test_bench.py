@@ -18,5 +18,5 @@ def test_it_prints_its_figures(cli: Cli, threads: int) -> None:
 
 def test_json_has_the_figures(cli: Cli) -> None:
     figures = json.loads(cli("bench", "--seconds", "0.2", "--json").out)
-    assert figures["per_second"] > 100
+    assert figures["per_second"] > 0
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]

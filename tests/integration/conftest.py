@@ -11,12 +11,19 @@ import redis
 
 from tests.event_loops import uvloop_param
 from tests.integration.harness import HARNESSES, STALLS, Harness
+from tests.patience import patient
 
 # So that its assertions show the values, as those of test files do.
 pytest.register_assert_rewrite("tests.integration.store_check")
 
 # arq needs redis-py below 6: its tests run with redis-py 5 (scripts/test-redis-py).
 collect_ignore = [] if int(redis.__version__.partition(".")[0]) < 6 else ["test_arq_limits.py"]
+
+
+@pytest.fixture(autouse=True)
+def _patient() -> Iterator[None]:
+    with patient():
+        yield
 
 
 @pytest.fixture(params=["sync", "async", uvloop_param()])

@@ -36,7 +36,7 @@ T = TypeVar("T")
 PLENTY = "1000000/hour"
 """A limit that refuses no call, and whose window is longer than every test."""
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 10.0
 """For limiters of tests that are not about timeouts: within the default of 0.25 s, a busy machine
 may not get to answer.
 """

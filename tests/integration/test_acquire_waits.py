@@ -175,7 +175,7 @@ def test_no_timeout_can_be_written_in_two_ways() -> None:
 def test_waiting_on_a_server_with_its_own_clock(redis_url: str) -> None:
     with Limiter(redis_url, "5/100ms 1 buckets", timeout=10) as limiter:
         key = fresh_key()
-        times = [limiter.acquire(key, timeout=20).now_ms for _ in range(20)]
+        times = [limiter.acquire(key, timeout=20).now_ms for _ in range(13)]
     assert times == sorted(times)
     for bucket in {at // 100 for at in times}:
         assert sum(at // 100 == bucket for at in times) <= 5

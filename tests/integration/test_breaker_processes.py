@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,25 @@ def fleet(redis_url: str, prefix: str, tmp_path: Path) -> Iterator[Fleet]:
     made.stop()
 
 
+def longest_stall(logs: list[list[dict[str, Any]]]) -> float:
+    """Return the longest time in which a process has logged nothing, s: each logs without a break,
+    unless the machine keeps it from running.
+    """
+    return max(float(late["at"] - line["at"]) for lines in logs for line, late in pairwise(lines))
+
+
 @pytest.mark.slow
 def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: Fleet) -> None:
-    until(lambda: fleet.all_have("call"), timeout=20)
+    until(lambda: fleet.all_have("call"), timeout=30)
     fleet.broken.touch()
     began = time.monotonic()
-    until(lambda: fleet.all_have("refused", began), timeout=10)
+    until(lambda: fleet.all_have("refused", began), timeout=30)
     # Broken for two open periods: the fleet lets one probe through after each.
-    until(lambda: sum("half_open" in json.dumps(x) for x in fleet.lines()[0]) >= 2, timeout=10)
+    until(lambda: sum("half_open" in json.dumps(x) for x in fleet.lines()[0]) >= 2, timeout=30)
     fleet.broken.unlink()
     mended = time.monotonic()
-    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=10)
-    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=10)
+    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=30)
+    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=30)
     logs = fleet.lines()
     changes = [[x for x in lines if x["kind"] == "change"] for lines in logs]
     heard = [[(x["state"], x["epoch"]) for x in one] for one in changes]
@@ -108,8 +116,9 @@ def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: 
     opened_ms = heard[0][0][1]
     bad = sorted(x["at"] for lines in logs for x in lines if x["kind"] == "call" and x["broken"])
     first_open = min(one[0]["at"] for one in changes)
-    bound = first_open + SYNC_S + SLACK_S
-    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + SLACK_S
+    slack = SLACK_S + longest_stall(logs)
+    bound = first_open + SYNC_S + slack
+    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + slack
     probes = [at for at in bad if at > bound]
     # While it is open or half-open, only probes go: one for each time it turned half-open.
     assert len(probes) <= [state for state, _ in heard[0]].count("half_open")
@@ -166,11 +175,19 @@ def test_the_worker_flushes_and_refreshes(redis_url: str, prefix: str) -> None:
         until(lambda: heard == ["open"])
 
 
+def is_flushed(breaker: CircuitBreaker) -> bool:
+    """Flush, and return whether the store has answered."""
+    with suppress(StoreError):
+        breaker.flush()
+        return True
+    return False
+
+
 def test_counts_arrive_once_though_replies_are_lost(
     redis_url: str, proxy: Proxy, prefix: str
 ) -> None:
     rule = ErrorCount(1000, window=600)
-    options: dict[str, Any] = {"prefix": prefix, "timeout": 0.3, "flush_interval": 60}
+    options: dict[str, Any] = {"prefix": prefix, "timeout": 0.1, "flush_interval": 60}
     with CircuitBreaker(proxy.url, rule, **options) as breaker:
         for _ in range(5):
             with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
@@ -179,7 +196,7 @@ def test_counts_arrive_once_though_replies_are_lost(
             for _ in range(3):
                 with pytest.raises(StoreError):
                     breaker.flush()
-        breaker.flush()
+        until(lambda: is_flushed(breaker), what="a flush within the timeout")
     assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
 
 
@@ -204,7 +221,7 @@ def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: 
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while True:
             with suppress(BreakerOpen):
                 async with breaker.call(key):
@@ -214,7 +231,7 @@ def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: 
         assert await breaker.state(key) == "closed"
 
     async def main() -> None:
-        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 2.0}
+        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 10.0}
         async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix, **options) as breaker:
             for ticks in range(12):
                 await cancel_after(breaker, f"k{ticks}", ticks)

@@ -151,7 +151,7 @@ def test_children_of_multiprocessing_flush_their_counts(
 @forks
 def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
     """The child does not wait for the flush of its parent's worker."""
-    limiter = Limiter(proxy.url, "1/hour", prefix=prefix, timeout=0.5, flush_interval=0.01)
+    limiter = Limiter(proxy.url, "1/hour", prefix=prefix, timeout=8, flush_interval=0.01)
     limiter.try_acquire("k")
     limiter.try_acquire("k")
 
@@ -164,5 +164,5 @@ def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
         limiter.try_acquire("k")  # a cached refusal, which is flushed soon
         until(lambda: proxy.dropped_bytes > 0)
         took = Child(work).result()
-    assert took < 0.4
+    assert took < 5  # a flush whose reply is lost takes 8 s
     limiter.close()

@@ -64,7 +64,7 @@ def test_every_operation_works_on_a_cluster(
     harness: Harness, cluster_url: str, prefix: str, scheme: str
 ) -> None:
     url = cluster_url.replace("redis", scheme, 1)
-    limiter = harness.limiter(url, THREE, prefix=prefix, timeout=2)
+    limiter = harness.limiter(url, THREE, prefix=prefix, timeout=10)
     for key in "abcdefgh":
         works(limiter, key)
 
@@ -75,7 +75,7 @@ def test_a_primary_named_by_sentinels(
     harness: Harness, sentinel_url: str, prefix: str, scheme: str
 ) -> None:
     url = sentinel_url.replace("redis", scheme, 1)
-    works(harness.limiter(url, THREE, prefix=prefix, timeout=2))
+    works(harness.limiter(url, THREE, prefix=prefix, timeout=10))
 
 
 @pytest.mark.compat
@@ -142,7 +142,7 @@ def test_a_cluster_client_that_the_caller_owns(
 ) -> None:
     node = cluster.nodes[0]
     client = harness.cluster(node.host, node.port, **options)
-    limiter = harness.limiter(client, THREE, prefix=prefix, timeout=2)
+    limiter = harness.limiter(client, THREE, prefix=prefix, timeout=10)
     for key in "abcdef":
         works(limiter, key)
     limiter.close()
@@ -157,7 +157,7 @@ def test_a_sentinel_client_that_the_caller_owns(
 ) -> None:
     hosts = [(node.host, node.port) for node in sentinel.sentinels]
     client = harness.master_for(hosts, sentinel.service, **options)
-    limiter = harness.limiter(client, THREE, prefix=prefix, timeout=2)
+    limiter = harness.limiter(client, THREE, prefix=prefix, timeout=10)
     works(limiter)
     limiter.close()
     assert harness.use(client, "ECHO", "x") in ("x", b"x")

@@ -1,22 +1,32 @@
-"""`distwindow.contrib.dramatiq` in a worker of this process, with dramatiq's broker in memory."""
+"""`distwindow.contrib.dramatiq` in a worker of this process, with dramatiq's broker in memory.
+
+The limits have a clock of their own, so no stall of the machine ends a window.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
+from distwindow.store.memory import MemoryStore
+from distwindow.testing import ManualClock
 from tests.servers import until
 
-LIMIT = "2/300ms"
+LIMIT = "2/hour"
 
 
 @pytest.fixture
-def broker() -> Iterator[Any]:
+def clock() -> ManualClock:
+    """The clock of the limits."""
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(clock: ManualClock) -> Iterator[Any]:
     from dramatiq.brokers.stub import StubBroker
     from dramatiq.middleware import CurrentMessage
 
@@ -25,9 +35,22 @@ def broker() -> Iterator[Any]:
     stub = StubBroker()
     stub.add_middleware(CurrentMessage())
     stub.emit_after("process_boot")
-    stub.add_middleware(RateLimits("memory://"))
+    stub.add_middleware(RateLimits(MemoryStore(clock)))
     yield stub
     stub.close()
+
+
+@pytest.fixture
+def _delays_pass(broker: Any, clock: ManualClock) -> None:
+    """Have a delay move the clock, and end at once."""
+    enqueue = broker.enqueue
+
+    def enqueue_now(message: Any, *, delay: int | None = None) -> Any:
+        if delay is not None:
+            clock.advance(delay / 1000)
+        return enqueue(message, delay=None if delay is None else 1)
+
+    broker.enqueue = enqueue_now
 
 
 @pytest.fixture
@@ -40,6 +63,7 @@ def worker(broker: Any) -> Iterator[Any]:
     running.stop()
 
 
+@pytest.mark.usefixtures("_delays_pass")
 def test_a_refused_message_keeps_its_retries_and_its_result(broker: Any, worker: Any) -> None:
     import dramatiq
     from dramatiq.results import Results
@@ -75,7 +99,7 @@ def test_an_actor_without_limits_runs_beside_refused_ones(broker: Any, worker: A
 
     done: list[str] = []
 
-    @dramatiq.actor(broker=broker, limits="1/minute")
+    @dramatiq.actor(broker=broker, limits="1/hour")
     def limited() -> None:
         done.append("limited")
 
@@ -106,6 +130,7 @@ def test_wrong_options_are_errors_where_the_actor_is_declared(broker: Any) -> No
     assert broker.get_declared_actors() == set()
 
 
+@pytest.mark.usefixtures("_delays_pass")
 def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
     broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,7 +141,7 @@ def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     done: list[int] = []
 
-    @dramatiq.actor(broker=broker, limits="1/2s")
+    @dramatiq.actor(broker=broker, limits="1/hour")
     def job(number: int) -> None:
         done.append(number)
 
@@ -135,6 +160,7 @@ def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
     assert caplog.text.count("the broker did not take back message") == 2
 
 
+@pytest.mark.usefixtures("_delays_pass")
 @pytest.mark.parametrize("interrupt", ["TimeLimitExceeded", "Shutdown"])
 def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
     broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch, interrupt: str
@@ -147,7 +173,7 @@ def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     started: list[int] = []
 
-    @dramatiq.actor(broker=broker, limits="1/2s", max_retries=0)
+    @dramatiq.actor(broker=broker, limits="1/hour", max_retries=0)
     def job(number: int) -> None:
         started.append(number)
 
@@ -167,6 +193,7 @@ def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
     assert broker.dead_letters == []
 
 
+@pytest.mark.usefixtures("_delays_pass")
 def test_the_time_limit_of_an_actor_is_not_for_sending_back(
     broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,34 +203,33 @@ def test_the_time_limit_of_an_actor_is_not_for_sending_back(
     from distwindow.contrib import task_gate
     from distwindow.contrib.dramatiq import RateLimits
 
-    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.05)
-    time_limit = TimeLimit(interval=10)
+    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
+    time_limit = TimeLimit()
     manager: Any = time_limit.manager
     broker.add_middleware(time_limit, before=RateLimits)
     broker.emit_after("process_boot")
     started: list[int] = []
     deadlines: list[Any] = []
 
-    @dramatiq.actor(broker=broker, limits="1/2s", max_retries=0, time_limit=100)
+    @dramatiq.actor(broker=broker, limits="1/hour", max_retries=0, time_limit=60_000)
     def job(number: int) -> None:
         started.append(number)
 
     job.send(0)
     until(lambda: started == [0], 10)
-    enqueue, away_until = broker.enqueue, time.monotonic() + 0.5
+    enqueue = broker.enqueue
 
     def failing(message: Any, **options: Any) -> Any:
         if options.get("delay"):
             deadlines.append(manager.deadlines[threading.get_ident()])
-            if time.monotonic() < away_until:
+            if len(deadlines) < 3:
                 raise OSError("away")
         return enqueue(message, **options)
 
     monkeypatch.setattr(broker, "enqueue", failing)
     job.send(1)
     until(lambda: started == [0, 1], 20)
-    assert len(deadlines) > 1
-    assert set(deadlines) == {None}
+    assert deadlines == [None] * 3
     assert broker.dead_letters == []
 
 
@@ -215,7 +241,7 @@ def test_a_generic_actor_has_the_arguments_of_its_method(broker: Any, worker: An
 
     class Fetch(dramatiq.GenericActor):
         class Meta:
-            limits = "1/minute"
+            limits = "1/hour"
             limit_key = "generic:{tenant}"
 
         def perform(self, tenant: str) -> None:
@@ -229,12 +255,13 @@ def test_a_generic_actor_has_the_arguments_of_its_method(broker: Any, worker: An
 
         class FetchMore(dramatiq.GenericActor):
             class Meta:
-                limits = "1/minute"
+                limits = "1/hour"
                 limit_key = "{tennant}"
 
             def perform(self, tenant: str) -> None: ...
 
 
+@pytest.mark.usefixtures("_delays_pass")
 def test_a_failing_store_holds_messages_and_burns_no_retry(
     broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,28 +269,26 @@ def test_a_failing_store_holds_messages_and_burns_no_retry(
 
     from distwindow.contrib import task_gate
 
-    monkeypatch.setattr(task_gate, "HOLD_S", 0.05)
-    away_until = time.monotonic() + 0.5
-    attempt = Limiter.try_acquire
+    monkeypatch.setattr(task_gate, "HOLD_S", 0.01)
+    attempt, failures = Limiter.try_acquire, iter([StoreUnavailable("connection refused")] * 6)
 
     def failing(self: Limiter, *args: Any, **kwargs: Any) -> Any:
-        if time.monotonic() < away_until:
-            raise StoreUnavailable("connection refused")
+        if (failure := next(failures, None)) is not None:
+            raise failure
         return attempt(self, *args, **kwargs)
 
     monkeypatch.setattr(Limiter, "try_acquire", failing)
-    started: list[tuple[int, float]] = []
+    retries: list[int] = []
 
-    @dramatiq.actor(broker=broker, limits="100/second")
+    @dramatiq.actor(broker=broker, limits="5/hour")
     def job() -> None:
-        retries = dramatiq_message().options.get("retries", 0)
-        started.append((retries, time.monotonic()))
+        retries.append(dramatiq_message().options.get("retries", 0))
 
     for _ in range(5):
         job.send()
-    until(lambda: len(started) == 5, 10)
-    assert [retries for retries, _ in started] == [0] * 5
-    assert min(moment for _, moment in started) >= away_until
+    until(lambda: len(retries) == 5, 10)
+    assert retries == [0] * 5
+    assert next(failures, None) is None
 
 
 def test_an_actor_that_is_a_class_is_limited_by_the_arguments_of_perform(broker: Any) -> None:

@@ -94,9 +94,9 @@ def test_calls_of_others_are_seen_after_a_poll(
     one, other = (harness.limiter(redis_url, "10/hour", **options) for _ in range(2))
     assert all(one.each(["k"] * 9))
     with admin(redis_url) as server:
-        until(lambda: used(server, prefix) == 9, timeout=2)
+        until(lambda: used(server, prefix) == 9, timeout=10)
     assert other.try_acquire("k")
-    until(lambda: other.peek("k").remaining == 0, timeout=2)
+    until(lambda: other.peek("k").remaining == 0, timeout=10)
     refused = other.try_acquire("k")
     assert (refused.allowed, refused.source) == (False, "local")
     with admin(redis_url) as server:

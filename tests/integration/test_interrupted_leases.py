@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, prefix: str) -> None:
     kept: list[BaseException] = []
     async with AsyncLimiter(
-        proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=2, flush_interval=600
+        proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=10, flush_interval=600
     ) as limiter:
         for _ in range(5):
             await limiter.try_acquire("k")

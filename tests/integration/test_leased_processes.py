@@ -105,7 +105,7 @@ def test_exactly_the_limit_where_one_process_calls(
     calls = limiter.burst(["k"] * 1000, at_once=8)
     assert count_outcomes(calls) == {"ok": 777, "refused": 223}
     # If the worker is flushing at this moment, the last refusals are in its next flush.
-    until(lambda: limiter.stats("k").blocked == 223, timeout=2)
+    until(lambda: limiter.stats("k").blocked == 223, timeout=10)
     assert limiter.stats("k").passed == 777
 
 
@@ -195,7 +195,7 @@ def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, pre
     """Leased permits may be spent until the bucket ends; after that, calls raise."""
     with Standalone() as own:
         options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 0.1}
-        limiter = harness.limiter(own.url, "1000000/2s 10 buckets", **options)
+        limiter = harness.limiter(own.url, "1000000/100s 500 buckets", **options)
         limiter.each(["k"] * 500)
         own.pause()
         try:
@@ -205,7 +205,7 @@ def test_a_server_that_stands_still_ends_the_lease_in_time(harness: Harness, pre
                     assert limiter.try_acquire("k")
                 except StoreError:
                     failed = True
-            # Not for the whole window; 1.5 s for stalls of the machine.
-            assert time.monotonic() - began < 0.2 + 0.1 + 1.5
+            # Until the bucket of 0.2 s ends, not for the window of 100 s.
+            assert time.monotonic() - began < 10
         finally:
             own.resume()

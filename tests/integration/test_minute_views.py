@@ -94,6 +94,7 @@ def test_views_are_the_same_with_every_consistency(
         assert sum(one.success for one in found.values()) == 8 - refused
 
 
+@pytest.mark.slow
 def test_a_lost_reply_counts_once(proxy: Proxy, redis_url: str, prefix: str) -> None:
     key = fresh_key()
     with (

@@ -60,6 +60,7 @@ def test_a_signal_that_interrupts_nothing(redis_url: str, prefix: str) -> None:
     assert passed(redis_url, prefix) == 7
 
 
+@pytest.mark.slow
 def test_in_a_forked_child(redis_url: str, prefix: str) -> None:
     """The child has a pipe of its own: its parent does not read the signals of the child."""
     program = """
@@ -79,6 +80,7 @@ def test_in_a_forked_child(redis_url: str, prefix: str) -> None:
     assert passed(redis_url, prefix) == 12
 
 
+@pytest.mark.slow
 def test_a_handled_signal_is_not_sent_again(redis_url: str, prefix: str) -> None:
     """The main thread handles it at once, and nothing comes after it."""
     program = """

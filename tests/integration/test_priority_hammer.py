@@ -134,10 +134,12 @@ def test_no_window_holds_more_than_the_limit_and_full_ones_hold_it_exactly(
     redis_url: str, bound: str
 ) -> None:
     limit = Limit(f"30/100ms {bound} 10 buckets")
-    counted = check(hammer(redis_url, limit, fresh_key(), 1.5), limit)
-    assert counted["borrowed"] > 50
-    assert counted["ok"] > 100
-    assert counted["full"] > 20
+    counted: Counter[str] = Counter()
+    for _ in range(10):  # a machine that stalls leaves few windows to check in one run
+        counted += check(hammer(redis_url, limit, fresh_key(), 1.5), limit)
+        if counted["borrowed"] > 50 and counted["ok"] > 100 and counted["full"] > 20:
+            return
+    pytest.fail(f"only {counted} in ten runs")
 
 
 def test_every_borrowed_permit_is_in_the_ring(redis_url: str) -> None:

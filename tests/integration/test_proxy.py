@@ -80,7 +80,7 @@ def test_delay_delays_requests_and_replies(proxy: Proxy, line: redis.Redis, faul
 def test_a_delayed_request_is_dropped_with_its_connection(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
-    with proxy.inject(Delay(requests=0.5)), pytest.raises(redis.TimeoutError):
+    with proxy.inject(Delay(requests=8)), pytest.raises(redis.TimeoutError):
         line.incr(prefix)
     assert direct.get(prefix) is None
     assert line.ping()

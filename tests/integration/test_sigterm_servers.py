@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,7 @@ KEYS = [f"k{n}" for n in range(20)]
 OPTIONS = """
 import os, random
 url, prefix = os.environ["STORE_URL"], os.environ["PREFIX"]
-options = dict(prefix=prefix, consistency="eventual", timeout=1)
+options = dict(prefix=prefix, consistency="eventual", timeout=5)
 options |= dict(sync_interval=60, flush_interval=60)
 def key():
     return f"k{random.randrange(20)}"
@@ -43,8 +42,9 @@ from distwindow import Limiter
 limiter = Limiter(url, "1000000/hour", **options)
 def app(environ, start_response):
     limiter.try_acquire(key())
-    start_response("200 OK", [("Content-Length", "0")])
-    return [b""]
+    body = str(os.getpid()).encode()
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
 """
 )
 ASGI = (
@@ -68,7 +68,7 @@ async def app(scope, receive, send):
     else:
         blocking.try_acquire(key())
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b""})
+    await send({"type": "http.response.body", "body": str(os.getpid()).encode()})
 """
 )
 TASKS = (
@@ -136,6 +136,7 @@ class Load:
     def __init__(self, port: int) -> None:
         self._port = port
         self.answered = self.unanswered = 0
+        self.processes: set[bytes] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(4)]
         until(self._answers, timeout=20)
@@ -159,7 +160,9 @@ class Load:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
         try:
             connection.request("GET", "/")
-            assert connection.getresponse().status == 200
+            response = connection.getresponse()
+            assert response.status == 200
+            self.processes.add(response.read())
         finally:
             connection.close()
 
@@ -178,17 +181,23 @@ class Load:
 
 
 def loses_nothing(
-    tmp_path: Path, source: str, args: list[str], port: int, url: str, prefix: str, **more: str
+    tmp_path: Path,
+    source: str,
+    args: list[str],
+    port: int,
+    url: str,
+    prefix: str,
+    *,
+    workers: int = 2,
+    **more: str,
 ) -> str:
     with running(tmp_path, source, args, url, prefix, **more) as process:
         load = Load(port)
-        # Every worker has started and answers by then. One that gunicorn has just forked ignores
-        # SIGTERM, and nothing shows when it no longer does.
-        time.sleep(0.5)
+        # A worker that gunicorn has just forked ignores SIGTERM. One that answers does not.
+        until(lambda: len(load.processes) == workers and load.answered > 20, timeout=30)
         output = terminated(process)
         load.join()
         code = process.returncode
-    assert load.answered > 20, output
     counted = known(url, prefix)
     assert load.answered <= counted <= load.answered + load.unanswered, output
     return f"{code}\n{output}"
@@ -217,7 +226,7 @@ def test_uvicorn_loses_no_counts(
     pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     port = free_port()
     args = ["uvicorn", "--workers", str(workers), "--port", str(port), "application:app"]
-    output = loses_nothing(tmp_path, ASGI, args, port, redis_url, prefix, **more)
+    output = loses_nothing(tmp_path, ASGI, args, port, redis_url, prefix, workers=workers, **more)
     if workers == 1:  # as without distwindow
         assert output.startswith(f"{-signal.SIGTERM}\n")
 

@@ -46,12 +46,12 @@ def number_held(slots: Concurrency, key: Any = "k") -> int:
     return slots.stats(key).held
 
 
-def all_freed(slots: Concurrency, faulty: Concurrency | None = None) -> None:
+def all_freed(slots: Concurrency, faulty: Concurrency | None = None, key: str = "k") -> None:
     """Check that no slot is held any more, long before the deadline of any. `faulty` has a link of
     its own, which may be disturbed.
     """
     until(lambda: not (faulty or slots)._held._claims, TTL / 3, what="nothing is left to free")
-    assert number_held(slots) == 0
+    assert number_held(slots, key) == 0
 
 
 @pytest.fixture
@@ -138,17 +138,25 @@ def test_a_key_that_another_program_uses(slots: Concurrency, redis_url: str, pre
 def test_a_lost_reply_is_asked_for_again(
     proxy: Proxy, slots: Concurrency, prefix: str, fault: Any, at: str
 ) -> None:
-    with Concurrency(proxy.url, 2, prefix=prefix, ttl=TTL, timeout=1) as faulty:
-        warm(faulty)
-        if at != "free":
-            proxy.fault = fault
-        with faulty.try_hold("k") if at == "try_hold" else faulty.hold("k") as slot:
-            assert slot
-            assert number_held(slots) == 1
-            if at == "free":
-                proxy.fault = fault
-        assert proxy.affected == 1
-        all_freed(slots, faulty)
+    for turn in range(3):
+        key = f"k{turn}"
+        try:
+            with Concurrency(proxy.url, 2, prefix=prefix, ttl=TTL, timeout=1) as faulty:
+                warm(faulty)
+                before = proxy.affected
+                if at != "free":
+                    proxy.fault = fault
+                with faulty.try_hold(key) if at == "try_hold" else faulty.hold(key) as slot:
+                    assert slot
+                    assert number_held(slots, key) == 1
+                    if at == "free":
+                        proxy.fault = fault
+                assert proxy.affected == before + 1
+                all_freed(slots, faulty, key)
+                return
+        except StoreTimeout:  # the machine has stalled for longer than a call waits
+            proxy.fault = Pass()
+    pytest.fail("three times a call had no reply in time")
 
 
 def warm(slots: Concurrency) -> None:
@@ -208,16 +216,36 @@ def test_a_store_that_is_away_is_an_error_and_nothing_is_left(proxy: Proxy, pref
 # -- renewal --------------------------------------------------------------------------------------
 
 
+def holds_on(slots: Concurrency, seconds: float, stall: float) -> bool:
+    """Hold a slot for so long, and check that nobody else gets it. False if something took as long
+    as `stall` (s) meanwhile: then the slot may be lost.
+    """
+    slowest = 0.0
+    try:
+        with slots.hold("k") as slot:
+            begun = last = time.monotonic()
+            while last < begun + seconds:
+                seen = slot.held, not slots.try_hold("k")
+                time.sleep(0.05)
+                now = time.monotonic()
+                slowest, last = max(slowest, now - last), now
+                if slowest >= stall:
+                    return False
+                assert seen == (True, True)
+    except StoreTimeout:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_a_slot_is_kept_for_longer_than_its_time_to_live(redis_url: str, prefix: str) -> None:
-    with Concurrency(redis_url, 1, prefix=prefix, ttl=0.6, timeout=0.3) as slots:
-        with slots.hold("k") as slot:
-            ends = time.monotonic() + 3 * 0.6
-            while time.monotonic() < ends:
-                assert slot.held
-                assert not slots.try_hold("k")
-                time.sleep(0.05)
-        assert number_held(slots) == 0
+    for turn in range(10):  # a machine that stalls for the time to live ends the slot
+        own = f"{prefix}-{turn}"
+        with Concurrency(redis_url, 1, prefix=own, ttl=0.6, timeout=0.3) as slots:
+            if holds_on(slots, 3 * 0.6, 0.2):
+                assert number_held(slots) == 0
+                return
+    pytest.fail("the machine stalled ten times")
 
 
 def test_all_slots_of_a_process_are_renewed_in_one_exchange(

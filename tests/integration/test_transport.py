@@ -119,6 +119,7 @@ def test_a_lost_script_costs_one_round_trip_more(
         assert used(server, prefix) == 9
 
 
+@pytest.mark.slow
 def test_scripts_that_are_lost_all_the_time_under_load(harness: Harness, prefix: str) -> None:
     with Standalone() as own, own.client() as server:
         limiter = harness.limiter(own.url, prefix=prefix, timeout=5)

@@ -222,7 +222,7 @@ def is_busy(server: Standalone) -> bool:
 @pytest.mark.slow
 def test_a_server_busy_with_a_script(harness: Harness) -> None:
     with Standalone(config={"lua-time-limit": 20}) as own, own.client() as server:
-        limiter = harness.limiter(own.url, timeout=1)
+        limiter = harness.limiter(own.url, timeout=10)
         limiter.each(["k"] * 2)
 
         def block_server() -> None:

@@ -263,7 +263,7 @@ def test_a_child_that_drops_the_parents_loop_does_not_disconnect_the_parent(
     """If the child closed an inherited connection, it would remove it from the selector that both
     share.
     """
-    limiter = AsyncLimiter(redis_url, PLENTY, prefix=prefix, timeout=2)
+    limiter = AsyncLimiter(redis_url, PLENTY, prefix=prefix, timeout=10)
     loops = [asyncio.new_event_loop()]
 
     async def acquire() -> bool:

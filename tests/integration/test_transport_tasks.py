@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
-from tests.integration.harness import PLENTY, admin, used
+from tests.integration.harness import PLENTY, STALLS, Call, admin, in_time, used
 from tests.servers import Delay, DropReply, Proxy, Silent, until, until_async
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -106,7 +106,7 @@ def test_one_limiter_in_many_loops_at_once(redis_url: str, prefix: str) -> None:
 async def test_aclose_ends_calls_in_flight_and_refuses_later_ones(
     proxy: Proxy, prefix: str
 ) -> None:
-    limiter = AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2)
+    limiter = AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=10)
     await limiter.try_acquire("k")
     before = proxy.affected
     with proxy.inject(Delay(only=SCRIPT, replies=1.0)):
@@ -171,7 +171,7 @@ async def test_a_cancelled_call_does_not_disturb_the_replies_of_others(
 async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_still_connect(
     proxy: Proxy, prefix: str
 ) -> None:
-    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=2) as limiter:
+    async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=10) as limiter:
         with proxy.inject(Delay(replies=0.05)):
             first = asyncio.ensure_future(_acquire(limiter, "k"))
             await until_async(lambda: proxy.open, what="a connection")
@@ -181,7 +181,7 @@ async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_stil
             assert all(await asyncio.gather(*others))
 
 
-@pytest.mark.parametrize("seconds", [0.7, pytest.param(4.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [0.7, pytest.param(2.0, marks=pytest.mark.slow)])
 async def test_many_cancellations_at_random_times(
     redis_url: str, prefix: str, seconds: float
 ) -> None:
@@ -201,7 +201,7 @@ async def test_many_cancellations_at_random_times(
             admitted += decision.allowed
 
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or cancelled <= 100:
             for _ in range(random.randrange(1, 60)):
                 task = asyncio.ensure_future(work(f"k{random.randrange(5)}"))
                 live.add(task)
@@ -212,7 +212,6 @@ async def test_many_cancellations_at_random_times(
         started = list(live)
         await asyncio.gather(*started)
         print(f"admitted {admitted}, cancelled {cancelled}")
-        assert cancelled > 100
         with admin(redis_url) as server:
             held = used(server, prefix)
             assert named(server, prefix) == 1
@@ -225,13 +224,16 @@ async def test_many_cancellations_at_random_times(
 async def test_calls_behind_a_lost_reply_end_by_their_own_deadlines(
     proxy: Proxy, prefix: str
 ) -> None:
+    STALLS.watch()
     async with AsyncLimiter(proxy.url, PLENTY, prefix=prefix, timeout=0.25) as limiter:
         await limiter.try_acquire("k")
         await limiter.try_acquire("k")
 
-        async def call() -> tuple[Decision | StoreError, float]:
-            began = time.monotonic()
-            return await outcome(limiter.try_acquire("k")), time.monotonic() - began
+        async def call() -> Call:
+            began = time.perf_counter()
+            found = await outcome(limiter.try_acquire("k"))
+            ended = time.perf_counter()
+            return Call("k", found, ended - began, ended)
 
         with proxy.inject(DropReply(only=SCRIPT, times=1)):
             calls = []
@@ -239,9 +241,11 @@ async def test_calls_behind_a_lost_reply_end_by_their_own_deadlines(
                 calls.append(asyncio.ensure_future(call()))
                 await asyncio.sleep(0.03)  # calls at intervals, of which some join those in flight
             ended = await asyncio.gather(*calls)
-        assert max(seconds for _, seconds in ended) < 0.25 + 0.5
-        assert isinstance(ended[0][0], StoreTimeout)
-        assert isinstance(ended[-1][0], Decision), "the link healed while calls went on"
+        in_time(ended, 0.25)
+        assert isinstance(ended[0].outcome, StoreTimeout)
+        # The link has healed. A stall of the machine may delay some of the calls.
+        more = [await outcome(limiter.try_acquire("k")) for _ in range(5)]
+        assert any(isinstance(found, Decision) for found in more)
 
 
 async def test_a_call_whose_time_ran_out_while_connecting_is_never_sent(

@@ -80,7 +80,7 @@ def test_in_a_cluster_one_connection_for_each_thread_and_node(
     cluster: Cluster, cluster_url: str, prefix: str
 ) -> None:
     clients = [node.client() for node in cluster.nodes]
-    with Limiter(cluster_url, PLENTY, prefix=prefix, timeout=2, name=prefix) as limiter:
+    with Limiter(cluster_url, PLENTY, prefix=prefix, timeout=10, name=prefix) as limiter:
 
         def work() -> None:
             for number in range(60):
@@ -123,7 +123,7 @@ def test_close_ends_all_calls_in_flight(redis_url: str, prefix: str) -> None:
     connection is left open.
     """
     for _ in range(8):
-        limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=2)
+        limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=10)
         limiter.try_acquire("k")
         ends: list[Call] = []
 

@@ -209,9 +209,17 @@ def test_acquire_without_waiting_is_the_plain_call(redis_url: str) -> None:
         assert sent == []
 
 
-def test_threads_of_several_processes_wait_by_turns(redis_url: str) -> None:
-    """Each limiter stands for a process, which has one place in the line."""
-    key, limiters = fresh_key(), [Limiter(redis_url, "40/second", timeout=10) for _ in range(4)]
+Sent = list[list[AcquireTurn]]
+
+
+def all_wait_by_turns(sent: Sent) -> bool:
+    """True if each process has asked by turns, and some ask for the next turn with their own."""
+    return all(sent) and any(command.takes_next for commands in sent for command in commands)
+
+
+def wait_in_threads(redis_url: str) -> Sent:
+    """Have 40 threads wait for one full window; return the turn calls of each process."""
+    key, limiters = fresh_key(), [Limiter(redis_url, "40/300ms", timeout=10) for _ in range(4)]
     sent = [count_turn_calls(limiter) for limiter in limiters]
     admitted: list[int] = []
     while limiters[0].try_acquire(key):
@@ -226,27 +234,40 @@ def test_threads_of_several_processes_wait_by_turns(redis_url: str) -> None:
     for thread in threads:
         thread.join(60)
     assert len(admitted) == 40
-    assert all(sent), "each process has asked by turns"
-    assert any(command.held_ms for commands in sent for command in commands)
-    assert any(command.takes_next for commands in sent for command in commands)
     for limiter in limiters:
         limiter.close()
+    return sent
 
 
-async def test_tasks_of_several_processes_wait_by_turns(redis_url: str) -> None:
-    key, limiters = (
-        fresh_key(),
-        [AsyncLimiter(redis_url, "40/second", timeout=10) for _ in range(4)],
-    )
-    sent = [count_turn_calls(limiter) for limiter in limiters]
+async def wait_in_tasks(redis_url: str) -> Sent:
+    limiters = [AsyncLimiter(redis_url, "40/300ms", timeout=10) for _ in range(4)]
+    key, sent = fresh_key(), [count_turn_calls(limiter) for limiter in limiters]
     while await limiters[0].try_acquire(key):
         pass
     calls = [limiters[n % 4].acquire(key, timeout=60) for n in range(40)]
     assert all(await asyncio.gather(*calls))
-    assert all(sent)
-    assert any(command.takes_next for commands in sent for command in commands)
     for limiter in limiters:
         await limiter.aclose()
+    return sent
+
+
+# Each limiter stands for a process, which has one place in the line. If the machine stalls, the
+# window ends before all of them have to wait: then they try once more.
+
+
+def test_threads_of_several_processes_wait_by_turns(redis_url: str) -> None:
+    for _ in range(20):
+        sent = wait_in_threads(redis_url)
+        if all_wait_by_turns(sent) and any(one.held_ms for calls in sent for one in calls):
+            return
+    pytest.fail("20 times some process did not ask by turns, or none held its turn")
+
+
+async def test_tasks_of_several_processes_wait_by_turns(redis_url: str) -> None:
+    for _ in range(20):
+        if all_wait_by_turns(await wait_in_tasks(redis_url)):
+            return
+    pytest.fail("20 times some process did not ask by turns")
 
 
 @pytest.mark.parametrize("kind", ["eventual", "paced"])
@@ -262,7 +283,7 @@ def test_where_there_are_no_turns_acquire_waits_as_before(redis_url: str, kind: 
 def test_leases_wait_by_turns_and_lease_again(redis_url: str) -> None:
     with Limiter(redis_url, "200/100ms 1 buckets", consistency="leased", timeout=10) as limiter:
         key = fresh_key()
-        decisions = [limiter.acquire(key, timeout=20) for _ in range(1000)]
+        decisions = [limiter.acquire(key, timeout=20) for _ in range(500)]
         assert any(decision.source == "lease" for decision in decisions)
     by_bucket: dict[int, int] = {}
     for decision in decisions:

@@ -115,7 +115,7 @@ def test_the_least_rights_are_enough(harness: Harness, guarded: Standalone) -> N
 
 
 def test_they_are_enough_for_every_path(guarded: Standalone) -> None:
-    with Limiter(at(guarded, "limiter:least"), ["8/200ms", "1000/hour"], timeout=2) as limiter:
+    with Limiter(at(guarded, "limiter:least"), ["8/200ms", "1000/hour"], timeout=10) as limiter:
         every_path(limiter, uuid.uuid4().hex)
 
 
@@ -129,7 +129,7 @@ def test_none_of_the_least_rights_can_be_spared(right: str, guarded: Standalone)
         server.execute_command("ACL", "SETUSER", name, f"-{right}")
         server.script_flush()
     key = f"needs-{right}"
-    with Limiter(at(guarded, f"{name}:least"), ["8/200ms", "1000/hour"], timeout=2) as limiter:
+    with Limiter(at(guarded, f"{name}:least"), ["8/200ms", "1000/hour"], timeout=10) as limiter:
         with pytest.raises(ConfigurationError, match=r"docs/operations\.md"):
             every_path(limiter, key)
 

@@ -121,6 +121,7 @@ def test_the_rotation_of_one_ring_is_that_of_the_general_path(server: redis.Redi
     assert short_replies > 50
 
 
+@pytest.mark.slow
 def test_the_first_refusal_of_one_ring_is_that_of_the_general_path(server: redis.Redis) -> None:
     """And so are the calls after it, which the stored refusal decides."""
     stored = 0

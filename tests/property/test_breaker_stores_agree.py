@@ -170,7 +170,7 @@ def test_redis_answers_as_the_specification(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=1500)
+@settings(LENIENT, max_examples=500)
 @given(history=histories, rule=st.sampled_from(RULES))
 def test_redis_answers_as_the_specification_at_length(
     redis_alone: dict[str, Execute], history: list[Step], rule: BreakerRule

@@ -141,7 +141,7 @@ def test_whatever_the_clock_does_the_array_is_a_table_of_slots(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(shapes, st.lists(anywhen, max_size=80))
 def test_whatever_the_clock_does_the_array_is_a_table_of_slots_at_length(
     shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]

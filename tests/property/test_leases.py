@@ -109,7 +109,7 @@ def test_nothing_is_admitted_beyond_the_limit(example: Example) -> None:
 
 
 @pytest.mark.slow
-@settings(LENIENT, max_examples=1000)
+@settings(LENIENT, max_examples=400)
 @given(example=examples)
 def test_nothing_is_admitted_beyond_the_limit_in_many_more_scripts(example: Example) -> None:
     fleet = example.open()

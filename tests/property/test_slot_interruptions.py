@@ -46,7 +46,7 @@ def test_a_slot_is_freed_wherever_a_signal_handler_raises() -> None:
     number, places = 1, set()
     while True:
         clock = ManualClock()
-        slots = Concurrency(Uninterrupted(clock), 2)
+        slots = Concurrency(Uninterrupted(clock), 2, timeout=0.5)
         place = interrupt_at(number, partial(use, slots), "distwindow")
 
         slots.flush()
@@ -102,7 +102,7 @@ def test_a_slot_is_freed_at_whatever_await_its_task_is_cancelled(busy: int) -> N
     async def cancelled_after(ticks: int) -> bool:
         clock = ManualClock()
         store = Slow(MemoryStore(clock))
-        slots = AsyncConcurrency(store, 2)
+        slots = AsyncConcurrency(store, 2, timeout=0.5)
         others = [await slots.try_hold("k") for _ in range(busy)]
         task = asyncio.create_task(use(slots))
         for _ in range(ticks):

@@ -107,7 +107,7 @@ def test_long_histories_agree(everywhere: dict[str, Execute], history: list[Hist
 @pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=200)
+@settings(LENIENT, max_examples=100)
 @given(history=histories)
 def test_every_store_answers_as_the_specification_at_length(
     everywhere: dict[str, Execute], history: list[HistoryStep]
@@ -117,7 +117,7 @@ def test_every_store_answers_as_the_specification_at_length(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=1500)
+@settings(LENIENT, max_examples=500)
 @given(history=histories)
 def test_redis_answers_as_the_specification_at_length(
     everywhere: dict[str, Execute], history: list[HistoryStep]
@@ -150,7 +150,7 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=1500)
+@settings(LENIENT, max_examples=500)
 @given(history=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_at_length(
     everywhere: dict[str, Execute], history: list[HistoryStep]
@@ -247,7 +247,7 @@ def test_shaped_calls_are_answered_as_the_specification(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=1500)
+@settings(LENIENT, max_examples=500)
 @given(calls=st.lists(shaped_call, min_size=5, max_size=60))
 def test_shaped_calls_at_length(
     everywhere: dict[str, Execute], calls: list[tuple[str, int, list[int], int]]

@@ -99,7 +99,7 @@ def test_every_store_agrees(stores: dict[str, Execute], history: list[HistorySte
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=1500)
+@settings(LENIENT, max_examples=500)
 @given(history=histories)
 def test_redis_agrees_at_length(stores: dict[str, Execute], history: list[HistoryStep]) -> None:
     agree({"redis": stores["redis"]}, history)

@@ -148,7 +148,7 @@ def test_redis_answers_as_the_specification(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=1000)
+@settings(LENIENT, max_examples=400)
 @given(history=histories)
 def test_redis_answers_as_the_specification_at_length(
     redis_alone: dict[str, Execute], history: list[Step]

@@ -53,10 +53,23 @@ class Cluster:
         first = next(node for node in self.nodes if node.alive)
         return redis.RedisCluster(host=first.host, port=first.port, **settings)
 
-    def start(self) -> Self:
+    def launch(self) -> Self:
+        """Start the processes only. A node serves nothing in its first two seconds, so tests that
+        need a cluster later save these if it is launched early.
+        """
         try:
             for node in self.nodes:
                 node.start()
+        except BaseException:  # Ctrl-C, too, must leave no server behind
+            self.stop()
+            raise
+        return self
+
+    def start(self) -> Self:
+        """Start the processes, unless they are launched already, and make a cluster of them."""
+        if not all(node.alive for node in self.nodes):
+            self.launch()
+        try:
             self._form()
         except BaseException:  # Ctrl-C, too, must leave no server behind
             self.stop()

@@ -28,6 +28,7 @@ def fetch(tenant): ...
 
 
 @pytest.mark.parametrize("to_file", [False, True], ids=["terminal", "log file"])
+@pytest.mark.slow
 def test_the_command_shows_one_sentence(tmp_path: pathlib.Path, to_file: bool) -> None:
     (tmp_path / "refused.py").write_text(PROJECT)
     log = tmp_path / "worker.log"

@@ -30,7 +30,7 @@ def test_what_a_handler_raises_while_a_folder_is_read_is_not_taken_for_an_error_
 def test_no_call_reads_files(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = scripts.script_names()
     scripts.load_script.cache_clear()
-    with Limiter(redis_url, "10/second", prefix=prefix, timeout=2) as limiter:
+    with Limiter(redis_url, "10/second", prefix=prefix, timeout=10) as limiter:
         monkeypatch.setattr(scripts, "_files", None)
         assert scripts.load_script.cache_info().currsize == len(names)
         misses = scripts.load_script.cache_info().misses
