@@ -34,7 +34,12 @@ class RecordingLimiter(Limiter):
     """Records when the store admitted something, by the store's clock."""
 
     def try_acquire_all(self, items: Any) -> Decision:
-        decision = super().try_acquire_all(items)
+        return self._recorded(super().try_acquire_all(items))
+
+    def try_acquire(self, *args: Any, **options: Any) -> Decision:
+        return self._recorded(super().try_acquire(*args, **options))
+
+    def _recorded(self, decision: Decision) -> Decision:
         if decision.allowed:
             records.rpush("admitted", decision.now_ms)
         return decision

@@ -9,6 +9,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Literal
 
 from celery.worker import state
@@ -17,6 +18,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from distwindow import Limiter
 from distwindow.contrib.celery.admission import Admission
 from distwindow.contrib.celery.effective_limits import EffectiveLimits
+from distwindow.contrib.celery.fleet_turns import FleetTurns
 from distwindow.contrib.celery.gate import Gate
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
 from distwindow.contrib.celery.settings import OnStoreError
@@ -113,6 +115,7 @@ class SimulatedWorker:
         max_hold_s: float = 3600.0,
         on_store_error: OnStoreError = "hold",
         ask: Callable[..., Any] | None = None,
+        fleet_turns: FleetTurns | None = None,
         pool: Literal["prefork", "threads", "solo", "gevent"] = "prefork",
         on_end: Callable[[SimulatedRequest], None] = lambda request: None,
     ) -> None:
@@ -132,6 +135,7 @@ class SimulatedWorker:
         self.limits.check({task.name: task for task in tasks})
         self.admission = Admission(
             ask or (lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)])),
+            fleet_turns or FleetTurns(partial(Limiter, store, time=timeline.clock)),
             self.monotonic,
             on_store_error,
         )

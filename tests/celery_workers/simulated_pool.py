@@ -27,13 +27,17 @@ class SimulatedPool:
         is_green: bool = False,
     ) -> None:
         self.is_green = is_green
-        self.num_processes = slots
+        self.limit = slots
         self._call_after = call_after
         self._run = run
         self._ended = ended
         self._is_solo = is_solo
         self._queue: deque[tuple[Any, Callable[..., Any]]] = deque()
         self._running = 0
+
+    @property
+    def num_processes(self) -> int:
+        return self._running if self.is_green else self.limit  # as gevent in Celery 5.4
 
     def apply_async(
         self,
@@ -47,7 +51,7 @@ class SimulatedPool:
         self._start()
 
     def _start(self) -> None:
-        while self._queue and self._running < self.num_processes:
+        while self._queue and self._running < self.limit:
             request, callback = self._queue.popleft()
             self._running += 1
             self._run(request)

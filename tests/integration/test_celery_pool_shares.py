@@ -4,8 +4,6 @@ the order of the starts, and not their times: a busy machine slows both kinds do
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
 from tests.celery_workers.processes import Fleet
@@ -45,8 +43,9 @@ def test_limited_tasks_with_permits_do_not_wait_behind_a_backlog(pool: str) -> N
     with Fleet(options={"limits": f"{BURST}/minute"}) as fleet:
         start_behind_a_backlog(fleet, pool, backlog=500, seconds=0.01, limited=BURST)
         until(lambda: fleet.records.llen("starts") == BURST, what="limited tasks", timeout=40)
-        until(lambda: fleet.records.llen("free") == 500, what="all others", timeout=60)
-        first = list(islice(kinds_of_starts(fleet), 4 * BURST))
+        # Before 5.7 Celery starts 5 a second in two threads once no limited task waits.
+        until(lambda: fleet.records.llen("free") >= 100, what="others", timeout=60)
+        first = kinds_of_starts(fleet)[: 4 * BURST]
         assert first.count("limited") >= BURST - 5
         assert first[: 3 * BURST].count("free") >= BURST
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.contrib.testing.worker import start_worker
+from kombu.asynchronous import set_event_loop
 from kombu.utils.uuid import uuid
 
 from distwindow import ConfigurationError
@@ -51,6 +52,9 @@ class Project:
 
     @contextlib.contextmanager
     def worker(self, pool: str = "threads", slots: int = 4) -> Iterator[None]:
+        # Otherwise workers of Celery 5.4 with kombu 5.4 run on the event loop of the first worker
+        # in this process, whose timer they do not use: their etas never come, without a gate, too.
+        set_event_loop(None)
         with start_worker(
             self.app, pool=pool, concurrency=slots, perform_ping_check=False,
             shutdown_timeout=20.0, loglevel="WARNING",

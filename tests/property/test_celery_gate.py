@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.admission import Admission
+from distwindow.contrib.celery.fleet_turns import FleetTurns
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -421,7 +422,7 @@ def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
     def ask(key, limits, cost):
         raise ConfigurationError("NOPERM")
 
-    admission = Admission(ask, lambda: 0.0, "hold")
+    admission = Admission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: 0.0, "hold")
     assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
 
 
@@ -456,7 +457,7 @@ def test_a_key_that_fails_after_an_outage_ends_the_outage() -> None:
     def ask(key, limits, cost):
         raise next(failures)
 
-    admission = Admission(ask, lambda: now_s, "hold")
+    admission = Admission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: now_s, "hold")
     for is_up in (False, True):
         now_s += 10.0
         admission.may_run("key", (Limit("1/second"),), 1)

@@ -112,6 +112,15 @@ class LinesAgainstAModel(RuleBasedStateMachine):
                 del self.until[name]
                 self.states[name] = "ready"
 
+    @precondition(lambda self: self.queues)
+    @rule(data=st.data())
+    def stop_waiting(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.queues)))
+        self.lines.stop_waiting(self.entries[self.queues[name][0]].line)
+        if self.states[name] == "waiting":
+            del self.until[name]
+            self.states[name] = "ready"
+
     @rule()
     def clear(self) -> None:
         for line in self.lines.clear():

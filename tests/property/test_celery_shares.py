@@ -19,7 +19,7 @@ from tests.celery_workers.simulated import (
     Timeline,
 )
 
-Pool = Literal["prefork", "threads", "solo"]
+Pool = Literal["prefork", "threads", "solo", "gevent"]
 FREE = SimulatedTask("free")
 
 
@@ -112,6 +112,17 @@ def test_tasks_that_wait_for_a_slot_are_forgotten_with_their_connection(pool: Po
     worker.receive(SimulatedRequest(10, FREE, "", 1.0))
     timeline.run_for(5.0)
     assert [request.number for request, _ in worker.started] == [0, 10]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_limited_tasks_use_all_slots(pool: Pool) -> None:
+    timeline = Timeline()
+    limited = SimulatedTask("limited", limits="10/second")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [limited], slots=4, pool=pool)
+    for number in range(4):
+        worker.receive(SimulatedRequest(number, limited, "", 1.0))
+    timeline.run_for(0.5)
+    assert len(worker.running) == 4
 
 
 def held_receiver(timeline: Timeline) -> tuple[SimulatedWorker, threading.Thread]:

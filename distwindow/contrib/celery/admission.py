@@ -18,6 +18,7 @@ from ... import Decision, Limit
 from ...core.errors import ConfigurationError, StoreError, short_repr
 from ...core.key import AnyKey
 from ..failure_log import FailureLog
+from .fleet_turns import FleetTurns
 from .logger import logger
 from .settings import OnStoreError
 
@@ -59,10 +60,15 @@ class Admission:
     """
 
     def __init__(
-        self, ask: Ask, monotonic: Callable[[], float], on_store_error: OnStoreError
+        self,
+        ask: Ask,
+        fleet_turns: FleetTurns,
+        monotonic: Callable[[], float],
+        on_store_error: OnStoreError,
     ) -> None:
         self._ask = ask
-        self._monotonic = monotonic
+        self._fleet_turns = fleet_turns
+        self.monotonic = monotonic
         self._on_store_error = on_store_error
         self._pause_s = 0.0
         self._paused_until_s = 0.0
@@ -86,7 +92,33 @@ class Admission:
         """Ask for the permits of one task. A cost above the smallest limit, which would wait
         forever, asks for all its permits instead. `failures`: those of the line's last answer.
         """
-        now_s = self._monotonic()
+        decision = self._decide(self._ask, key, limits, cost, failures)
+        if isinstance(decision, Answer):
+            return decision
+        if decision.allowed:
+            limit = decision.limit
+            if limit.is_shaped:
+                return Answer(True, decision.wait)
+            left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
+            return Answer(True, 0.0, decision.remaining, left_for_ms / 1000)
+        return Answer(False, decision.retry_after)
+
+    def take_turn(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Answer | None:
+        """Ask for the permits of one task; if it is refused, take a place in the fleet's line,
+        whose turn is then in `wait_s`. None where the turn is unknown.
+        """
+        if not self._fleet_turns.has_turns(limits):
+            return None
+        decision = self._decide(self._fleet_turns.ask, key, limits, cost, 0)
+        if isinstance(decision, Answer):
+            return None
+        return Answer(decision.allowed, decision.retry_after)
+
+    def _decide(
+        self, ask: Ask, key: AnyKey, limits: tuple[Limit, ...], cost: int, failures: int
+    ) -> Decision | Answer:
+        """Return the limiter's decision; an answer without one while it fails."""
+        now_s = self.monotonic()
         if self._paused_until_s > now_s:
             return self._unknown(self._paused_until_s - now_s, failures)
         if self._line_failures >= _FAILURES_OF_ALL and self._ask_again_at_s > now_s:
@@ -94,7 +126,7 @@ class Admission:
             return Answer(False, max(left_s, _pause_s(failures)), failures=failures)
         self.asks += 1
         try:
-            decision = self._ask(key, limits, min(cost, *(limit.amount for limit in limits)))
+            decision = ask(key, limits, min(cost, *(limit.amount for limit in limits)))
         except StoreError as exc:
             self.failures += 1
             return self._unknown(self._pause(exc), failures)
@@ -102,19 +134,13 @@ class Admission:
             self.failures += 1
             self._has_answered()
             self._line_failures += 1
-            self._ask_again_at_s = self._monotonic() + FIRST_PAUSE_S
+            self._ask_again_at_s = self.monotonic() + FIRST_PAUSE_S
             self._log_failure(key, exc, failures)
             return Answer(False, _pause_s(failures + 1), failures=failures + 1)
         self._has_answered()
         self._line_failures = 0
-        if decision.allowed:
-            limit = decision.limit
-            if limit.is_shaped:
-                return Answer(True, decision.wait)
-            left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
-            return Answer(True, 0.0, decision.remaining, left_for_ms / 1000)
-        self.refusals += 1
-        return Answer(False, decision.retry_after)
+        self.refusals += not decision.allowed
+        return decision
 
     def _has_answered(self) -> None:
         if self._pause_s:
@@ -133,7 +159,7 @@ class Admission:
                 "run without their limits" if self._on_store_error == "run" else "wait",
             )
         self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self._paused_until_s = self._monotonic() + self._pause_s
+        self._paused_until_s = self.monotonic() + self._pause_s
         return self._pause_s
 
     def _log_failure(self, key: AnyKey, exc: Exception, failures: int) -> None:

@@ -18,12 +18,12 @@ from .effective_limits import EffectiveLimits
 from .lines import Entry, Line, Lines
 from .logger import logger
 from .pool_slots import PoolSlots
+from .return_turns import ReturnTurns
 from .signals import task_parked, task_sent_back
 from .surroundings import OneTimer, Surroundings, is_revoked
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
-_SHORTEST_SENT_BACK_S = 1.0
 _SEND_AGAIN_S = 5.0
 """When a message is sent back again after the broker has not taken it."""
 _CONNECTION_ENDED = object()
@@ -50,6 +50,7 @@ class Gate:
         self._max_hold_s = max_hold_s
         self.admission = admission
         self.lines: Lines[Any] = Lines()
+        self._return_turns = ReturnTurns(admission, self.lines, max_hold_s)
         self.parked = 0
         """How many tasks are here whose line has waited for its limit since they came."""
         self.started = 0
@@ -248,7 +249,8 @@ class Gate:
             task_parked.send(sender=item.task, request=item, key=line.key, wait_s=wait_s)
             # Messages with an eta are fetched without regard to the prefetch count.
             if self.parked > self._max_parked and item.eta is not None and not entry.admitted:
-                self._send_back(entry)
+                entry.has_room = False
+                self.lines.keep_until(entry, self.surroundings.monotonic())
 
     def _leave(self, entry: Entry[Any]) -> None:
         if entry.left:
@@ -286,9 +288,16 @@ class Gate:
                 self._leave(entry)
             elif now_s >= entry.expires_s:
                 self._watch_expiry(entry)  # the clock of the day has been set back
-            elif not entry.admitted:
+            elif not entry.has_room and self.parked <= self._max_parked:
+                entry.has_room = True
+                self.lines.keep_until(entry, min(entry.expires_s, entry.kept_until_s))
+            elif entry.admitted and now_s < (ends := entry.kept_until_s + self._max_hold_s / 2):
+                # It starts soon, with the permits that are counted for it. Later they are lost:
+                # the broker would give the message to another worker, too.
+                self.lines.keep_until(entry, ends)
+            else:
                 self._send_back(entry)
-            if self.surroundings.monotonic() > ends_s:
+            if self.lines.any_ready or self.surroundings.monotonic() > ends_s:
                 return False
         return True
 
@@ -297,14 +306,21 @@ class Gate:
         if is_revoked(request):
             self._leave(entry)
         # What came over a connection that has ended is delivered again: a copy would run, too.
-        if entry.left or self._ended_connections or not self.surroundings.can_send_back(request):
+        if entry.left or self._ended_connections:
             return
-        # While its eta is to come, another worker keeps it, and half of the time is left then.
-        longest_s = self._max_hold_s / 2
-        turn_s = max(now_s + min(_SHORTEST_SENT_BACK_S, longest_s), line.turn_s)
-        delay_s = min(turn_s - now_s, longest_s)
+        if not self.surroundings.can_send_back(request):
+            self.lines.keep_until(entry, entry.expires_s)
+            return
+        limits = self.limits.of(request.task).limits
+        turns = self._return_turns
+        turn_s = turns.own_s(entry, now_s) if entry.has_room else turns.of_fleet_s(entry, limits)
+        if self._ended_connections:
+            return
+        if self.lines.any_ready:  # one may start, so there may be room
+            self.lines.keep_until(entry, now_s)
+            return
         try:
-            eta = self.surroundings.send_back(request, delay_s)
+            eta = self.surroundings.send_back(request, turns.delay_s(turn_s, now_s))
         except Exception as exc:  # whatever the broker's client raises: the task stays here
             logger.warning(
                 "sending %s[%s] back failed (%s: %s); it is kept, and sent back in %g s",
@@ -312,14 +328,10 @@ class Gate:
             )
             self.lines.keep_until(entry, now_s + _SEND_AGAIN_S)
             return
-        line.turn_s = turn_s + self._seconds_per_task(request.task, entry.cost)
+        turns.note_sent_back(entry, limits, turn_s)
         self.sent_back += 1
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
-
-    def _seconds_per_task(self, task: Any, cost: int) -> float:
-        limits = self.limits.of(task).limits
-        return max((cost * limit.per / limit.amount for limit in limits), default=0.0)
 
     def _set_timer(self, is_done: bool) -> None:
         now_s = self.surroundings.monotonic()

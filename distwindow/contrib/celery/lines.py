@@ -34,7 +34,8 @@ class Entry(Generic[T]):
     """One task in a line."""
 
     __slots__ = (
-        "admitted", "cost", "expires_s", "item", "kept_until_s", "left", "line", "parked",
+        "admitted", "cost", "expires_s", "has_room", "item", "kept_until_s", "left", "line",
+        "parked",
     )  # fmt: skip
 
     def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float) -> None:
@@ -45,6 +46,8 @@ class Entry(Generic[T]):
         """True once its line has waited for its limit."""
         self.admitted = False
         """True if its permits are counted, and only the moment of a paced limit is to come."""
+        self.has_room = True
+        """False if it is to be sent back because there are too many."""
         self.left = False
         self.kept_until_s = kept_until_s
         self.expires_s = math.inf
@@ -54,7 +57,7 @@ class Entry(Generic[T]):
 class Line(Generic[T]):
     """The tasks of one name and one key."""
 
-    __slots__ = ("began_s", "entries", "failures", "key", "started", "state", "task", "turn_s")
+    __slots__ = ("began_s", "entries", "failures", "key", "next_turn_s", "started", "state", "task")
 
     def __init__(self, task: str, key: AnyKey) -> None:
         self.task = task
@@ -66,7 +69,7 @@ class Line(Generic[T]):
         self.started = 0
         self.failures = 0
         """How many asks in a row have failed, though the store answers."""
-        self.turn_s = 0.0
+        self.next_turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
 
 
@@ -160,10 +163,20 @@ class Lines(Generic[T]):
     def wake(self, chosen: Callable[[Line[T]], bool]) -> None:
         """Let lines ask now, because what they wait for has changed."""
         for line in self._lines.values():
-            if line.state == "waiting" and chosen(line):
-                self._due.cancel(line)
-                line.state = "ready"
-                self._ready.append(line)
+            if chosen(line):
+                self.stop_waiting(line)
+
+    def stop_waiting(self, line: Line[T]) -> None:
+        """Let a line ask now, if it waits."""
+        if line.state == "waiting":
+            self._due.cancel(line)
+            line.state = "ready"
+            self._ready.append(line)
+
+    @property
+    def any_ready(self) -> bool:
+        """True if a line may ask now; at times also if the last one has just gone."""
+        return bool(self._ready)
 
     def pop_overdue(self, now_s: float) -> Entry[T] | None:
         """Return a task that may be kept no longer, if there is one. It stays in its line until

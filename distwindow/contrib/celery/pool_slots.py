@@ -147,7 +147,7 @@ class CountedSlots:
         self._prune_at = _PRUNE_AT
         self._held = 0
         self._waiting = _Waiting()
-        self._blocks = bool(getattr(worker.pool, "is_green", False))
+        self._is_green = bool(getattr(worker.pool, "is_green", False))
         self._nothing_waits = threading.Event()
         # Celery's Request keeps this method of the pool for all its tasks.
         worker.pool.apply_async = self._wrap(worker.pool.apply_async)
@@ -187,7 +187,7 @@ class CountedSlots:
         return self._look_every_s
 
     def hold_receiver(self) -> None:
-        if self._blocks and self._waiting:
+        if self._is_green and self._waiting:
             self._nothing_waits.clear()
             self._nothing_waits.wait(_LONGEST_HOLD_S)
 
@@ -207,7 +207,8 @@ class CountedSlots:
 
     def _free(self) -> int:
         self._prune()
-        size = int(self._pool.num_processes or 1)
+        # For gevent in Celery 5.4 `num_processes` is how many greenlets run.
+        size = int((self._pool.limit if self._is_green else self._pool.num_processes) or 1)
         return size - self._held - len(self._in_pool)
 
     def _prune(self) -> None:

@@ -12,8 +12,10 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from ... import Limiter
+from ...core.limit import LimitSpec
 from .admission import Admission
 from .autoscaling import leave_out_of_autoscaling
+from .fleet_turns import FleetTurns
 from .gate import Gate
 from .logger import logger
 from .operator_limits import OperatorLimits
@@ -144,14 +146,20 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         effective = limits.effective_limits(settings)
         effective.check(worker.app.tasks)
         store = limits.store
+
+        def make_limiter(limits: LimitSpec) -> Limiter:
+            return Limiter(
+                store, limits, prefix=settings.prefix, timeout=settings.timeout,
+                handle_sigterm=False, name="distwindow-celery",
+            )  # fmt: skip
+
         # Each call names its own limits; the limiter's own are never used.
-        limiter = self.limiter = Limiter(
-            store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
-            handle_sigterm=False, name="distwindow-celery",
-        )  # fmt: skip
+        limiter = self.limiter = make_limiter("1/second")
+        self.fleet_turns = FleetTurns(make_limiter)
         around = WorkerSurroundings(worker)
         admission = Admission(
             lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)]),
+            self.fleet_turns,
             time.monotonic,
             settings.on_store_error,
         )
@@ -172,6 +180,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def stop(self, worker: Any) -> None:
         self.operator_limits.stop()
         self.limiter.close()
+        self.fleet_turns.close()
 
     terminate = stop
 
