@@ -1,7 +1,8 @@
 """The lines of tasks that wait for their limits: what waits where, in which order, until when.
 
 There is a line for each task name and limit key. Only the first task of a line asks the limiter, so
-a line costs one call per permit and one per refusal, however long it is. Nothing here knows Celery,
+a line costs one call per permit and one per refusal, however long it is. (What is sent back for
+want of room may cost one more: see `return_turns.py`.) Nothing here knows Celery,
 and time is an argument.
 
     state of a line   what it waits for            leaves it by
