@@ -2,8 +2,8 @@
 
 There is a line for each task name and limit key. Only the first task of a line asks the limiter, so
 a line costs one call per permit and one per refusal, however long it is. (What is sent back for
-want of room may cost one more: see `return_turns.py`.) Nothing here knows Celery,
-and time is an argument.
+want of room may cost one more: see `return_turns.py`.) Nothing here knows Celery, and time is an
+argument.
 
     state of a line   what it waits for            leaves it by
     ready             its turn to ask              pop_ready    -> asking
