@@ -294,7 +294,7 @@ class Gate:
             elif entry.admitted and now_s < (ends := entry.kept_until_s + self._max_hold_s / 2):
                 # It starts soon, with the permits that are counted for it. Later they are lost:
                 # the broker would give the message to another worker, too.
-                self.lines.keep_until(entry, ends)
+                self.lines.keep_until(entry, min(entry.expires_s, ends))
             else:
                 self._send_back(entry)
             if self.lines.any_ready or self.surroundings.monotonic() > ends_s:
