@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -510,7 +511,7 @@ def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
         worker.gate.close()
         return publish(request, delay_s)
 
-    worker.send_back = end_and_publish
+    setattr(worker, "send_back", end_and_publish)  # noqa: B010  # a method
     worker.gate._max_hold_s = 5.0
     for number in range(8):
         worker.receive(SimulatedRequest(number, task, "", 0.0))
@@ -526,7 +527,78 @@ def test_what_waits_for_its_limit_needs_no_process() -> None:
         worker.receive(SimulatedRequest(number, task, "", 1.0))
     assert worker.gate.waiting_for_limits == 0  # their permits are there, and processes are not
     timeline.run_for(55.0)
-    assert worker.gate.waiting_for_limits > 150
+    assert worker.gate.waiting_for_limits == 300 - len(worker.started) > 150
+
+
+def test_those_that_were_sent_back_are_neither_counted_nor_kept() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/day")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=10)
+    for number in range(500):
+        worker.receive(SimulatedRequest(number, task, "", 0.0, eta=object()))
+    assert len(worker.sent_back) == 489
+    assert worker.gate.waiting_for_limits == 10
+    (line,) = worker.gate.lines
+    assert len(line.entries) <= 2 * 10 + 8
+
+
+def test_while_the_result_backend_is_away_an_expired_task_is_looked_at_now_and_then() -> None:
+    """Whether it is revoked is unknown then, and Celery writes what it cannot store to the log."""
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/day")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
+    worker.receive(SimulatedRequest(0, task, "", 0.0))
+    expired = SimulatedRequest(1, task, "", 0.0)
+    looks: list[float] = []
+
+    def revoked() -> bool:
+        looks.append(timeline.clock.monotonic())
+        raise OSError("the result backend is away")
+
+    setattr(expired, "revoked", revoked)  # noqa: B010  # a method
+    received_s = timeline.clock.monotonic()
+    worker.receive(expired)
+    expired.expires_after_s = 0.0
+    worker.gate.lines.keep_until(next(iter(worker.gate.lines)).entries[-1], received_s)
+    next(iter(worker.gate.lines)).entries[-1].expires_s = received_s
+    timeline.run_for(60.0)
+    assert 10 <= len(looks) <= 13
+
+
+def test_changed_limits_start_no_paced_task_before_its_moment() -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/second paced 60s")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
+    for number in range(5):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    for _ in range(5):
+        timeline.run_for(0.1)
+        worker.gate.limits_changed(["fetch"])
+    timeline.run_for(10.0)
+    moments = [at_s for _, at_s in worker.started]
+    assert [late - early for early, late in pairwise(moments)] == pytest.approx([1.0] * 4, abs=0.02)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_waits_for_a_slot_is_limited_once_it_has_limits(
+    pool: Literal["prefork", "threads"],
+) -> None:
+    timeline = Timeline()
+    task, other = SimulatedTask("fetch", limits="1/second"), SimulatedTask("send", limits="1/day")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task, other], pool=pool)
+    for number in (100, 101):  # a line, because of which others wait here and not in the pool
+        worker.receive(SimulatedRequest(number, other, "", 0.0))
+    worker.limits.set_operator_limits({"fetch": "none"})
+    for number in range(12):
+        worker.receive(SimulatedRequest(number, task, "", 0.1))
+    begun = len(worker.started)
+    worker.limits.set_operator_limits({})
+    worker.gate.limits_changed(["fetch"])
+    timeline.run_for(3.0)
+    assert len(worker.started) - begun <= 4
+    timeline.run_for(20.0)
+    numbers = [request.number for request, _ in worker.started]
+    assert numbers == [100, *range(12)]
 
 
 def test_changed_limits_hold_for_those_that_wait() -> None:

@@ -46,7 +46,7 @@ class LinesAgainstAModel(RuleBasedStateMachine):
             return
         name = (line.task, str(line.key))
         assert self.states[name] == "ready"
-        head = self.lines.head(line)
+        head = line.head
         assert head is not None
         assert head.item == self.queues[name][0]
         self.states[name] = "asking"
@@ -59,7 +59,7 @@ class LinesAgainstAModel(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.asking)))
         line = self.asking.pop(name)
         if wait_s is None:
-            head = self.lines.head(line)
+            head = line.head
             assert head is not None
             self.remove(name, head)
             self.lines.ask_again(line)

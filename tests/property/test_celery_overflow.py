@@ -287,3 +287,22 @@ def test_paced_limits_have_turns_of_the_worker(limits: str) -> None:
         worker.receive(SimulatedRequest(number, task, "", 0.0, eta=object()))
     assert worker.sent_back
     assert worker.admission.failures == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(200, 800), st.integers(4, 60), st.sampled_from([1, 1000]))
+def test_turns_of_the_worker_leave_no_limit_idle(count: int, max_hold_s: int, cost: int) -> None:
+    """A turn that is too far away comes earlier, and so do those that follow it."""
+    task = SimulatedTask(
+        "fetch", limits="20/second paced 500ms", limit_key="k",
+        limit_cost=lambda key: cost if key == "costly" else 1,
+    )  # fmt: skip
+    fleet = Fleet(1, task, max_parked=40, max_hold_s=float(max_hold_s))
+    worker = fleet.workers[0]
+    for number in range(count):
+        key = "costly" if number == 100 else ""
+        worker.receive(SimulatedRequest(number, task, key, 0.02, eta=object()))
+    fleet.timeline.run_for(count / 20 + 20.0)
+    moments = sorted(at_s for _, at_s in fleet.started)
+    assert len(moments) == count
+    assert moments[-1] - moments[0] <= count / 20 + 6.0

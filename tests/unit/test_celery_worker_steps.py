@@ -20,10 +20,14 @@ def test_the_prefetch_count_is_lowered_as_often_as_it_was_raised(bound: int | No
     qos: Any = QoS(lambda prefetch_count: None, 4)
     qos.max_prefetch = bound
     around.consumer = SimpleNamespace(qos=qos, initial_prefetch_count=4)
-    raised = around.adjust_prefetch(0, 5)
-    assert raised == qos.value - 4 == (5 if bound is None else 2)
-    assert around.adjust_prefetch(raised, 1) == qos.value - 4 == 1
+    assert around.adjust_prefetch(0, 5) == qos.value - 4 == 5
+    for _ in range(2):  # Celery's own, for two tasks with an eta: `bound` has room for them
+        qos.increment_eventually()
+    assert around.adjust_prefetch(5, 1) == qos.value - 6 == 1
+    for _ in range(2):
+        qos.decrement_eventually()
     assert around.adjust_prefetch(1, 0) == qos.value - 4 == 0
+    assert qos.max_prefetch == bound
 
 
 def test_celery_may_set_the_prefetch_count_anew() -> None:

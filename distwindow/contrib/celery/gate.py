@@ -24,8 +24,10 @@ from .surroundings import OneTimer, Surroundings, is_revoked
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
-_SEND_AGAIN_S = 5.0
-"""When a message is sent back again after the broker has not taken it."""
+_TRY_AGAIN_S = 5.0
+"""After the broker has not taken a message back, or the result backend not said if a task is
+revoked.
+"""
 _CONNECTION_ENDED = object()
 """Stands among the arrivals behind those of a connection to the broker that has ended."""
 
@@ -71,7 +73,7 @@ class Gate:
     @property
     def waiting_for_limits(self) -> int:
         """How many tasks need no slot now, because their limits do not let them start."""
-        return sum(len(line.entries) for line in self.lines if line.state == "waiting")
+        return sum(line.size for line in self.lines if line.state == "waiting")
 
     # -- from the worker ---------------------------------------------------------------------------
 
@@ -138,8 +140,7 @@ class Gate:
         while True:
             self._take_arrivals()
             if self._changed:
-                changed, self._changed = set(self._changed), []
-                self.lines.wake(lambda line: line.task in changed)  # noqa: B023  # called here
+                self._take_over_changes()
             self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
@@ -161,6 +162,13 @@ class Gate:
             elif not self._ended_connections and not self._closed:
                 self._add(request)
 
+    def _take_over_changes(self) -> None:
+        changed, self._changed = set(self._changed), []
+        self._arrivals.extend(self._slots.withdraw(lambda task: bool(self.limits.of(task).limits)))
+        # A head that is admitted waits for its moment, not for the limiter.
+        self.lines.wake(lambda line: line.task in changed and not line.is_admitted)
+        self._take_arrivals()
+
     def _grant(self, line: Line[Any]) -> None:
         self._granted.append(line)
         self.pump()
@@ -174,19 +182,17 @@ class Gate:
         if entry.line.state == "waiting":
             self._park(entry.line, 0.0)
 
-    def _watch_expiry(self, entry: Entry[Any]) -> None:
+    def _watch_expiry(self, entry: Entry[Any], earliest_s: float = 0.001) -> None:
         """Have `entry` looked at when it expires, too: its line may ask much later."""
         after_s = self.surroundings.expires_after_s(entry.item)
         if after_s is not None:
-            entry.expires_s = self.surroundings.monotonic() + max(after_s, 0.0) + 0.001
+            entry.expires_s = self.surroundings.monotonic() + max(after_s + 0.001, earliest_s)
             self.lines.keep_until(entry, min(entry.expires_s, entry.kept_until_s))
 
     def _serve(self, line: Line[Any]) -> None:
         """Ask for the first task of a line, which holds a slot."""
-        if self._ended_connections:  # all lines are about to be forgotten
-            self._slots.give_back()
-            return
-        entry = self._head(line)
+        # If a connection has ended, all lines are about to be forgotten.
+        entry = None if self._ended_connections else self._head(line)
         if entry is None:
             self._slots.give_back()
             return
@@ -217,7 +223,7 @@ class Gate:
 
     def _go_on(self, line: Line[Any], answer: Answer) -> None:
         """Let the next task of a line ask: at once, or when there can be a permit for it again."""
-        following = self.lines.head(line)
+        following = line.head
         if following is None or answer.left is None or following.cost <= answer.left:
             self.lines.ask_again(line)
         else:
@@ -228,7 +234,7 @@ class Gate:
         """Return the first task of a line that is to run; drop those that were revoked or have
         expired, which Celery announces and acknowledges.
         """
-        while line.state == "asking" and (entry := self.lines.head(line)) is not None:
+        while line.state == "asking" and (entry := line.head) is not None:
             if not is_revoked(entry.item):
                 return entry
             self._leave(entry)
@@ -287,7 +293,8 @@ class Gate:
             if now_s >= entry.expires_s and is_revoked(entry.item):
                 self._leave(entry)
             elif now_s >= entry.expires_s:
-                self._watch_expiry(entry)  # the clock of the day has been set back
+                # The clock of the day has been set back, or the result backend is away.
+                self._watch_expiry(entry, _TRY_AGAIN_S)
             elif not entry.has_room and self.parked <= self._max_parked:
                 entry.has_room = True
                 self.lines.keep_until(entry, min(entry.expires_s, entry.kept_until_s))
@@ -324,11 +331,11 @@ class Gate:
         except Exception as exc:  # whatever the broker's client raises: the task stays here
             logger.warning(
                 "sending %s[%s] back failed (%s: %s); it is kept, and sent back in %g s",
-                *(request.task.name, request.id, type(exc).__name__, exc, _SEND_AGAIN_S),
+                *(request.task.name, request.id, type(exc).__name__, exc, _TRY_AGAIN_S),
             )
-            self.lines.keep_until(entry, now_s + _SEND_AGAIN_S)
+            self.lines.keep_until(entry, now_s + _TRY_AGAIN_S)
             return
-        turns.note_sent_back(entry, limits, turn_s)
+        turns.note_sent_back(entry, limits, now_s + turns.delay_s(turn_s, now_s))
         self.sent_back += 1
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)

@@ -27,6 +27,8 @@ from ...core.key import AnyKey
 from .schedule import Schedule
 
 T = TypeVar("T")
+_MOST_LEFT = 8
+"""So many more tasks than twice those of a line are kept in it after they have left."""
 
 State = Literal["ready", "asking", "waiting", "gone"]
 
@@ -58,13 +60,26 @@ class Entry(Generic[T]):
 class Line(Generic[T]):
     """The tasks of one name and one key."""
 
-    __slots__ = ("began_s", "entries", "failures", "key", "next_turn_s", "started", "state", "task")
+    __slots__ = (
+        "began_s",
+        "entries",
+        "failures",
+        "key",
+        "next_turn_s",
+        "size",
+        "started",
+        "state",
+        "task",
+    )
 
     def __init__(self, task: str, key: AnyKey) -> None:
         self.task = task
         self.key = key
         self.state: State = "ready"
         self.entries: deque[Entry[T]] = deque()
+        """In their order; some have left already."""
+        self.size = 0
+        """How many have not left."""
         self.began_s: float | None = None
         """When the line was refused for the first time."""
         self.started = 0
@@ -72,6 +87,19 @@ class Line(Generic[T]):
         """How many asks in a row have failed, though the store answers."""
         self.next_turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
+
+    @property
+    def head(self) -> Entry[T] | None:
+        """The first task; None if all have left."""
+        entries = self.entries
+        while entries and entries[0].left:
+            entries.popleft()
+        return entries[0] if entries else None
+
+    @property
+    def is_admitted(self) -> bool:
+        """True if the permits of the first task are counted."""
+        return self.head is not None and self.head.admitted
 
 
 class Lines(Generic[T]):
@@ -99,6 +127,7 @@ class Lines(Generic[T]):
             self._ready.append(line)
         entry = Entry(line, item, cost, kept_until_s)
         line.entries.append(entry)
+        line.size += 1
         self.keep_until(entry, kept_until_s)
         self.size += 1
         return entry
@@ -112,13 +141,6 @@ class Lines(Generic[T]):
                 return line
         return None
 
-    def head(self, line: Line[T]) -> Entry[T] | None:
-        """Return the first task of `line`; None if all have left."""
-        entries = line.entries
-        while entries and entries[0].left:
-            entries.popleft()
-        return entries[0] if entries else None
-
     def remove(self, entry: Entry[T]) -> None:
         """Take a task out of its line, wherever it stands."""
         if entry.left:
@@ -127,7 +149,10 @@ class Lines(Generic[T]):
         self._kept_until.cancel(entry)
         self.size -= 1
         line = entry.line
-        if self.head(line) is None:
+        line.size -= 1
+        if len(line.entries) > 2 * line.size + _MOST_LEFT:
+            line.entries = deque(entry for entry in line.entries if not entry.left)
+        if line.head is None:
             self._drop(line)
 
     def ask_again(self, line: Line[T]) -> None:

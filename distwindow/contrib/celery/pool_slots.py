@@ -46,6 +46,9 @@ class PoolSlots(Protocol):
         does. No other pool blocks.
         """
 
+    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        """Return the requests that wait for a slot and whose task is `chosen`: they do no more."""
+
     def forget_tasks(self) -> None:
         """Drop the tasks without limits that wait: their connection to the broker has ended."""
 
@@ -65,6 +68,11 @@ class _Waiting:
 
     def __len__(self) -> int:
         return len(self.lines) + len(self.tasks)
+
+    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        withdrawn = [request for request in self.tasks if chosen(request.task)]
+        self.tasks = deque(request for request in self.tasks if not chosen(request.task))
+        return withdrawn
 
     def is_turn_of_line(self) -> bool:
         return bool(self.lines) and (self._owed >= 0 or not self.tasks)
@@ -105,6 +113,9 @@ class SemaphoreSlots:
 
     def hold_receiver(self) -> None:
         pass  # a pool with an event loop blocks nobody
+
+    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        return self._waiting.withdraw(chosen)
 
     def forget_tasks(self) -> None:
         # Celery has cleared the semaphore, so the lines that waited at it are not granted any more.
@@ -190,6 +201,9 @@ class CountedSlots:
         if self._is_green and self._waiting:
             self._nothing_waits.clear()
             self._nothing_waits.wait(_LONGEST_HOLD_S)
+
+    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        return self._waiting.withdraw(chosen)
 
     def forget_tasks(self) -> None:
         self._waiting.tasks.clear()

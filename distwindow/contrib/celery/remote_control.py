@@ -22,7 +22,7 @@ def limits(state: Any, **_: Any) -> dict[str, Any]:
         return {"error": _NO_GATE}
     gate = worker.distwindow_gate
     now_s = time.monotonic()
-    longest = sorted(gate.lines, key=lambda line: len(line.entries), reverse=True)
+    longest = sorted(gate.lines, key=lambda line: line.size, reverse=True)
     return {
         "tasks": {
             found.task: {"limits": [str(limit) for limit in found.limits], "set by": found.source}
@@ -32,7 +32,7 @@ def limits(state: Any, **_: Any) -> dict[str, Any]:
             {
                 "task": line.task,
                 "key": str(line.key),
-                "waiting": sum(not entry.left for entry in line.entries),
+                "waiting": line.size,
                 "started": line.started,
                 "since": None if line.began_s is None else round(now_s - line.began_s, 3),
             }

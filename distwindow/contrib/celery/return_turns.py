@@ -44,7 +44,7 @@ class ReturnTurns:
         The limiter may admit the call. Then the first task of the line has its permits, and may
         start: so only a task of the same cost asks.
         """
-        line, head = entry.line, self._lines.head(entry.line)
+        line, head = entry.line, entry.line.head
         asks = line.state == "waiting" and not line.failures
         answer = None
         if asks and head is not None and head.cost == entry.cost:
@@ -66,6 +66,6 @@ class ReturnTurns:
         return min(turn_s - now_s, self._longest_s)
 
     def note_sent_back(self, entry: Entry[Any], limits: tuple[Limit, ...], turn_s: float) -> None:
-        """Let the worker's own next turn follow that of this task, which has been sent back."""
-        seconds = [entry.cost * limit.per / limit.amount for limit in limits]
+        """Let the worker's own next turn follow the one at which this task comes back."""
+        seconds = [min(entry.cost, limit.amount) * limit.per / limit.amount for limit in limits]
         entry.line.next_turn_s = turn_s + max(seconds, default=0.0)

@@ -42,6 +42,9 @@ class WorkerSurroundings:
         self._worker = worker
         self.consumer: Any = None
         """The consumer, while it is connected."""
+        self._qos: Any = None
+        self._max_prefetch: int | None = None
+        """`max_prefetch` of `_qos` as Celery has set it."""
 
     monotonic = staticmethod(time.monotonic)
 
@@ -88,10 +91,15 @@ class WorkerSurroundings:
         if self.consumer is None:
             return raised
         qos = self.consumer.qos
+        if qos is not self._qos:
+            self._qos, self._max_prefetch = qos, getattr(qos, "max_prefetch", None)
         # What is not raised must not be lowered: at the end the worker would fetch one message at
-        # a time. `worker_eta_task_limit` bounds the count from above, and Celery sets it anew, to
-        # its own, when tasks that ran at a reconnection end.
+        # a time. Celery sets the count anew, to its own, when tasks that ran at a reconnection end.
         raised = max(0, min(raised, qos.value - self.consumer.initial_prefetch_count))
+        if self._max_prefetch is not None:
+            # `worker_eta_task_limit` is for Celery's own raises, for tasks with an eta: those that
+            # find no room are lowered later nevertheless.
+            qos.max_prefetch = self._max_prefetch + max(raised, wanted)
         while raised < wanted:
             before = qos.value
             if qos.increment_eventually() <= before:
@@ -100,6 +108,8 @@ class WorkerSurroundings:
         while raised > wanted:
             qos.decrement_eventually()
             raised -= 1
+        if self._max_prefetch is not None:
+            qos.max_prefetch = self._max_prefetch + raised
         return raised
 
     def expires_after_s(self, request: Any) -> float | None:
