@@ -49,8 +49,11 @@ def number_held(slots: Concurrency, key: Any = "k") -> int:
 def all_freed(slots: Concurrency, faulty: Concurrency | None = None, key: str = "k") -> None:
     """Check that no slot is held any more, long before the deadline of any. `faulty` has a link of
     its own, which may be disturbed.
+
+    A block whose `__exit__` a signal handler has kept from its first line is freed when its slot
+    would be renewed, a third of the time to live after it was granted (see `concurrency/slot.py`).
     """
-    until(lambda: not (faulty or slots)._held._claims, TTL / 3, what="nothing is left to free")
+    until(lambda: not (faulty or slots)._held._claims, TTL / 2, what="nothing is left to free")
     assert number_held(slots, key) == 0
 
 
