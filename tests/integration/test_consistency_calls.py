@@ -110,6 +110,7 @@ def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
     assert ended == f"the counts of {name} can be flushed again"
 
 
+@pytest.mark.slow
 def test_a_second_close_waits_until_everything_is_flushed(
     proxy: Proxy, redis_url: str, prefix: str
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_connection_that_was_just_opened_is_its_parents() -> None:
         assert servers.recv(1) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_forks_while_other_threads_call(redis_url: str, prefix: str) -> None:
     limiter = Limiter(redis_url, PLENTY, prefix=prefix, name=prefix, timeout=5)

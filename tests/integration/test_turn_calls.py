@@ -255,6 +255,7 @@ async def wait_in_tasks(redis_url: str) -> Sent:
 # window ends before all of them have to wait: then they try once more.
 
 
+@pytest.mark.slow
 def test_threads_of_several_processes_wait_by_turns(redis_url: str) -> None:
     for _ in range(20):
         sent = wait_in_threads(redis_url)
@@ -263,6 +264,7 @@ def test_threads_of_several_processes_wait_by_turns(redis_url: str) -> None:
     pytest.fail("20 times some process did not ask by turns, or none held its turn")
 
 
+@pytest.mark.slow
 async def test_tasks_of_several_processes_wait_by_turns(redis_url: str) -> None:
     for _ in range(20):
         if all_wait_by_turns(await wait_in_tasks(redis_url)):

@@ -96,6 +96,7 @@ def run(workers: int, count: int, seed: int = 0, **options: Any) -> Fleet:
     return fleet
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 8), st.integers(100, 600), st.integers(0, 1000))
 def test_a_task_for_which_there_is_no_room_goes_back_about_once(
@@ -117,6 +118,7 @@ def test_with_turns_of_its_own_each_worker_has_them_come_back_too_early() -> Non
     assert own.times_sent_back.total() > 2 * run(4, 400).times_sent_back.total()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.floats(0.0, 10.0))
 def test_while_the_store_is_away_workers_give_turns_of_their_own(
@@ -289,6 +291,7 @@ def test_paced_limits_have_turns_of_the_worker(limits: str) -> None:
     assert worker.admission.failures == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(200, 800), st.integers(4, 60), st.sampled_from([1, 1000]))
 def test_turns_of_the_worker_leave_no_limit_idle(count: int, max_hold_s: int, cost: int) -> None:

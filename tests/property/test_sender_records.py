@@ -80,6 +80,7 @@ def test_a_ring_is_the_same_for_any_number_of_senders(
     assert server.object("encoding", ring) in (b"listpack", b"ziplist")
 
 
+@pytest.mark.slow
 def test_the_number_of_records_is_bounded_for_any_number_of_processes(
     execute: Execute, server: redis.Redis
 ) -> None:

@@ -91,6 +91,7 @@ def test_lines_are_long_in_these_histories() -> None:
     assert sum(turn.queued > 1 for turn in turns) > 20
 
 
+@pytest.mark.slow
 @settings(LENIENT, max_examples=40)
 @given(history=histories)
 def test_every_store_agrees(stores: dict[str, Execute], history: list[HistoryStep]) -> None:
