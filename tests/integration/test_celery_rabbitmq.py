@@ -1,7 +1,8 @@
 """Fleets of real Celery workers with RabbitMQ as the broker.
 
 `.ci/run` leaves these tests out, because no package of PyPI carries RabbitMQ. Run them with
-`DISTWINDOW_TEST_AMQP_URL=amqp://guest:guest@localhost:5672// scripts/test -m rabbitmq`.
+`DISTWINDOW_TEST_AMQP_URL=amqp://guest:guest@localhost:5672// scripts/test -m rabbitmq`. Not with
+`-n 2`: the workers of two tests at once would have the same names in one broker.
 """
 
 from __future__ import annotations
