@@ -81,7 +81,7 @@ class RateLimits:
                     raise Retry(defer=delay)
                 return await function(ctx, *args, **kwargs)
 
-            return limited  # type: ignore[return-value]  # same call
+            return limited  # type: ignore[return-value]  # it takes the same arguments
 
         return decorate
 

@@ -81,12 +81,12 @@ class LimitedJobs:
         """Work with a scheduler, which enqueues the jobs that were sent back."""
         options["with_scheduler"] = True
         self.maintenance_interval = SCHEDULER_CHECK_S
-        return bool(super().work(*args, **options))  # type: ignore[misc]  # of RQ's worker
+        return bool(super().work(*args, **options))  # type: ignore[misc]  # super() is RQ's
 
     @property
     def dequeue_timeout(self) -> int:
         """For how long to wait for a job until the next look at the scheduler, seconds."""
-        return min(SCHEDULER_CHECK_S, int(super().dequeue_timeout))  # type: ignore[misc]  # of RQ's worker
+        return min(SCHEDULER_CHECK_S, int(super().dequeue_timeout))  # type: ignore[misc]  # super() is RQ's
 
     def dequeue_job_and_maintain_ttl(self, timeout: Any, max_idle_time: Any = None) -> Any:
         """Return the next job that may start now, and its queue; None to end the worker.
@@ -94,7 +94,7 @@ class LimitedJobs:
         RQ ends a worker at once while it waits for a job. So jobs are first taken without waiting.
         """
         worker: Any = self
-        dequeue, waits = super().dequeue_job_and_maintain_ttl, False  # type: ignore[misc]  # of RQ's worker
+        dequeue, waits = super().dequeue_job_and_maintain_ttl, False  # type: ignore[misc]  # super() is RQ's
         while True:
             self._in_hand = not waits
             found = dequeue(timeout, max_idle_time) if waits else dequeue(None)
@@ -112,12 +112,12 @@ class LimitedJobs:
         if self._in_hand:
             self._stop_requested = True
         else:
-            super()._shutdown()  # type: ignore[misc]  # of RQ's worker
+            super()._shutdown()  # type: ignore[misc]  # super() is RQ's
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
         """End the worker at once. RQ sets this as the handler of a second signal."""
         try:
-            super().request_force_stop(signum, frame)  # type: ignore[misc]  # of RQ's worker
+            super().request_force_stop(signum, frame)  # type: ignore[misc]  # super() is RQ's
         except SystemExit:
             self.is_forced_to_stop = True
             raise

@@ -84,7 +84,7 @@ class Gate:
         else:
             self._arrivals.append(request)
             self.pump()
-        self._slots.hold_receiver()
+        self._slots.block_consumer()
 
     def open(self) -> None:
         """Begin, or begin again with a new connection to the broker."""
@@ -320,7 +320,7 @@ class Gate:
             return
         limits = self.limits.of(request.task).limits
         turns = self._return_turns
-        turn_s = turns.own_s(entry, now_s) if entry.has_room else turns.of_fleet_s(entry, limits)
+        turn_s = turns.turn_s(entry, limits, now_s)
         if self._ended_connections:
             return
         if self.lines.any_ready:  # one may start, so there may be room

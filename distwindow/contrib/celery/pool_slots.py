@@ -41,7 +41,7 @@ class PoolSlots(Protocol):
         again, because nothing else says for certain when that is so; None: not at all.
         """
 
-    def hold_receiver(self) -> None:
+    def block_consumer(self) -> None:
         """Block the consumer's greenlet while tasks wait for slots, as a pool of greenlets itself
         does. No other pool blocks.
         """
@@ -111,7 +111,7 @@ class SemaphoreSlots:
     def serve(self, by_turns: bool) -> float | None:
         return None  # the semaphore does it
 
-    def hold_receiver(self) -> None:
+    def block_consumer(self) -> None:
         pass  # a pool with an event loop blocks nobody
 
     def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
@@ -197,7 +197,7 @@ class CountedSlots:
             return None
         return self._look_every_s
 
-    def hold_receiver(self) -> None:
+    def block_consumer(self) -> None:
         if self._is_green and self._waiting:
             self._nothing_waits.clear()
             self._nothing_waits.wait(_LONGEST_HOLD_S)

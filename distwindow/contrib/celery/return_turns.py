@@ -34,11 +34,17 @@ class ReturnTurns:
         # While its eta is to come, another worker keeps it, and half of the time is left then.
         self._longest_s = max_hold_s / 2
 
-    def own_s(self, entry: Entry[Any], now_s: float) -> float:
-        """Return the worker's own turn for this task."""
-        return self.at_s(entry.line.next_turn_s, now_s)
+    def turn_s(self, entry: Entry[Any], limits: tuple[Limit, ...], now_s: float) -> float:
+        """Return when this task is to come again."""
+        return (
+            self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry, limits)
+        )
 
-    def of_fleet_s(self, entry: Entry[Any], limits: tuple[Limit, ...]) -> float:
+    def _own_turn_s(self, entry: Entry[Any], now_s: float) -> float:
+        """Return the worker's own turn for this task."""
+        return self._postponed_s(entry.line.next_turn_s, now_s)
+
+    def _fleet_turn_s(self, entry: Entry[Any], limits: tuple[Limit, ...]) -> float:
         """Return the fleet's turn for this task, or the worker's own where that is unknown.
 
         The limiter may admit the call. Then the first task of the line has its permits, and may
@@ -51,13 +57,13 @@ class ReturnTurns:
             answer = self._admission.take_turn(line.key, limits, entry.cost)
         now_s = self._admission.monotonic()
         if answer is not None and not answer.admitted:
-            return self.at_s(now_s + answer.wait_s, now_s)
+            return self._postponed_s(now_s + answer.wait_s, now_s)
         if answer is not None and head is not None:
             head.admitted = True
             self._lines.stop_waiting(line)
-        return self.own_s(entry, now_s)
+        return self._own_turn_s(entry, now_s)
 
-    def at_s(self, turn_s: float, now_s: float) -> float:
+    def _postponed_s(self, turn_s: float, now_s: float) -> float:
         """Return the turn, or a later moment: a task stays away for a while."""
         return max(now_s + min(_SHORTEST_SENT_BACK_S, self._longest_s), turn_s)
 

@@ -201,10 +201,8 @@ class PipelinedConnection(asyncio.Protocol):
             self.node.clock.update(now_ms)
 
     def close_socket(self) -> None:
-        """Shut the socket down after the loop was closed, when none of its methods can be called.
-
-        asyncio leaves the socket open when a loop is closed. uvloop has closed it by then, and its
-        socket object raises in `shutdown`.
+        """Shut down the socket, which asyncio leaves open when its loop is closed. uvloop has
+        closed it by then, and its socket object raises in `shutdown`.
         """
         if self._transport is not None:
             with suppress(Exception):
