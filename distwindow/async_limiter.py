@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.minute_view import MinuteStats
 from .core.stats import Stats
-from .decorator import F, LimitDecorator, check_arguments, limit_async_function, requires_key
+from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function
 from .entry import AsyncEntry
 from .entry_options import check_max_origins, check_origin
 from .failure_types import ErrorTypes, FailureTypes
@@ -172,16 +171,19 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         await self._run(key_operations.reset(self._strategy, charges))
         self._wait_queues.on_freed(charges)
 
-    @requires_key
     def limit(
-        self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        cost: int | Callable[..., int] = 1,
     ) -> Callable[[F], F]:
         """See `Limiter.limit`; for coroutine functions, and for asynchronous generators, whose
         first step is refused.
         """
-        here = sys._getframe(2)  # above `requires_key`
-        check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_async_function, self._admit, key, cost))
+        source = DecoratorKey("limiter.limit", self.prefix, text, key)
+        check_decorator_cost(cost, self.limits)
+        return functools.partial(limit_async_function, self._admit, source, cost)
 
     def entry(
         self,

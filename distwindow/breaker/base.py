@@ -8,11 +8,10 @@ from ..connect import ClockChoice, LimiterOptions, store_name
 from ..consistency.breaker_source import SourceOptions
 from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
-from ..core.errors import ConfigurationError, closed_failure, short_repr
-from ..core.key import normalize_key
+from ..core.errors import ConfigurationError, closed_failure
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle.base import check_handle_sigterm
-from ..protocol.keys import check_prefix, ring_name_prefix
+from ..protocol.keys import check_prefix
 
 
 class BreakerOptions(NamedTuple):
@@ -81,18 +80,6 @@ class BaseBreaker:
     def _check_open(self) -> None:
         if self._is_closed:
             raise closed_failure("circuit breaker")
-
-    def _check_key(self, key: Any) -> None:
-        """Raise `ConfigurationError` for a key of `protect` that no call could ever have."""
-        if callable(key):
-            return
-        try:
-            ring_name_prefix(self._prefix, normalize_key(key))
-        except (TypeError, ValueError) as exc:
-            raise ConfigurationError(
-                f"protect({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function "
-                "of the protected function's arguments that returns one"
-            ) from exc
 
 
 def source_options(options: BreakerOptions, clock: Clock, source: str) -> SourceOptions:

@@ -152,7 +152,7 @@ def test_a_block_may_say_that_its_call_failed() -> None:
 def test_a_protected_function_goes_through_the_breaker() -> None:
     breaker = CircuitBreaker("memory://", ErrorCount(1, open_for=5), time=ManualClock())
 
-    @breaker.protect(lambda order, **_: f"pay:{order}", fallback=lambda order, **_: -order)
+    @breaker.protect("pay:{order}", fallback=lambda order, **_: -order)
     def pay(order: int, *, fails: bool = False) -> int:
         """Pay."""
         if fails:
@@ -236,11 +236,14 @@ def generator() -> Any:
         (lambda sync, aio: sync.protect("k")(coroutine_function), "AsyncCircuitBreaker.protect"),
         (lambda sync, aio: aio.protect("k")(len), "use CircuitBreaker.protect"),
         (lambda sync, aio: sync.protect("k")(generator), "generator"),
-        (lambda sync, aio: sync.protect("k")(int), "is not a function"),
-        (lambda sync, aio: sync.protect("k")(3), "takes one function"),
-        (lambda sync, aio: sync.protect("k")(len, fallback=len), "takes one function"),
+        (lambda sync, aio: sync.protect("k")(int), "is a class"),
+        (lambda sync, aio: sync.protect("k")(3), "is not a function"),
+        (lambda sync, aio: sync.protect("k", fallback=lambda: 0)(len), "fallback=.* takes"),
         (lambda sync, aio: sync.protect("k", fallback=3)(len), "fallback=3"),
-        (lambda sync, aio: sync.protect("k", fallback=coroutine_function)(len), "nothing awaits"),
+        (
+            lambda sync, aio: sync.protect("k", fallback=coroutine_function)(len),
+            "nothing is awaited",
+        ),
         (lambda sync, aio: sync.protect("")(len), "must not be empty"),
         (lambda sync, aio: sync.protect(3), "a key is str"),
         (lambda sync, aio: sync.on_change(3), "a function of one BreakerChange"),
