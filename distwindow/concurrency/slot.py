@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
-from ..core.async_with import only_async_with
+from ..core.async_use import only_async_with
 from ..core.errors import ConcurrencyExceeded, short_repr
 from ..core.key import AnyKey
 from ..operations.slot_claim import SlotClaim

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..connect import ClockChoice, open_async_store
-from ..core.async_with import only_async_with
+from ..core.async_use import only_async_with
 from ..core.clock import Clock
 from ..core.errors import DistwindowError
 from ..operations.drivers import run_async

@@ -29,7 +29,6 @@ from distwindow import (
     StoreTimeout,
 )
 from tests.integration.harness import admin
-from tests.integration.interrupted import raised_after, subclass
 from tests.interruptions import restore_sigint
 from tests.servers import Proxy, Standalone
 from tests.servers.faults import Blackhole, DropReply, Pass, Refuse, ResetAfterSend
@@ -374,22 +373,6 @@ def test_a_task_that_is_cancelled_while_its_reply_is_lost(
 
     asyncio.run(main())
     assert number_held(slots) == 0
-
-
-@pytest.mark.slow
-def test_a_signal_handler_that_raises_at_any_time_leaves_no_slot(slots: Concurrency) -> None:
-    warm(slots)
-    chance = random.Random(3)
-    for _ in range(150):
-        expected = subclass(random.choice((Exception, KeyboardInterrupt, TimeoutError, KeyError)))
-        try:
-            with raised_after(chance.random() / 300, expected):
-                while True:
-                    with slots.hold("k"):
-                        pass
-        except BaseException as exc:
-            assert exc is expected  # noqa: PT017 - BaseException is not for pytest.raises
-    all_freed(slots)
 
 
 # -- ends of processes ----------------------------------------------------------------------------

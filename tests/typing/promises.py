@@ -241,6 +241,12 @@ async def so_have_those_that_are_awaited() -> None:
         pass
 
 
+async def a_condition_without_await_is_refused() -> None:
+    """By pyright; mypy finds it with `warn_unreachable`."""
+    if async_limiter.try_acquire("k"):  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+
+
 def arguments(client: Any) -> None:
     Limiter(client, Limit("100/second"), consistency="leased", clock="server", timeout=1)
     Limiter("memory://", "1/second", time=ManualClock())

@@ -1,7 +1,10 @@
-"""`with` in the place of `async with` is an error that says what to write, and counts nothing."""
+"""`with` in the place of `async with`, and a condition without `await`, are errors that say what to
+write, and count nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -74,3 +77,38 @@ async def test_nothing_is_counted() -> None:
     async with AsyncLimiter("memory://", "5/hour") as limiter:
         assert_refused(limiter.entry("k"))
         assert (await limiter.stats("k")).passed == 0
+
+
+ASKED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "try_acquire": ("limiter", lambda limiter: limiter.try_acquire("k")),
+    "borrowing": ("limiter", lambda limiter: limiter.try_acquire("k", priority=True)),
+    "try_acquire_all": ("limiter", lambda limiter: limiter.try_acquire_all([("k", "5/hour", 1)])),
+    "peek": ("limiter", lambda limiter: limiter.peek("k")),
+    "try_hold": ("concurrency", lambda slots: slots.try_hold("k")),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_a_condition_without_await(name: str) -> None:
+    owner, ask = ASKED[name]
+    async with MADE[owner]() as made:
+        asked = ask(made)
+        with pytest.raises(TypeError, match="write `await` before it"):
+            assert asked
+        assert await asked
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_what_is_awaited_goes_wherever_a_coroutine_goes(name: str) -> None:
+    owner, ask = ASKED[name]
+    async with MADE[owner]() as made:
+        assert await asyncio.create_task(ask(made))
+        assert all(await asyncio.gather(ask(made), ask(made)))
+        assert await asyncio.wait_for(ask(made), 10)
+        ask(made).close()
+
+
+async def test_a_call_that_is_not_awaited_counts_nothing() -> None:
+    async with AsyncLimiter("memory://", "5/hour") as limiter:
+        limiter.try_acquire("k")
+        assert (await limiter.peek("k")).remaining == 5
