@@ -21,9 +21,9 @@ from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import (
     RingNameParts,
     is_line_name,
+    is_operator_limits_name,
     is_priority_name,
     is_senders_name,
-    operator_limits_name,
     parse_ring_name,
     ring_of_shaping,
     shaping_name,
@@ -100,7 +100,7 @@ def scan_names(
                 continue
             if is_line_name(prefix, name) or is_priority_name(prefix, name):
                 continue
-            if name == operator_limits_name(prefix):
+            if is_operator_limits_name(prefix, name):
                 continue
             slots_key = parse_slots_name(prefix, name)
             if slots_key is not None:

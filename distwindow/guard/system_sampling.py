@@ -66,8 +66,8 @@ class PsutilSampler:
             import psutil
         except ImportError:
             raise ConfigurationError(
-                "highest_system_load and highest_cpu_usage need psutil; install "
-                "distwindow[system], or give a sampler"
+                "highest_system_load and highest_cpu_usage need psutil: pip install psutil, "
+                "or give a sampler"
             ) from None
         self._psutil = psutil
         self._monotonic = clock.monotonic

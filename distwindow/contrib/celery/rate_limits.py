@@ -100,7 +100,7 @@ class RateLimits:
             self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
             handle_sigterm=False,
         ).close()  # fmt: skip
-        StoredLimits(self.store, settings.prefix, settings.timeout).close()
+        self.stored_limits(settings).close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""
@@ -116,6 +116,10 @@ class RateLimits:
     def effective_limits(self, settings: Settings) -> EffectiveLimits:
         """Return what is to limit the tasks of a worker; it is still to be given the tasks."""
         return EffectiveLimits(self.table(), self.max_hold_s(settings))
+
+    def stored_limits(self, settings: Settings) -> StoredLimits:
+        """Return what operators have set for this application. Nothing is connected to."""
+        return StoredLimits(self.store, settings.prefix, self.app.main, settings.timeout)
 
     def max_hold_s(self, settings: Settings) -> float:
         """Return how long a worker keeps a message, in seconds. Nothing is connected to."""

@@ -1,4 +1,4 @@
-"""`celery inspect limits` and `celery control limit TASK LIMITS`."""
+"""`celery inspect limits`, `celery control limit TASK LIMITS` and `celery control discard TASK`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import itertools
 import time
 from typing import Any
 
+from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
+from celery.worker.request import Request
 
 from ...core.errors import ConfigurationError, short_repr
+from .surroundings import is_revoked
 
 _MOST_LINES = 100
 _NO_GATE = "the application of this worker has no RateLimits"
@@ -62,10 +65,8 @@ def set_limit(state: Any, task: Any = None, limits: Any = None, **_: Any) -> dic
     worker = state.consumer.controller
     if not hasattr(worker, "distwindow_operator_limits"):
         return {"error": _NO_GATE}
-    if not isinstance(task, str):
-        return {"error": f"the task is {_shown(task)}; give its name"}
-    if task not in worker.app.tasks:
-        return {"error": f"the task {short_repr(task)} is not registered in this worker"}
+    if wrong := _wrong_name(worker, task):
+        return {"error": wrong}
     text = "; ".join(limits) if _is_list_of_texts(limits) else limits
     if not isinstance(text, str):
         return {
@@ -79,6 +80,50 @@ def set_limit(state: Any, task: Any = None, limits: Any = None, **_: Any) -> dic
     except Exception as exc:
         return {"error": f"the limits could not be stored: {type(exc).__name__}: {exc}"}
     return {"ok": f"the limits of {task} are now {text}"}
+
+
+@control_command(  # type: ignore[untyped-decorator]  # Celery has no types
+    args=[("task", str)],
+    signature="<task>",
+    help="End the tasks of this name that wait in workers for their limits or their eta.",
+)
+def discard(state: Any, task: Any = None, **_: Any) -> dict[str, str]:
+    """Revoke what this worker has received of a task and has not started: `celery purge` empties
+    queues, and does not reach what workers have received.
+    """
+    worker = state.consumer.controller
+    if not hasattr(worker, "distwindow_gate"):
+        return {"error": _NO_GATE}
+    if wrong := _wrong_name(worker, task):
+        return {"error": wrong}
+    in_lines = {
+        entry.item.id
+        for line in worker.distwindow_gate.lines
+        if line.task == task
+        for entry in list(line.entries)
+        if not entry.left
+    }
+    scheduled = {
+        argument.id: argument
+        for waiting in state.consumer.timer.schedule.queue
+        for argument in waiting.entry.args[:1]
+        if isinstance(argument, Request) and argument.name == task
+    }
+    ids = in_lines | scheduled.keys()
+    worker_state.revoked.update(ids)
+    worker.distwindow_gate.drop_revoked(task)
+    for request in scheduled.values():
+        is_revoked(request)
+    return {"ok": f"{len(ids)} waiting tasks {task} are revoked"}
+
+
+def _wrong_name(worker: Any, task: object) -> str | None:
+    """Return what is wrong with the name of a task; None if the worker has such a task."""
+    if not isinstance(task, str):
+        return f"the task is {_shown(task)}; give its name"
+    if task not in worker.app.tasks:
+        return f"the task {short_repr(task)} is not registered in this worker"
+    return None
 
 
 def _is_list_of_texts(limits: object) -> bool:
