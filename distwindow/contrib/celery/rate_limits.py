@@ -9,7 +9,7 @@ import celery
 from ... import Limiter
 from ...connect import store_name
 from ...core.errors import ConfigurationError
-from . import remote_control as _commands  # noqa: F401  # registers the commands
+from . import remote_control  # registers the commands
 from .annotations import Annotations
 from .effective_limits import EffectiveLimits
 from .setting_names import check_conf_keys
@@ -71,6 +71,9 @@ class RateLimits:
             "max_hold": max_hold, "timeout": timeout,
         }  # fmt: skip
         app.distwindow_rate_limits = self
+        if app.control_cls == celery.Celery.control_cls:  # an application may have one of its own
+            app.control_cls = remote_control.Control
+            vars(app).pop("control", None)
         app.steps["worker"].add(GateStep)
         app.steps["consumer"].add(ConsumerStep)
 
