@@ -164,8 +164,9 @@ def unescape(name: bytes) -> str:
 
     Bytes that are not UTF-8 become lone surrogates, as in `sys.argv`.
     """
-    raw = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
-    return raw.decode("utf-8", "surrogateescape")
+    if b"%" in name:
+        name = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _escaped(raw: bytes) -> bytes:
