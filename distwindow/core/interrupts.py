@@ -29,6 +29,8 @@ import os
 import queue
 import signal
 import sys
+import threading
+from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
 from queue import Empty
@@ -145,12 +147,26 @@ def is_interruption(exc: BaseException) -> bool:
     return module.partition(".")[0] not in _LIBRARIES
 
 
+RAISED_BY_CALLBACKS = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError)
+"""What an application's function may raise that distwindow calls, and that is logged instead of
+raised: nothing of it may end a worker. (A cancellation of the task that calls it is raised where
+that awaits, and never in a plain function.) Not here is what gevent raises in a greenlet from
+outside, such as its `Timeout`.
+"""
+
+
 def was_raised_by_signal_handler(exc: BaseException) -> bool:
-    """True if a Python function that handles a signal is among the frames of `exc`.
+    """True if a Python function that handles a signal is among the frames of `exc`, or if `exc` may
+    be that of Python's own handler of Ctrl-C, which has no frame.
 
     This is for errors of an application's code that distwindow calls, where `is_interruption` would
     be true for each. It takes some microseconds.
     """
+    if isinstance(exc, KeyboardInterrupt) and (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):
+        return True
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {_code_of(handler) for handler in handlers if callable(handler)}
     trace = exc.__traceback__
