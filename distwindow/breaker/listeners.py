@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from ..core.breaker_state import BreakerChange
 from ..core.errors import ConfigurationError, short_repr
-from ..core.interrupts import RAISED_BY_CALLBACKS, was_raised_by_signal_handler
+from ..core.interrupts import was_raised_by_signal_handler
 from ..decorator import is_async_callable
+from ..worker.flush_job import RAISED_BY_CALLBACKS
 
 LOG = logging.getLogger("distwindow")
 

@@ -30,7 +30,6 @@ import queue
 import signal
 import sys
 import threading
-from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
 from queue import Empty
@@ -145,14 +144,6 @@ def is_interruption(exc: BaseException) -> bool:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return module.partition(".")[0] not in _LIBRARIES
-
-
-RAISED_BY_CALLBACKS = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError)
-"""What an application's function may raise that distwindow calls, and that is logged instead of
-raised: nothing of it may end a worker. (A cancellation of the task that calls it is raised where
-that awaits, and never in a plain function.) Not here is what gevent raises in a greenlet from
-outside, such as its `Timeout`.
-"""
 
 
 def was_raised_by_signal_handler(exc: BaseException) -> bool:

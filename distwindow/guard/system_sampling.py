@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from ..consistency.key_state import NEVER
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError, short_repr
-from ..core.interrupts import RAISED_BY_CALLBACKS, was_raised_by_signal_handler
+from ..core.interrupts import was_raised_by_signal_handler
 from ..operations.flush_source import OutgoingCommand
-from ..worker.flush_job import LOG, FlushJob
+from ..worker.flush_job import LOG, RAISED_BY_CALLBACKS, FlushJob
 
 SAMPLE_EVERY_S = 1.0
 """Sentinel's."""

@@ -28,6 +28,19 @@ SETTLED_S = 5.0
 cluster move, for example, flushes fail and succeed in turn.
 """
 
+RAISED_BY_CALLBACKS = (
+    Exception,
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    asyncio.CancelledError,
+)
+"""What an application's function may raise that distwindow calls, and that is logged instead of
+raised: nothing of it may end a worker. (A cancellation of the task that calls it is raised where
+that awaits, and never in a plain function.) Not here is what gevent raises in a greenlet from
+outside, such as its `Timeout`.
+"""
+
 monotonic = SYSTEM.monotonic
 
 
