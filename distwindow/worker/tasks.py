@@ -265,7 +265,7 @@ async def _flush_job(job: FlushJob, everything: bool) -> None:
     try:
         flush: Awaitable[Exception | None] = job.flush(everything)
         job.record_flush(await flush)
-    except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
         raise  # it is for this task, or was raised by a signal handler and is for the whole loop
     except BaseException as exc:
         job.record_unexpected_error(exc)
