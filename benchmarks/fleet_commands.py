@@ -1,5 +1,5 @@
 """The commands that a fleet of N processes with M circuit breakers each sends to Redis per second:
-under load, in the ten seconds after the last call, and later.
+under load, with one call a second of each breaker, and after the last call.
 
 The processes are real ones; the commands are counted by the server (`INFO commandstats`), and the
 exchanges by how often it has read from a connection (`INFO stats`).
@@ -21,12 +21,10 @@ from benchmarks.server import Server, running
 
 PROCESSES = (1, 4, 8)
 BREAKERS = (1, 8, 64)
-PERIOD_S = 0.05
+PERIOD_S, SELDOM_S = 0.05, 1.0
 """Between two calls of one breaker by one process."""
 SETTLE_S = 1.0
-FOLLOWED_S = 10.0
-"""Breakers that were not called for so long are not refreshed (consistency/breaker_source.py)."""
-WHEN = ("under load", "in the ten seconds after the last call", "later")
+WHEN = ("under load", "called once a second", "after the last call")
 
 
 class Sent(NamedTuple):
@@ -52,8 +50,8 @@ def _per_second(connection: Socket, seconds: float) -> Sent:
 
 
 @contextmanager
-def _process(server: Server, breakers: int) -> Iterator[subprocess.Popen[str]]:
-    arguments = [server.url, str(breakers), str(PERIOD_S)]
+def _process(server: Server, breakers: int, period_s: float) -> Iterator[subprocess.Popen[str]]:
+    arguments = [server.url, str(breakers), str(period_s)]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.fleet_process", *arguments],
         stdin=subprocess.PIPE,
@@ -78,26 +76,32 @@ def _measure(
     server: Server, connection: Socket, size: tuple[int, int], seconds: float
 ) -> list[Sent]:
     """Return what a fleet sends per second, at each of `WHEN`."""
+    busy, rest = _busy_and_rest(server, connection, size, PERIOD_S, seconds)
+    seldom, _ = _busy_and_rest(server, connection, size, SELDOM_S, max(4.0, seconds))
+    return [busy, seldom, rest]
+
+
+def _busy_and_rest(
+    server: Server, connection: Socket, size: tuple[int, int], period_s: float, seconds: float
+) -> tuple[Sent, Sent]:
     processes, breakers = size
     with ExitStack() as stack:
-        fleet = [stack.enter_context(_process(server, breakers)) for _ in range(processes)]
+        fleet = [
+            stack.enter_context(_process(server, breakers, period_s)) for _ in range(processes)
+        ]
         for process in fleet:
             assert process.stdin is not None
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 raise RuntimeError("a process of the fleet has ended")
         time.sleep(SETTLE_S)
-        found = [_per_second(connection, seconds)]
+        busy = _per_second(connection, seconds)
         for process in fleet:
             assert process.stdin is not None
             process.stdin.write("rest\n")
             process.stdin.flush()
-        rested_at = time.monotonic()
         time.sleep(SETTLE_S)
-        found.append(_per_second(connection, seconds))
-        time.sleep(max(0.0, rested_at + FOLLOWED_S + 2 * SETTLE_S - time.monotonic()))
-        found.append(_per_second(connection, seconds))
-    return found
+        return busy, _per_second(connection, seconds)
 
 
 def row_name(processes: int, breakers: int, when: str) -> str:

@@ -26,7 +26,7 @@ class Service:
 
 def main(url: str = "memory://") -> Counter[str]:
     service, results = Service(), Counter[str]()
-    rule = ErrorRatio(0.5, window=10, min_calls=5, open_for=0.2)
+    rule = ErrorRatio(0.5, window=10, min_calls=5, open_for=0.5)
     key = f"examples:breaker:{uuid.uuid4().hex}"  # so that each run has a breaker of its own
     with CircuitBreaker(url, rule, timeout=2.0) as breaker:
         breaker.on_change(lambda change: print(f"{change.previous} -> {change.state}"))

@@ -11,6 +11,7 @@ from ..callables import is_async_callable
 from ..core.breaker_state import BreakerChange
 from ..core.errors import ConfigurationError, short_repr
 from ..core.interrupts import was_raised_by_signal_handler
+from ..worker.flush_job import RAISED_BY_CALLBACKS
 
 LOG = logging.getLogger("distwindow")
 
@@ -65,7 +66,7 @@ class Listeners:
         for listener in list(self._listeners):
             try:
                 listener(change)
-            except Exception as exc:
+            except RAISED_BY_CALLBACKS as exc:
                 if was_raised_by_signal_handler(exc):
                     raise  # it is for the caller, and no error of the listener
                 LOG.exception("a listener of %s has failed on %r: %r", self._name, change, listener)

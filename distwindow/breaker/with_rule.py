@@ -29,7 +29,18 @@ class WithRule:
     def _make_states(
         self, options: SourceOptions, on_store_error: OnBreakerStoreError, name: str
     ) -> BreakerStates:
-        """Return the states, whose changes the listeners hear. `name` is that of log lines."""
+        """Return the states, whose changes the listeners hear. `name` is that of log lines. Raises
+        `ConfigurationError` for an `open_for` that ends before all processes have heard of it.
+        """
+        flush_s = min(options.flush_interval, options.sync_interval)
+        heard_after_s = flush_s + options.sync_interval
+        if self._rule.open_for < heard_after_s and not options.in_process:
+            raise ConfigurationError(
+                f"open_for={self._rule.open_for!r} is shorter than a flush and a sync "
+                f"({flush_s:g} + {options.sync_interval:g} s): processes that have not heard of it "
+                f"would let calls through while the breaker is half-open; give at least "
+                f"{heard_after_s:g}, or a shorter sync_interval"
+            )
         self._listeners = register_after_fork(Listeners(name))
         states = BreakerStates(options, self._rule, on_store_error, self._listeners.tell)
         return register_after_fork(states)
@@ -45,9 +56,11 @@ class WithRule:
     def on_change(self, listener: Listener) -> None:
         """Call `listener(change)` at each change of state that this process learns of, once, with
         a `BreakerChange`. It is called in the thread of a call or of the worker, so it should
-        return soon; what it raises is logged.
+        return soon; what it raises is logged, also `SystemExit`.
 
-        A process learns of changes of the breakers that it has called in the last ten seconds;
-        at its next call of another one it learns of up to eight changes that it has missed.
+        A process learns of the changes of a breaker by calling it. One that calls it at least once
+        in each `sync_interval` hears each change, within that time and a round trip. One that is
+        idle hears nothing; with its next call it hears the changes since it last asked, the newest
+        eight at most. Nothing is heard of the time before its first call.
         """
         self._listeners.add(listener)

@@ -63,10 +63,14 @@ def is_breaker_name(name: bytes) -> bool:
 
 
 def read_breakers(names: Sequence[BreakerName]) -> list[FoundBreaker]:
-    """Return the breakers of these names that still exist: first those that are not closed."""
+    """Return the breakers of these names that still exist."""
     # SCAN may return a name twice.
-    found = list(_read({name.raw: name for name in names}.values()))
-    return sorted(found, key=lambda one: (one.stored.state <= 0, one.name.key, one.name.kind))
+    return list(_read({name.raw: name for name in names}.values()))
+
+
+def breaker_rank(one: FoundBreaker) -> tuple[Any, ...]:
+    """Return what breakers are sorted by: first those that are not closed."""
+    return one.stored.state <= 0, one.name.key, one.name.kind
 
 
 def _read(names: Any) -> Iterator[FoundBreaker]:
@@ -90,7 +94,9 @@ def _read(names: Any) -> Iterator[FoundBreaker]:
                     yield FoundBreaker(name.parts, stored, now_ms)
 
 
-def breaker_table(found: Sequence[FoundBreaker], width: int | None) -> Table:
+def breaker_table(
+    found: Sequence[FoundBreaker], width: int | None, after: Table | None = None
+) -> Table:
     """Return the table of these breakers."""
     columns = [
         Column("BREAKER"),
@@ -101,7 +107,7 @@ def breaker_table(found: Sequence[FoundBreaker], width: int | None) -> Table:
         Column("BAD", align_right=True),
         Column("PROBES", align_right=True, omit_order=4),
     ]
-    return Table(columns, [_row(one) for one in found], width)
+    return Table(columns, [_row(one) for one in found], width, after=after)
 
 
 def _row(one: FoundBreaker) -> list[Cell]:

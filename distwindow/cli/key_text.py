@@ -10,6 +10,7 @@ import re
 
 from .render import supports_unicode
 
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]|[^\x00-\x7f]")
 """Characters that have no special meaning in bash."""
 _SHORT_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
@@ -22,6 +23,8 @@ def shell_word(text: str) -> str:
     harm a terminal, or that the output cannot encode, makes it `$'...'` with escapes. These are
     escapes of bytes, so they mean the same in every locale.
     """
+    if _PLAIN.fullmatch(text):  # as most keys are
+        return text
     # An argument cannot contain NUL: it is spelled as in the names of Redis keys.
     text = text.replace("\0", "%00")
     if not all(map(_is_displayable, text)):

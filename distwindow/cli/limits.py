@@ -7,12 +7,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from distwindow import Bucket, Limit, Stats, WindowStats
+from distwindow import Bucket, Limit, ShapingStats, Stats, WindowStats
 
 from .key_text import json_text, shell_word
-from .ranking import used_share
 from .render import bar, format_rate, usage_color
-from .shaping import ShapingColumns, shaping_object
+from .stats_query import used_share
 from .table import Cell, Column, Table
 
 _BAR_WIDTH = 10
@@ -22,8 +21,8 @@ _FIELD_NAMES = {
 }
 
 
-def limits_table(keys: Sequence[Stats], width: int | None) -> Table:
-    """Return a table with a row for each key and limit."""
+def limits_table(keys: Sequence[Stats], width: int | None, after: Table | None = None) -> Table:
+    """Return a table with a row for each key and limit; `after`: see `Table`."""
     windows = [(stats, window) for stats in keys for window in stats.windows]
     with_outcomes = any(window.success or window.error for _, window in windows)
     with_borrowed = any(window.borrowed for _, window in windows)
@@ -43,7 +42,7 @@ def limits_table(keys: Sequence[Stats], width: int | None) -> Table:
             Column(title, align_right=True, omit_order=omit_order)
             for title, omit_order in (("OK", 6), ("ERR", 4), ("AVG MS", 7), ("MIN MS", 8))
         ]
-    shaping = ShapingColumns([window.shaping for _, window in windows])
+    shaping = _ShapingColumns([window.shaping for _, window in windows])
     columns += shaping.columns()
     narrow = width is not None and width < 100 and with_outcomes
     bar_width = _BAR_WIDTH // 2 if narrow else _BAR_WIDTH
@@ -51,7 +50,7 @@ def limits_table(keys: Sequence[Stats], width: int | None) -> Table:
         _row(stats, window, bar_width, with_borrowed, with_outcomes) + shaping.cells(window)
         for stats, window in windows
     ]
-    return Table(columns, rows, width)
+    return Table(columns, rows, width, after=after)
 
 
 def _row(
@@ -92,7 +91,7 @@ def limits_object(stats: Stats) -> dict[str, Any]:
             | {
                 "limit": _limit_text(window.limit),
                 "buckets": [_fields(bucket) for bucket in window.buckets],
-                "shaping": shaping_object(window.shaping),
+                "shaping": window.shaping and dataclasses.asdict(window.shaping),
             }
             for window in stats.windows
         ],
@@ -107,3 +106,48 @@ def _fields(value: Stats | WindowStats | Bucket) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)
 def _limit_text(limit: Limit) -> str:
     return str(limit)
+
+
+class _ShapingColumns:
+    """The columns that a table has where any of its limits is paced, or warms up."""
+
+    def __init__(self, shapings: Sequence[ShapingStats | None]) -> None:
+        self._any_paced = any(one and one.pace_ms is not None for one in shapings)
+        self._any_warming = any(one and one.stored_tokens is not None for one in shapings)
+
+    def columns(self) -> list[Column]:
+        """Return the columns, which may be none."""
+        shown = []
+        if self._any_paced:
+            shown += [("PACE MS", 9), ("BACKLOG MS", 4)]
+        if self._any_warming:
+            shown += [("RATE/S", 5), ("TOKENS", 9)]
+        return [Column(title, align_right=True, omit_order=order) for title, order in shown]
+
+    def cells(self, window: WindowStats) -> list[Cell]:
+        """Return the cells of one limit in these columns."""
+        one, cells = window.shaping, list[Cell]()
+        if self._any_paced:
+            paced = one if one and one.pace_ms is not None else None
+            cells += [
+                (format_rate(paced.pace_ms or 0) if paced else "-", ""),
+                (format_rate(paced.backlog_ms) if paced else "-", ""),
+            ]
+        if self._any_warming:
+            warming = one if one and one.stored_tokens is not None else None
+            cells += [
+                (format_rate(warming.rate * 1000 / window.limit.interval_ms), _style(warming))
+                if warming
+                else ("-", ""),
+                (_tokens(warming) if warming else "-", "dim"),
+            ]
+        return cells
+
+
+def _style(shaping: ShapingStats) -> str:
+    is_warm = (shaping.stored_tokens or 0) < (shaping.warning_tokens or 0)
+    return "" if is_warm else "yellow"
+
+
+def _tokens(shaping: ShapingStats) -> str:
+    return f"{shaping.stored_tokens or 0:,.0f} of {shaping.max_tokens or 0:,.0f}"

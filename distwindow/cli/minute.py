@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import redis
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -18,16 +15,15 @@ from distwindow import Bucket, ConfigurationError, MinuteStats
 
 from ..core.minute_view import ALL_ORIGINS, minute_stats
 from ..operations.minute_views import by_origin
-from ..protocol.view_commands import parse_views, parse_views_name
+from ..protocol.view_commands import parse_views
 from .key_text import json_text, shell_word
 from .progress import ProgressLine
-from .ranking import Order
 from .render import format_rate, has_size, printable
+from .scan import scan_names
 from .selection import Selection
-from .servers import Server
+from .servers import Server, read_hashes
+from .stats_query import MOST_RANKED, First, Order, in_pages, print_json
 from .table import Cell, Column, Table
-
-_SCAN_COUNT = 500
 
 
 class KeyMinute(NamedTuple):
@@ -44,22 +40,26 @@ class MinuteQuery(NamedTuple):
     selection: Selection
     sort: Order
     top: int
-    """Only so many keys, the first ones; 0 for all."""
+    """Only so many keys, the first ones; 0: no number is given."""
+    stream: bool
+    """Without a number, show all keys, and not only the first 10,000."""
     by_origin: bool
     """A row for each origin instead of each key."""
     by_second: bool
     """A row for each second."""
 
-    def run(self, servers: Sequence[Server]) -> list[KeyMinute]:
-        """Scan the servers."""
-        with ProgressLine() as line:
-            found = {
-                str(one.total.key): one
-                for server in servers
-                for one in _scan_views(server, self.prefix, self.selection, line)
-            }
-        keys = sorted(found.values(), key=lambda one: _rank(self.sort, one.total))
-        return keys[: self.top] if self.top else keys
+    def run(self, servers: Sequence[Server]) -> Iterator[list[KeyMinute]]:
+        """Scan the servers, and yield keys page by page (see `in_pages`)."""
+        with ProgressLine(servers) as line:
+            first = First[KeyMinute](
+                self.top or MOST_RANKED,
+                lambda one: _rank(self.sort, one.total),
+                lambda one: str(one.total.key),
+            )
+            batches = _scan_views(servers, self.prefix, self.selection, line)
+            for page in in_pages(batches, first, stream=self.stream):
+                line.clear()
+                yield page
 
     def rows(self, keys: Sequence[KeyMinute]) -> list[MinuteStats]:
         """Return the statistics to show: of each key, or of each of its origins."""
@@ -72,57 +72,39 @@ def print_minute(
     query: MinuteQuery, servers: Sequence[Server], console: Console, no_keys: str, *, as_json: bool
 ) -> None:
     """Scan the servers, and print what was found."""
-    rows = query.rows(query.run(servers))
+    pages = filter(None, map(query.rows, query.run(servers)))
     if as_json:
-        text = ",\n ".join(json.dumps(_as_object(one)) for one in rows)
-        typer.echo(f"[\n {text}\n]" if rows else "[]")
-        if not rows:
+        if not print_json(pages, _as_object):
             typer.echo(no_keys, err=True)
-    elif rows:
-        _table(query, rows, console.width if has_size(console) else None).print_to(console)
-        console.print(Text("\nthe last minute, of entries only", style="dim"))
-    else:
-        console.print(Text(no_keys))
+        return
+    table = None
+    for rows in pages:
+        table = _table(query, rows, console.width if has_size(console) else None, table)
+        table.print_to(console)
+        console.file.flush()
+    style = "dim" if table else ""
+    console.print(Text("\nthe last minute, of entries only" if table else no_keys, style=style))
 
 
 def _scan_views(
-    server: Server, prefix: str, selection: Selection, line: ProgressLine
-) -> Iterator[KeyMinute]:
-    """Yield the keys on one server that have minute views."""
-    cursor, scanned = 0, 0
-    while True:
-        cursor, names = server.client.scan(
-            cursor, match=selection.scan_pattern, count=_SCAN_COUNT, _type="hash"
-        )
-        page = []
-        for name in names:
-            parts = parse_views_name(prefix, name)
-            if parts is None or parts.is_senders:
-                continue
-            if selection.includes(name.rsplit(b":", 1)[0], parts.key):
-                page.append((name, parts.key))
-        yield from _read_views(server, page)
-        scanned += len(names)
-        line.update(scanned)
-        if cursor == 0:
-            return
+    servers: Sequence[Server], prefix: str, selection: Selection, line: ProgressLine
+) -> Iterator[list[KeyMinute]]:
+    """Yield the keys that have minute views, page by page."""
+    scanned = 0
+    for server in servers:
+        for page in scan_names(server, prefix, selection, redis_type="hash"):
+            scanned += page.names
+            line.update(scanned)
+            yield list(_read_views(server, page.views))
 
 
 def _read_views(server: Server, page: Sequence[tuple[bytes, str]]) -> Iterator[KeyMinute]:
     if not page:
         return
-    pipeline = server.client.pipeline(transaction=False)
-    pipeline.time()
-    for name, _ in page:
-        pipeline.hgetall(name)
-    (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
-    for (_, key), fields in zip(page, replies, strict=True):
+    now_ms, hashes = read_hashes(server, [name for name, _ in page])
+    for (_, key), fields in zip(page, hashes, strict=True):
         if isinstance(fields, Exception):
-            # The slot of a key may be moved meanwhile.
-            if isinstance(fields, redis.RedisError) and re.search("MOVED|ASK", str(fields)):
-                continue
-            raise fields
+            continue  # of another type, or its slot was moved meanwhile
         try:
             views = parse_views(fields, now_ms)
         except ValueError:
@@ -141,7 +123,9 @@ def _rank(order: Order, stats: MinuteStats) -> tuple[int, int, str]:
     return -stats.blocked, -stats.passed, key
 
 
-def _table(query: MinuteQuery, rows: Sequence[MinuteStats], width: int | None) -> Table:
+def _table(
+    query: MinuteQuery, rows: Sequence[MinuteStats], width: int | None, after: Table | None
+) -> Table:
     columns = [Column("KEY")]
     if query.by_origin:
         columns.append(Column("ORIGIN"))
@@ -165,7 +149,7 @@ def _table(query: MinuteQuery, rows: Sequence[MinuteStats], width: int | None) -
             [*start, (_time_text(second.start), "dim"), *_counters(second)]
             for second in stats.seconds
         ]
-    return Table(columns, cells, width)
+    return Table(columns, cells, width, after=after)
 
 
 def _counters(counted: MinuteStats | Bucket) -> list[Cell]:

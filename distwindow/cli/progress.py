@@ -4,38 +4,60 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import redis
+
+from .servers import Server
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_FIRST_AFTER_S = 0.3
-_INTERVAL_S = 0.1
+_TERMINAL_S = 0.3, 0.1
+"""How long a scan takes before its progress is shown, and the time between two updates."""
+_PIPE_S = 1.0, 5.0
 
 
 class ProgressLine:
-    """A line on stderr that counts scanned names. It is shown only where the scan takes long, and
-    erased at the end of the `with`.
+    """Counts scanned names on stderr, only where the scan takes long: on a terminal in a line that
+    is erased before other output and at the end of the `with`, else in a line each 5 s.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
-        self._next_at = time.monotonic() + _FIRST_AFTER_S
+    def __init__(self, servers: Sequence[Server], *, enabled: bool = True) -> None:
+        self._servers, self._total = servers, ""
+        self._enabled = enabled and sys.stderr is not None
+        self._is_terminal = self._enabled and sys.stderr.isatty()
+        first_s, self._interval_s = _TERMINAL_S if self._is_terminal else _PIPE_S
+        self._next_at = time.monotonic() + first_s
         self._shown = False
-        self._enabled = enabled and sys.stderr.isatty()
 
     def update(self, scanned: int) -> None:
-        """Show the number of names so far, unless the line was updated a moment ago."""
+        """Show the number of names so far, unless it was shown a moment ago."""
         now = time.monotonic()
-        if self._enabled and now >= self._next_at:
-            self._next_at = now + _INTERVAL_S
-            self._shown = True
-            sys.stderr.write(f"\r  scanning: {scanned:,} names so far ")
+        if not self._enabled or now < self._next_at:
+            return
+        self._next_at = now + self._interval_s
+        if not self._total:
+            self._total = " so far"
+            with suppress(redis.ResponseError):  # the user of the URL may lack the right
+                total = sum(server.client.dbsize() for server in self._servers)
+                self._total = f"; the store has {total:,} keys"
+        text = f"scanning: {scanned:,} names{self._total}"
+        self._shown = self._is_terminal
+        sys.stderr.write(f"\r  {text} " if self._is_terminal else f"distwindow: {text}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Erase the line from a terminal, which may be the one that is printed to next."""
+        if self._shown:
+            self._shown = False
+            sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self.clear()

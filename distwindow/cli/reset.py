@@ -15,7 +15,7 @@ from .key_text import shell_word, spellings
 from .options import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption
 from .progress import ProgressLine
 from .render import printable
-from .scan import Page, ScanCounts, scan_names
+from .scan import Page, scan_names
 from .selection import (
     Selection,
     any_of,
@@ -63,16 +63,15 @@ def reset(
         selections = []
         selection = named_keys(prefix, keys)
     found = _FoundKeys()
-    with open_servers(url) as servers, ProgressLine() as line:
-        counts = ScanCounts(on_progress=line.update)
+    with open_servers(url) as servers, ProgressLine(servers) as line:
+        scanned = 0
         for server in servers:
             # A name like a ring's that is not a hash belongs to another program, and is kept.
-            for page in scan_names(
-                server, prefix, selection, counts, redis_type="hash", with_shaping=True
-            ):
+            for names in scan_names(server, prefix, selection, redis_type="hash"):
+                page = names.rings + names.shaped + breaker_page(names.breakers, server)
                 found.add(page if dry_run else _delete(server, page))
-            breakers = breaker_page(counts.breakers, server)
-            found.add(breakers if dry_run else _delete(server, breakers))
+                scanned += names.names
+                line.update(scanned)
             # Their holders are told that they have lost their slots when these are renewed.
             slots = find_slots(server, prefix, selection)
             found.add(slots if dry_run else _delete(server, slots))

@@ -15,7 +15,7 @@ from ..protocol.keys import RingNameParts
 from ..protocol.slot_commands import HolderName
 from .key_text import json_text, shell_word
 from .render import bar, printable, usage_color
-from .scan import Page, ScanCounts, scan_names
+from .scan import Page, scan_names
 from .selection import Selection
 from .servers import Server
 from .table import Column, Table
@@ -33,14 +33,16 @@ class HeldSlots(NamedTuple):
     """As the holder uses it that was renewed last."""
     holders: tuple[Holder, ...]
     """The first deadline first."""
+    lost: int
+    """Slots that were neither freed nor renewed in time: their process has ended, or hangs."""
 
 
 def find_slots(server: Server, prefix: str, selection: Selection) -> Page:
     """Return the names of the selected slots on one server."""
-    counts = ScanCounts()
-    for _ in scan_names(server, prefix, selection, counts, redis_type="zset"):
-        pass  # a sorted set with the name of a ring is not distwindow's
-    return [(name, RingNameParts(key, 0, 0)) for name, (_, key) in counts.slots.items()]
+    # A sorted set with the name of a ring is not distwindow's.
+    pages = scan_names(server, prefix, selection, redis_type="zset")
+    found = {name: key for page in pages for name, (_, key) in page.slots.items()}
+    return [(name, RingNameParts(key, 0, 0)) for name, key in found.items()]
 
 
 def is_slots_name(name: bytes) -> bool:
@@ -49,22 +51,26 @@ def is_slots_name(name: bytes) -> bool:
 
 
 def read_slots(found: Mapping[bytes, tuple[Server, str]]) -> list[HeldSlots]:
-    """Return the slots of these names that are held, the keys with most first."""
+    """Return the slots of these names that are held or lost."""
     by_server: dict[int, list[bytes]] = {}
     servers = {id(server): server for server, _ in found.values()}
     for name, (server, _) in found.items():
         by_server.setdefault(id(server), []).append(name)
-    slots = [
-        HeldSlots(found[name][1], limit, holders)
+    return [
+        HeldSlots(found[name][1], limit, holders, lost)
         for server_id, names in by_server.items()
-        for name, limit, holders in _read(servers[server_id], names)
+        for name, limit, holders, lost in _read(servers[server_id], names)
     ]
-    return sorted(slots, key=lambda one: (-len(one.holders), one.key))
+
+
+def slots_rank(one: HeldSlots) -> tuple[int, int, str]:
+    """Return what keys are sorted by: those with most slots lost, then most held."""
+    return -one.lost, -len(one.holders), one.key
 
 
 def _read(
     server: Server, names: Sequence[bytes]
-) -> Iterator[tuple[bytes, int, tuple[Holder, ...]]]:
+) -> Iterator[tuple[bytes, int, tuple[Holder, ...], int]]:
     for at in range(0, len(names), _PIPELINE_SIZE):
         part = names[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
@@ -80,22 +86,23 @@ def _read(
                 if not is_known or not isinstance(members, redis.RedisError):
                     raise members
                 continue
-            live = [(HolderName.parse(member), score - now_ms) for member, score in members]
-            named = [(name, left) for name, left in live if name is not None and left > 0]
+            parsed = [(HolderName.parse(member), score - now_ms) for member, score in members]
+            named = [(holder, left) for holder, left in parsed if holder is not None]
             if named:
-                holders = tuple(Holder(one.owner, left / 1000) for one, left in named)
-                yield name, named[-1][0].limit, holders
+                live = tuple(Holder(one.owner, left / 1000) for one, left in named if left > 0)
+                yield name, named[-1][0].limit, live, len(named) - len(live)
 
 
-def slots_table(slots: Sequence[HeldSlots], width: int | None) -> Table:
+def slots_table(slots: Sequence[HeldSlots], width: int | None, after: Table | None = None) -> Table:
     """Return a table with a row for each key."""
     columns = [
         Column("KEY"),
         Column("SLOTS", align_right=True, omit_order=2),
         Column("HELD", align_right=True),
         Column("", omit_order=3, name="bar"),
-        Column("HELD BY", omit_order=1),
     ]
+    with_lost = any(one.lost for one in slots)
+    columns += [Column("LOST", align_right=True)] * with_lost + [Column("HELD BY", omit_order=1)]
     rows = []
     for one in slots:
         share = len(one.holders) / max(1, one.limit)
@@ -105,10 +112,11 @@ def slots_table(slots: Sequence[HeldSlots], width: int | None) -> Table:
                 (f"{one.limit:,}", "dim"),
                 (f"{len(one.holders):,}", usage_color(share)),
                 (bar(share, _BAR_WIDTH), usage_color(share)),
+                *[(f"{one.lost:,}", "red" if one.lost else "")] * with_lost,
                 (_owners(one.holders), "dim"),
             ]
         )
-    return Table(columns, rows, width)
+    return Table(columns, rows, width, after=after)
 
 
 def _owners(holders: Sequence[Holder]) -> str:
@@ -128,6 +136,7 @@ def slots_object(slots: HeldSlots) -> dict[str, Any]:
         "key": json_text(slots.key),
         "slots": slots.limit,
         "held": len(slots.holders),
+        "lost": slots.lost,
         "holders": [
             {"name": holder.name, "expires_in": holder.expires_in} for holder in slots.holders
         ],

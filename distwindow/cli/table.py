@@ -38,7 +38,8 @@ class Table:
     """Rows of cells below a line of titles.
 
     With a `width`, columns are omitted until a line fits. A cell of the first column that is still
-    too long stands on a line of its own above the rest of its row.
+    too long stands on a line of its own above the rest of its row. `after` is the table that was
+    printed just before: with the same columns, this one continues it without titles.
     """
 
     def __init__(
@@ -46,16 +47,27 @@ class Table:
         columns: Sequence[Column],
         rows: Sequence[Sequence[Cell]],
         width: int | None = None,
+        *,
+        after: Table | None = None,
     ) -> None:
         self._columns = columns
         self._rows = rows
         self._shown_columns = list(range(len(columns)))
         self._widths = [
-            max([cell_len(column.title), *(cell_len(row[i][0]) for row in rows)])
+            max([len(column.title), *(_width(row[i][0]) for row in rows)])
             for i, column in enumerate(columns)
         ]
         if width is not None:
             self._fit_width(width)
+        self._continues = False
+        if after is not None and after.titles == self.titles:
+            self._continues = True
+            self._widths = list(map(max, self._widths, after._widths))
+
+    @property
+    def titles(self) -> list[str]:
+        """The titles of the shown columns."""
+        return [self._columns[i].title for i in self._shown_columns]
 
     @property
     def omitted(self) -> list[str]:
@@ -68,7 +80,8 @@ class Table:
 
     def styled_lines(self) -> Iterator[Text]:
         """Yield the lines with their styles, the titles first."""
-        yield Text(self._line([column.title for column in self._columns]), style="bold")
+        if not self._continues:
+            yield Text(self._line([column.title for column in self._columns]), style="bold")
         for row in self._rows:
             first, style = row[0]
             own_line = self._is_too_long(first)
@@ -83,7 +96,8 @@ class Table:
 
     def plain_lines(self) -> Iterator[str]:
         """Yield the same lines without styles."""
-        yield self._line([column.title for column in self._columns])
+        if not self._continues:
+            yield self._line([column.title for column in self._columns])
         for row in self._rows:
             cells = [text for text, _ in row]
             if self._is_too_long(cells[0]):
@@ -101,8 +115,8 @@ class Table:
                 print(line, file=console.file)
 
     def _fit_width(self, width: int) -> None:
-        title_width = cell_len(self._columns[0].title)
-        cell_widths = [cell_len(row[0][0]) for row in self._rows]
+        title_width = len(self._columns[0].title)
+        cell_widths = [_width(row[0][0]) for row in self._rows]
         most = width * _FIRST_COLUMN_SHARE
         wanted = max([title_width, *(cells for cells in cell_widths if cells <= most)])
         omissible = [i for i, column in enumerate(self._columns) if column.omit_order]
@@ -118,8 +132,7 @@ class Table:
         return width - sum(self._widths[i] + len(_GAP) for i in self._shown_columns[1:])
 
     def _is_too_long(self, first: str) -> bool:
-        # A character takes at most two terminal cells, so short texts need no measuring.
-        return len(first) * 2 > self._widths[0] and cell_len(first) > self._widths[0]
+        return _width(first) > self._widths[0]
 
     def _line(self, cells: Sequence[str]) -> str:
         return _GAP.join(self._padded(cells)).rstrip()
@@ -132,5 +145,9 @@ class Table:
 
 
 def _pad(cell: str, width: int, *, align_right: bool) -> str:
-    padding = " " * (width - cell_len(cell))
+    padding = " " * (width - _width(cell))
     return padding + cell if align_right else cell + padding
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.errors import DistwindowError
-from ..worker.flush_job import LOG, FlushJob, monotonic
+from ..worker.flush_job import LOG, FlushJob
 
 
 class SlotJob(FlushJob):
@@ -15,28 +15,22 @@ class SlotJob(FlushJob):
     def has_unsent(self) -> bool:
         return self.strategy.unreturned_permits() > 0
 
-    def record_flush(self, failure: Exception | None) -> None:
-        failed_before, self.failure = self.failure is not None, failure
-        if failure is None:
-            self.gave_up_at_exit = self.loss_reported = False
-            if failed_before:
-                LOG.warning("the slots of %s can be renewed and freed again", self.name)
-        elif not failed_before:
+    def log_failure(self, failure: BaseException, *, is_expected: bool) -> None:
+        if is_expected:
             LOG.warning(
                 "renewing or freeing the slots of %s failed: %s; this is tried again until their "
                 "deadlines, and a holder whose slot is lost is told",
                 self.name, failure,
             )  # fmt: skip
-
-    def record_unexpected_error(self, exc: Exception) -> None:
-        before, self.failure = self.failure, exc
-        self.strategy.reschedule(monotonic())
-        if type(before) is not type(exc):
+        else:
             LOG.error(
                 "renewing or freeing the slots of %s failed with an unexpected error; this is "
                 "tried again until their deadlines",
-                self.name, exc_info=exc,
+                self.name, exc_info=failure,
             )  # fmt: skip
+
+    def log_recovery(self) -> None:
+        LOG.warning("the slots of %s can be renewed and freed again", self.name)
 
     def record_close(self, failure: DistwindowError | None) -> None:
         self.failure = failure

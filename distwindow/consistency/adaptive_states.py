@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from ..core.adaptive_record import AdaptiveCounts
 from ..core.breaker_state import BreakerOpen
-from ..core.errors import StoreError
 from ..core.key import AnyKey
 from ..go_zero.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
-from ..operations.flush import was_interrupted
 from ..operations.flush_source import OutgoingCommand
 from ..protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name
 from .breaker_source import BreakerSource, FollowedBreaker, ProbeRequest, SourceOptions
@@ -213,13 +211,13 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
         """See `BreakerSource`."""
         if failed is None:
             return False
-        state = admission.state
+        state = self.state_of(admission)
         self._count(state, self._now_ms(state, self.monotonic()), int(failed))
         return self.in_process
 
     def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
         """See `BreakerSource`."""
-        return admission.state
+        return self.current(admission.state)
 
     def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
         """Count a success (0), a failure (1) or a drop (2)."""
@@ -259,12 +257,7 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
     ) -> None:
         now = self.monotonic()
         if not isinstance(reply, AdaptiveReply):
-            if not was_interrupted(reply):
-                self.on_failure(now)
-            with self._lock:
-                if state.in_flight is batch is not None and not isinstance(reply, StoreError):
-                    self.dropped += sum(c.calls for c in batch.counts)
-                    state.in_flight = None
+            self.on_failure(state, reply, now)  # a batch is sent again under its number
             return
         with self._lock:
             # The window has this batch in it. One that was sent since, or before, would be missing
@@ -287,7 +280,7 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
             request.granted = reply.forced
             state.passed_ms = max(state.passed_ms, reply.passed_ms)
         else:
-            self.on_failure(self.monotonic())
+            self.on_failure(state, reply, self.monotonic())
 
     def _now_ms(self, state: AdaptiveKeyState, now: float) -> int:
         return int(now * 1000 + state.offset_ms)

@@ -3,7 +3,7 @@
     what                                                    event      becomes
     pending    calls that ended, by epoch and bucket        flush      in_flight
     in_flight  a batch that was sent under a number         reply      acknowledged
-    in_flight                                               error      sent again, same number
+    in_flight                                               any error  sent again, same number
     ends       probes that ended, by their ids              reply      acknowledged
 
 The store takes each number of a sender once, and the end of a probe once, so both can be sent again
@@ -44,7 +44,7 @@ class BreakerKeyState(FollowedBreaker):
         self.epoch: int | None = None
         """None until the store's first reply."""
         self.generation = 0
-        """How many changes of state this process has learned of."""
+        """0 while nothing is known; it grows with each change of state that is learned of."""
         self.retry_at = 0.0
         """No call is let through before, unless the breaker is closed."""
         self.probe_asked = False

@@ -1,9 +1,18 @@
 """What breakers of both kinds have in common in this process: their states by key, and when the
 worker flushes and refreshes them.
 
-A breaker is *active* from a call on until `POLL_FOR_S` seconds have passed without one. As long as
-any is active, the worker comes every tick, and sends one command for each active breaker that has
-counts, or whose state would be older than the sync interval at the next tick.
+    breaker    event                                          becomes
+    idle       a call, or the end of one                      active
+    active     a tick: it has counts                          flushed
+    active     a tick: it was called since the last command   refreshed, once its state would be
+               for it                                         older than the sync interval
+    flushed    the reply, or an error                         active
+    refreshed  the reply, or an error                         active
+    active     a tick: neither                                idle
+
+The worker comes every tick while any breaker is active. So it sends at most one command for each
+breaker and tick, and none for a breaker that is not called, however many this process knows. A call
+of an idle breaker asks the store where what is known is older than the sync interval.
 """
 
 from __future__ import annotations
@@ -13,17 +22,18 @@ import math
 import secrets
 import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from ..core.clock import Clock
+from ..core.errors import StoreError
 from ..core.key import AnyKey, normalize_key
+from ..operations.flush import was_interrupted
 from ..operations.flush_source import OutgoingCommand
 from .flush_schedule import FlushSchedule
 from .key_state import NEVER
 
-POLL_FOR_S = 10.0
-"""Seconds after its last call for which a breaker is refreshed."""
 AWAY_S = 1.0
 """Seconds after a failure for which no call asks the store; the worker does."""
 
@@ -31,7 +41,7 @@ AWAY_S = 1.0
 class FollowedBreaker(ABC):
     """What is known of one breaker. Changed under the lock of its `BreakerSource`."""
 
-    __slots__ = ("is_active", "key", "known_at", "last_called_at", "name", "offset_ms")
+    __slots__ = ("away_until", "is_active", "is_wanted", "key", "known_at", "name", "offset_ms")
 
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
         self.key = key
@@ -41,8 +51,12 @@ class FollowedBreaker(ABC):
         """Monotonic ms plus this is the store's time, as far as it is known."""
         self.known_at = -math.inf
         """When the last reply came, monotonic seconds."""
-        self.last_called_at = -math.inf
+        self.away_until = -math.inf
+        """Until then no call asks for it, as the store has refused that (monotonic seconds)."""
         self.is_active = False
+        """True while the worker looks at it every tick."""
+        self.is_wanted = False
+        """True if it was called since the last command for it."""
 
     @property
     @abstractmethod
@@ -111,7 +125,8 @@ class BreakerSource(ABC, Generic[S, A]):
         self._numbers = itertools.count(1)
         # Re-entrant, as a signal handler may call the breaker that it has interrupted.
         self._lock = threading.RLock()
-        self._states: dict[AnyKey, S] = {}
+        self._states: OrderedDict[AnyKey, S] = OrderedDict()
+        """The oldest is evicted first."""
         self._active: dict[AnyKey, S] = {}
         self._away_until = -NEVER
         self._hold: Callable[[], object] | None = None
@@ -170,10 +185,26 @@ class BreakerSource(ABC, Generic[S, A]):
             return known
         key = normalize_key(key)
         made = self.new_state(key, self._clock.now_ms() - self.monotonic() * 1000)
+        return self.current(made)
+
+    def current(self, state: S) -> S:
+        """Return what is kept of the key of `state`: `state` itself, unless there is another one,
+        as it was evicted while a call ran. Where there is none, `state` is kept.
+        """
+        if self._states.get(state.key) is state:
+            return state
         with self._lock:
-            if len(self._states) >= self._max_keys:
-                self._states = dict(self._active)
-            return self._states.setdefault(key, made)
+            # One that was evicted with counts is still active, and the only one that sends them.
+            kept = self._states.get(state.key) or self._active.get(state.key) or state
+            if state.key not in self._states:
+                if len(self._states) >= self._max_keys:
+                    _, evicted = self._states.popitem(last=False)
+                    if len(self._active) > 2 * self._max_keys and evicted.has_counts:
+                        # The store does not take them, and nothing else bounds their number.
+                        self.dropped += evicted.unacknowledged()
+                        self._deactivate(evicted)
+                self._states[state.key] = kept
+            return kept
 
     def decide(self, state: S) -> A | None:
         """Decide a call by what is known; None if the store has to be asked. Raises `BreakerOpen`
@@ -182,28 +213,39 @@ class BreakerSource(ABC, Generic[S, A]):
         if self._hold is not None:
             self._hold()
         now = self.monotonic()
-        state.last_called_at = now
-        if not state.is_active and not self.in_process:
+        if self.has_to_ask(state, now):
+            return None
+        state.is_wanted = True
+        if not state.is_active:
             self.activate(state, now)
-        return None if self.has_to_ask(state, now) else self.decide_by_known(state, now)
+        return self.decide_by_known(state, now)
 
     def has_to_ask(self, state: S, now: float) -> bool:
         """True if the state is too old to decide by it, and the store may answer."""
         if self.in_process:
             return True
-        return now - state.known_at > 2 * self._sync_s and now >= self._away_until
+        # The worker refreshes an active one; with a clock that only tests move, there is none.
+        longest_s = 2 * self._sync_s if state.is_active else self._sync_s
+        return now - state.known_at > longest_s and not self._is_away(state, now)
 
-    def is_away(self) -> bool:
+    def is_away(self, state: S) -> bool:
         """True if the store has just not answered, so that no call asks it."""
-        return self.monotonic() < self._away_until
+        return self._is_away(state, self.monotonic())
 
-    def on_failure(self, now: float) -> None:
-        """Note that the store has not answered."""
-        self._away_until = now + AWAY_S
+    def _is_away(self, state: S, now: float) -> bool:
+        return now < self._away_until or now < state.away_until
+
+    def on_failure(self, state: S, failure: object, now: float) -> None:
+        """Note that the store has not answered, or has refused a command for this breaker."""
+        if isinstance(failure, StoreError):
+            if not was_interrupted(failure):
+                self._away_until = now + AWAY_S
+        else:  # its key may be of another type, while all others work
+            state.away_until = now + AWAY_S
 
     def on_answer(self, state: S, now_ms: int, now: float) -> None:
         """Note that the store has answered, and its time."""
-        self._away_until = -NEVER
+        self._away_until = state.away_until = -NEVER
         state.offset_ms = now_ms - now * 1000
         state.known_at = now
 
@@ -214,11 +256,17 @@ class BreakerSource(ABC, Generic[S, A]):
 
     def activate(self, state: S, now: float) -> None:
         """Have the worker follow `state`, from the next tick on."""
-        if not state.is_active and self._states.get(state.key) is state:
+        if not state.is_active:
             with self._lock:
-                state.is_active = True
-                self._active[state.key] = state
+                if self.current(state) is state:
+                    state.is_active = True
+                    self._active[state.key] = state
         self._schedule.flush_by(now + self._tick_s)
+
+    def _deactivate(self, state: S) -> None:
+        state.is_active = False
+        if self._active.get(state.key) is state:
+            del self._active[state.key]
 
     # -- what the worker needs --
 
@@ -248,16 +296,15 @@ class BreakerSource(ABC, Generic[S, A]):
             with self._lock:
                 oldest = int(now * 1000 + state.offset_ms) - self._window_ms - self._bucket_ms
                 self.dropped += state.drop_before(oldest)
-                has_counts = state.has_counts
-                idle = now - state.last_called_at > POLL_FOR_S
-                if idle and not has_counts:
-                    state.is_active = False
-                    self._active.pop(state.key, None)
-                    continue
-            # Also where its state would be older than the sync interval at the next tick.
-            due = now + self._tick_s > state.known_at + self._sync_s
-            if has_counts or (due and not idle and not everything):
-                outgoing += self.outgoing_of(state)
+                if not state.has_counts:
+                    if not state.is_wanted:
+                        self._deactivate(state)
+                        continue
+                    # It is due also where its state would be too old at the next tick.
+                    if everything or now + self._tick_s <= state.known_at + self._sync_s:
+                        continue
+                state.is_wanted = False
+            outgoing += self.outgoing_of(state)
 
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""

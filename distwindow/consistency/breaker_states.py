@@ -3,11 +3,12 @@ been counted.
 
 A call is decided in memory by the last known state. The store is asked in the call only
 
-    where the state is older than two sync intervals      (the first call; after a pause)
+    where the state is older than a sync interval,        (the first call; after a pause)
+    and no refresh is under way
     for a probe, once an open breaker's time has come
 
-The worker flushes what was counted and refreshes the states of the breakers that were called in the
-last `POLL_FOR_S` seconds, all in one exchange: a flush is answered with the breaker's state.
+The worker flushes what was counted and refreshes the states of the breakers that were called since
+their last reply, all in one exchange: a flush is answered with the breaker's state.
 
 The store does not answer: the last known state holds. Where there is none, or where an open
 breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow` it
@@ -22,9 +23,7 @@ from typing import Literal, NamedTuple
 from ..core.breaker_record import CallCounts
 from ..core.breaker_rules import BreakerRule
 from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
-from ..core.errors import StoreError
 from ..core.key import AnyKey
-from ..operations.flush import was_interrupted
 from ..operations.flush_source import OutgoingCommand
 from ..protocol.breaker_commands import (
     BreakerFlush,
@@ -47,7 +46,7 @@ class Admission(NamedTuple):
 
     state: BreakerKeyState
     generation: int
-    """How many changes of state this process had learned of."""
+    """That of the breaker then; 0 if nothing was known of it."""
     probe_id: str | None
     """If it is a probe; empty for one that is not the fleet's."""
     began_at: float
@@ -144,7 +143,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
 
     def record(self, admission: Admission, failed: bool | None) -> bool:
         """See `BreakerSource`. The end of a probe is sent at once, as it decides."""
-        state, now = admission.state, self.monotonic()
+        state, now = self.state_of(admission), self.monotonic()
         bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
         changes: list[BreakerChange] = []
         with self._lock:
@@ -154,9 +153,8 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
                 )
             elif admission.probe_id == "":
                 changes = self._end_own_probe(state, None if failed is None else bad, now)
-            elif failed is not None and admission.generation == state.generation:
-                # Not a call that began before the state changed: it is late.
-                state.count(state.epoch or 0, self.bucket_start_ms(state, now), bad)
+            elif failed is not None and (epoch := self._epoch_of(admission, state)) is not None:
+                state.count(epoch, self.bucket_start_ms(state, now), bad)
         if changes:
             self._on_changes(changes)
         if self.in_process:
@@ -164,13 +162,25 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         self.activate(state, now)
         return bool(admission.probe_id)
 
+    def _epoch_of(self, admission: Admission, state: BreakerKeyState) -> int | None:
+        """Return the epoch under which the end of a call is counted; None if it is not counted, as
+        the state has changed since the call began.
+
+        An epoch is the time of a change, ms on the store's clock. Where nothing was known of the
+        breaker when the call began, or is no more, the beginning of the bucket in which it began
+        says as much: the store counts the call if that is not before the last change.
+        """
+        if admission.generation == 0 or admission.state is not state:
+            return self.bucket_start_ms(state, admission.began_at)
+        return state.epoch if admission.generation == state.generation else None
+
     def restarted(self, admission: Admission) -> Admission:
         """See `BreakerSource`: the response time begins now."""
         return admission._replace(began_at=self.monotonic())
 
     def state_of(self, admission: Admission) -> BreakerKeyState:
         """See `BreakerSource`."""
-        return admission.state
+        return self.current(admission.state)
 
     def _end_own_probe(
         self, state: BreakerKeyState, bad: bool | None, now: float
@@ -180,7 +190,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             state.own_probe_until = now
         elif bad:
             state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
-        elif state.state != "closed" and self.is_away():
+        elif state.state != "closed" and self.is_away(state):
             change = BreakerChange(state.key, state.state, "closed", 0)
             state.state = "closed"
             state.generation += 1
@@ -232,7 +242,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         command = self._probe_command(state, action, probe_id)
 
         def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
-            if not isinstance(reply, StoreError):
+            if isinstance(reply, BreakerReply):
                 state.ends.pop(probe_id, None)
             self._apply(state, reply, sent_at)
 
@@ -254,6 +264,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             else:
                 # The store may have handed it out. It goes to another call when this has arrived.
                 state.ends[request.probe_id] = "free"
+                self.activate(state, self.monotonic())
         self._apply(state, reply, sent_at)
 
     def _on_flush(
@@ -264,10 +275,8 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         sent_at: float,
     ) -> None:
         with self._lock:
-            if batch is not None and state.in_flight is batch and not isinstance(reply, StoreError):
-                state.in_flight = None
-                if not isinstance(reply, BreakerReply):
-                    self.dropped += sum(c.total for c in batch.counts)
+            if state.in_flight is batch and isinstance(reply, BreakerReply):
+                state.in_flight = None  # after any error it is sent again, under its number
         self._apply(state, reply, sent_at)
 
     def _apply(
@@ -276,8 +285,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         """Take in the state of a reply, and tell of the changes since the one before."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
-            if not was_interrupted(reply):
-                self.on_failure(now)
+            self.on_failure(state, reply, now)
             return
         with self._lock:
             known, known_at = state.epoch, state.known_at
@@ -287,7 +295,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             if known is not None and reply.epoch < known and sent_at < known_at:
                 return
             changes = self._changes(state, reply)
-            state.generation += len(changes)
+            state.generation += 1 if known is None else len(changes)
             state.state, state.epoch = STATES[reply.state], reply.epoch
             state.retry_at = now + reply.retry_in_ms / 1000
         if changes:

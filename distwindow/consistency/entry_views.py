@@ -8,10 +8,9 @@ the events up by key, origin and second, and sends one command for each key:
     added up   a flush                                          in flight, under a new number
     added up   another of its key is over a minute newer        dropped
     in flight  a reply                                          acknowledged
-    in flight  a store error                                    in flight, under the same number
-    in flight  a store error, after a minute                    dropped
-    in flight  a store error, while too many keys have counts   dropped
-    in flight  any other error                                  dropped
+    in flight  an error                                         in flight, under the same number
+    in flight  an error, after a minute                         dropped
+    in flight  an error, while too many keys have counts        dropped
 
 The store takes each number of a sender once (`pending_counts.py` has the same table for windows).
 """
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..core.call_end import CallEnd
-from ..core.errors import StoreError, closed_failure
+from ..core.errors import closed_failure
 from ..core.interrupts import PATCH_STATE
 from ..core.key import AnyKey
 from ..core.minute_view import OTHER_ORIGINS, SECONDS
@@ -273,7 +272,7 @@ class EntryViewCounts:
         with self._lock:
             if views.in_flight is not batch:
                 return  # it was sent twice, and this reply may be older than the one before
-            if isinstance(reply, StoreError):
+            if not isinstance(reply, ViewFlushReply):
                 age_s = self._monotonic() - batch.created_at
                 too_many = len(self._keys) > self._max_keys and age_s > _MIN_RETENTION_S
                 if not too_many and age_s < SECONDS:
@@ -283,7 +282,6 @@ class EntryViewCounts:
                 if too_many:
                     self.dropped += views.pending()
                     views.counters = {}
-            if not isinstance(reply, ViewFlushReply):
                 self.dropped += batch.counts
             views.in_flight = None
             if views.counters:

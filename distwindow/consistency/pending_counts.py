@@ -6,11 +6,13 @@
     pending    it has left the longest window                  dropped
     in flight  a reply                                         acknowledged
     in flight  its key is flushed again                        in flight, under the same number
-    in flight  a store error                                   in flight, under the same number
-    in flight  a store error, after the longest window         dropped
-    in flight  a store error, when too many keys wait for it   dropped
-    in flight  any other error                                 dropped
+    in flight  an error                                        in flight, under the same number
+    in flight  an error, after the longest window              dropped
+    in flight  an error, when too many keys wait for it        dropped
     any        its key is reset                                dropped
+
+An error is whatever is no reply: no connection, a wrong password, a right that is missing, a key of
+another type. The counts are kept in any case, as `eventual` decides by them.
 
 One batch of a key is in flight at a time. The store takes each number of a sender once, so a batch
 whose outcome is unknown can be sent again (docs/decisions/0011-flush-by-sequence.md). A batch may
@@ -32,7 +34,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from ..core.errors import StoreError
 from ..core.interrupts import PATCH_STATE, is_interruption
 from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
@@ -114,8 +115,9 @@ class PendingCounts(Generic[S]):
         self._schedule.flush_by(at)  # again: the worker may have set the time back in between
 
     def any_dirty(self) -> S | None:
-        """Return a key state that is in the queue; None if it is empty."""
+        """Return a key state of the queue, another one each time; None if it is empty."""
         try:
+            self._dirty.rotate(-1)
             return self._dirty[0]
         except IndexError as exc:
             if is_interruption(exc):
@@ -216,13 +218,13 @@ class PendingCounts(Generic[S]):
         with self._states.state_lock:
             if state.in_flight is not batch:
                 return  # it was sent twice, and this reply may be older than the one before
-            if isinstance(reply, StoreError) and self._worth_resending(state, batch, now):
-                self.mark_dirty(state)  # even if it was executed: under its number it counts once
-                return
             if isinstance(reply, FleetCounts):
                 state.update_clock_offset(reply.now_ms, sent_at, now)
                 if self.flush_hooks is not None:
                     self.flush_hooks.on_fleet_counts(state, reply)
+            elif self._worth_resending(state, batch, now):
+                self.mark_dirty(state)  # even if it was executed: under its number it counts once
+                return
             else:
                 self.dropped += number_of_counts(batch.buckets)
             # After `on_fleet_counts`: where a signal handler raises in between, this process takes

@@ -5,8 +5,7 @@
     @rate_limits.limit(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
     async def fetch(ctx, tenant, url): ...
 
-A job waits for its permits for up to `max_wait` seconds in its coroutine. One that would have to
-wait longer is deferred until its turn, by arq's `Retry`, and the try is given back.
+A job that is refused is deferred until its turn, by arq's `Retry`, and the try is given back.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ class RateLimits:
     """The limits of coroutine functions that arq runs. `store` is a URL or an asyncio client, as
     for `AsyncLimiter`.
 
-    `max_wait` (seconds) is how long a job may wait in its worker; it takes one of `max_jobs` slots
-    meanwhile, and the wait is a part of its `job_timeout`. `on_store_error` says what happens to
-    jobs while the limiter's store fails: "hold" defers them by a second, "run" runs them without
-    counting. `timeout` (seconds) bounds one exchange with the store. Raises `ConfigurationError`
-    for what can never work.
+    `max_wait` (seconds) is how long a job may wait in its worker instead of being deferred; it
+    takes one of `max_jobs` slots meanwhile, so that jobs without limits wait behind it, and the
+    wait is a part of its `job_timeout`. By default none waits there. `on_store_error` says what
+    happens to jobs while the limiter's store fails: "hold" defers them by a second, "run" runs them
+    without counting. `timeout` (seconds) bounds one exchange with the store. Raises
+    `ConfigurationError` for what can never work.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RateLimits:
         prefix: str = "distwindow",
         on_store_error: OnStoreError = "hold",
         timeout: float = 0.5,
-        max_wait: float = 1.0,
+        max_wait: float = 0.0,
     ) -> None:
         number = isinstance(max_wait, (int, float)) and not isinstance(max_wait, bool)
         if not number or not max_wait >= 0:

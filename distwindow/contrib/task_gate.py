@@ -191,10 +191,9 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         key, cost = task.key_and_cost(args, kwargs)
         limiter = self._limiters[task.limits]
         try:
-            try:
-                await limiter.acquire(key, cost, timeout=max_wait)
+            if max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
                 delay = 0.0
-            except RateLimitExceeded:  # its `retry_after` is that of all who were refused with it
+            else:  # the `retry_after` of `acquire` is that of all who were refused with it
                 delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
             return self._failed(task, key, exc)
@@ -227,6 +226,14 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
             await self._time.sleep_async(seconds)
         else:
             await asyncio.sleep(seconds)
+
+
+async def _acquires(limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float) -> bool:
+    try:
+        await limiter.acquire(key, cost, timeout=max_wait)
+    except RateLimitExceeded:
+        return False
+    return True
 
 
 def _delay(decision: Decision) -> float:

@@ -126,6 +126,14 @@ def _read_labels(task: Any) -> TaskLimits | None:
 class LimitedReceiver(Receiver):
     """taskiq's receiver for brokers with `RateLimits`."""
 
+    _finish: asyncio.Event | None = None
+    """Set when the worker is to end; None before it listens."""
+
+    async def listen(self, finish_event: asyncio.Event) -> None:
+        """Run tasks until `finish_event`; then send those back that wait for their limit."""
+        self._finish = finish_event
+        await super().listen(finish_event)
+
     async def callback(self, message: bytes | AckableMessage, raise_err: bool = False) -> None:
         """Wait until the task of `message` may start, and run it; or send the message back."""
         data = message.data if isinstance(message, AckableMessage) else message
@@ -139,10 +147,28 @@ class LimitedReceiver(Receiver):
             parsed = self.broker.formatter.loads(message=data)
         except Exception:
             parsed = None  # taskiq logs that, and skips the message
-        if parsed is not None and await rate_limits.wait(parsed):
+        if parsed is not None and not await self._may_start(rate_limits, parsed):
             await send_back(self.broker, parsed, data)
             if isinstance(message, AckableMessage):
                 await maybe_awaitable(message.ack())
             return
         _admitted.set("" if parsed is None else parsed.task_id)
         await super().callback(message, raise_err)
+
+    async def _may_start(self, rate_limits: RateLimits, message: TaskiqMessage) -> bool:
+        """Wait until a task may start; no longer than its message may be kept, or until the worker
+        is to end.
+        """
+        if self._finish is None:
+            return not await rate_limits.wait(message)
+        waiting = asyncio.ensure_future(rate_limits.wait(message))
+        finishing = asyncio.ensure_future(self._finish.wait())
+        try:
+            await asyncio.wait({waiting, finishing}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            return not waiting.cancelled() and not waiting.result()
+        finally:
+            waiting.cancel()
+            finishing.cancel()

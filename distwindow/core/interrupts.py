@@ -29,6 +29,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Empty
@@ -146,11 +147,17 @@ def is_interruption(exc: BaseException) -> bool:
 
 
 def was_raised_by_signal_handler(exc: BaseException) -> bool:
-    """True if a Python function that handles a signal is among the frames of `exc`.
+    """True if a Python function that handles a signal is among the frames of `exc`, or if `exc` may
+    be that of Python's own handler of Ctrl-C, which has no frame.
 
     This is for errors of an application's code that distwindow calls, where `is_interruption` would
     be true for each. It takes some microseconds.
     """
+    if isinstance(exc, KeyboardInterrupt) and (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):
+        return True
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {_code_of(handler) for handler in handlers if callable(handler)}
     trace = exc.__traceback__

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from ..consistency.key_state import NEVER
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError, short_repr
+from ..core.interrupts import was_raised_by_signal_handler
 from ..operations.flush_source import OutgoingCommand
-from ..worker.flush_job import LOG, FlushJob, monotonic
+from ..worker.flush_job import LOG, RAISED_BY_CALLBACKS, FlushJob
 
 SAMPLE_EVERY_S = 1.0
 """Sentinel's."""
@@ -66,8 +67,8 @@ class PsutilSampler:
             import psutil
         except ImportError:
             raise ConfigurationError(
-                "highest_system_load and highest_cpu_usage need psutil; install "
-                "distwindow[system], or give a sampler"
+                "highest_system_load and highest_cpu_usage need psutil: pip install psutil, "
+                "or give a sampler"
             ) from None
         self._psutil = psutil
         self._monotonic = clock.monotonic
@@ -112,7 +113,7 @@ class SystemSampling:
         self._sampler = sampler
         self._monotonic = clock.monotonic
         self.wake: Callable[[], object] = lambda: None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         """Why the last sample failed; None after one that succeeded."""
         self.sample = _first_sample(sampler)
         self._sampled_at = self._called_at = self._monotonic()
@@ -135,7 +136,7 @@ class SystemSampling:
             self.next_due_at = now
             self.wake()
 
-    def take(self, everything: bool) -> Exception | None:
+    def take(self, everything: bool) -> BaseException | None:
         """Sample now; return the error of a sampler that fails, whose sample is unknown. With
         `everything`, as the process or its event loop ends, do nothing, and return what the last
         sample has returned.
@@ -146,13 +147,15 @@ class SystemSampling:
         self._failure = None
         try:
             self.sample = _checked(self._sampler())
-        except Exception as exc:
+        except RAISED_BY_CALLBACKS as exc:
+            if was_raised_by_signal_handler(exc):
+                raise
             self.sample, self._failure = UNKNOWN, exc
         self._sampled_at = now
         self.reschedule(now)
         return self._failure
 
-    async def take_async(self, everything: bool) -> Exception | None:
+    async def take_async(self, everything: bool) -> BaseException | None:
         """Do as `take`, for the worker of an event loop."""
         return self.take(everything)
 
@@ -192,20 +195,15 @@ class SamplingJob(FlushJob):
     def needs_retry(self, final: bool) -> bool:
         return False
 
-    def record_flush(self, failure: Exception | None) -> None:
-        before, self.failure = self.failure, failure
-        if failure is None and before is not None:
-            LOG.warning("the machine can be sampled again for %s", self.name)
-        elif failure is not None and type(before) is not type(failure):
-            LOG.warning(
-                "sampling the machine for %s failed: %s: %s; its highest_system_load and "
-                "highest_cpu_usage are not checked until that works again",
-                self.name, type(failure).__name__, failure,
-            )  # fmt: skip
+    def log_failure(self, failure: BaseException, *, is_expected: bool) -> None:
+        LOG.warning(
+            "sampling the machine for %s failed: %s: %s; its highest_system_load and "
+            "highest_cpu_usage are not checked while it fails",
+            self.name, type(failure).__name__, failure,
+        )  # fmt: skip
 
-    def record_unexpected_error(self, exc: Exception) -> None:
-        self.strategy.reschedule(monotonic())
-        self.record_flush(exc)
+    def log_recovery(self) -> None:
+        LOG.warning("the machine can be sampled again for %s", self.name)
 
 
 def _first_sample(sampler: Any) -> SystemSample:

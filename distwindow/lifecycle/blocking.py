@@ -128,7 +128,9 @@ class BlockingLifecycle(BlockingClosable):
         """
         source, clock = self._flush_job.strategy, self._store.clock
         operation = flush_due(source, clock.monotonic, everything=everything)
-        return run_blocking(operation, partial(self._execute_step, None), clock.sleep)
+        result = run_blocking(operation, partial(self._execute_step, None), clock.sleep)
+        self._flush_job.has_sent = result.has_sent
+        return result.failure
 
     def _run(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Drive the operation of one call, with one deadline for all its steps."""

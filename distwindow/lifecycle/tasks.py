@@ -135,7 +135,9 @@ class AsyncLifecycle(AsyncClosable):
         """See `BlockingLifecycle._flush_now`."""
         source, monotonic = self._flush_job.strategy, self._store.clock.monotonic
         operation = flush_due(source, monotonic, everything=everything)
-        return await run_async(operation, partial(self._execute_step, None), self._store.sleep)
+        result = await run_async(operation, partial(self._execute_step, None), self._store.sleep)
+        self._flush_job.has_sent = result.has_sent
+        return result.failure
 
     def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
         """See `BlockingLifecycle._run`."""

@@ -30,7 +30,7 @@ class Breakers(Protocol[S_contra, A_co, R]):
 
     def monotonic(self) -> float: ...
 
-    def is_away(self) -> bool: ...
+    def is_away(self, state: S_contra) -> bool: ...
 
     def has_to_ask(self, state: S_contra, now: float) -> bool: ...
 
@@ -55,7 +55,7 @@ def admit(breakers: Breakers[S, A, R], state: S) -> Operation[A]:
     admission = breakers.decide_by_known(state, breakers.monotonic())
     if admission is not None:
         return admission
-    if breakers.is_away():
+    if breakers.is_away(state):
         return breakers.own_probe(state)
     request = breakers.request_probe(state)
     try:

@@ -5,6 +5,7 @@ in the replies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from .flush_source import FlushSource, OutgoingCommand
@@ -23,13 +24,21 @@ def was_interrupted(reply: object) -> bool:
     return reply is _NOT_SENT or reply is _OUTCOME_UNKNOWN
 
 
+class FlushResult(NamedTuple):
+    """How a flush ended."""
+
+    failure: DistwindowError | None
+    """The first error; None if there is none."""
+    has_sent: bool
+    """False if there was nothing to send, which says nothing about the store."""
+
+
 def flush_due(
     strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
-) -> Operation[DistwindowError | None]:
-    """Send what is due; with `everything`, all that is pending. Return the first error, None if
-    there is none.
-    """
-    failure = yield from send_all(strategy.clock_probe(), monotonic)
+) -> Operation[FlushResult]:
+    """Send what is due; with `everything`, all that is pending."""
+    probe = strategy.clock_probe()
+    failure = yield from send_all(probe, monotonic)
     outgoing: list[OutgoingCommand] = []
     try:
         strategy.collect_commands(monotonic(), outgoing, everything=everything)
@@ -41,7 +50,7 @@ def flush_due(
         raise
     finally:
         strategy.reschedule(monotonic())
-    return failure or later
+    return FlushResult(failure or later, bool(probe or outgoing))
 
 
 def send_all(

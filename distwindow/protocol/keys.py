@@ -28,6 +28,7 @@ _SENDERS = b":senders"
 _SHAPING = b":shaping"
 _LINE = b":line"
 _PRIORITY = b":priority"
+_OPERATOR_LIMITS = b":celery-limits"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -112,9 +113,17 @@ def is_priority_name(prefix: str, name: bytes) -> bool:
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 
-def operator_limits_name(prefix: str) -> bytes:
-    """Return the name of the hash in which limits of Celery tasks are kept that an operator set."""
-    return prefix.encode() + b":celery-limits"
+def operator_limits_name(prefix: str, application: str) -> bytes:
+    """Return the name of the hash in which limits of Celery tasks are kept that an operator set.
+    `application` is the name of the Celery application; "" if it has none.
+    """
+    return prefix.encode() + _OPERATOR_LIMITS + (f":{application}" if application else "").encode()
+
+
+def is_operator_limits_name(prefix: str, name: bytes) -> bool:
+    """True if `name` is an `operator_limits_name` of this prefix."""
+    start = prefix.encode() + _OPERATOR_LIMITS
+    return name == start or name.startswith(start + b":")
 
 
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:
@@ -155,8 +164,9 @@ def unescape(name: bytes) -> str:
 
     Bytes that are not UTF-8 become lone surrogates, as in `sys.argv`.
     """
-    raw = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
-    return raw.decode("utf-8", "surrogateescape")
+    if b"%" in name:
+        name = re.sub(rb"%([0-9A-F]{2})", lambda code: bytes([int(code[1], 16)]), name)
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _escaped(raw: bytes) -> bytes:

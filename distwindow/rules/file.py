@@ -233,8 +233,8 @@ class _Reader:
                 import tomli as toml
             except ImportError:
                 raise ConfigurationError(
-                    f"{self._file}: Python 3.10 needs tomli to read TOML; install "
-                    "distwindow[toml], or write the rules as JSON"
+                    f"{self._file}: Python 3.10 needs tomli to read TOML: "
+                    "pip install tomli, or write the rules as JSON"
                 ) from None
         try:
             return toml.loads(self._text)

@@ -23,6 +23,23 @@ EXIT_TIMEOUT_S = 3.0
 """The longest time, in seconds, that the end of a process waits for its counts to be sent."""
 RETRY_EVERY_S = 0.05
 """Seconds between two attempts to flush at the end of a process."""
+SETTLED_S = 5.0
+"""Seconds without a failed flush after which flushing is said to work again. While the slots of a
+cluster move, for example, flushes fail and succeed in turn.
+"""
+
+RAISED_BY_CALLBACKS = (
+    Exception,
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    asyncio.CancelledError,
+)
+"""What an application's function may raise that distwindow calls, and that is logged instead of
+raised: nothing of it may end a worker. (A cancellation of the task that calls it is raised where
+that awaits, and never in a plain function.) Not here is what gevent raises in a greenlet from
+outside, such as its `Timeout`.
+"""
 
 monotonic = SYSTEM.monotonic
 
@@ -50,8 +67,11 @@ class FlushJob:
         "flush_done",
         "flush_task",
         "gave_up_at_exit",
+        "has_sent",
+        "logged_kinds",
         "loss_reported",
         "name",
+        "settled_at",
         "strategy",
     )  # fmt: skip
 
@@ -60,8 +80,14 @@ class FlushJob:
         self.flush = flush
         self.name = name
         """The limiter and its store, for log lines; without passwords."""
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """Why the last flush failed; None after one that succeeded."""
+        self.has_sent = True
+        """False if the last flush had nothing to send, so that its success says nothing."""
+        self.logged_kinds: frozenset[type] = frozenset()
+        """The kinds of failure that were logged since flushing has worked; empty while it does."""
+        self.settled_at = NEVER
+        """When flushing is said to work again, if no flush fails before (monotonic seconds)."""
         self.flush_done: OneShotEvent | None = None
         """Set when the flush that is under way has ended."""
         self.flush_task: asyncio.Task[None] | None = None
@@ -82,6 +108,11 @@ class FlushJob:
         """How many of the counts that the strategy has dropped have been logged."""
 
     @property
+    def next_due_at(self) -> float:
+        """When the worker has to come (monotonic seconds): to flush, or to log that it works."""
+        return min(self.strategy.next_due_at, self.settled_at)
+
+    @property
     def has_unsent(self) -> bool:
         """True if there is anything that the store has not taken. Looks at all keys."""
         strategy = self.strategy
@@ -97,32 +128,53 @@ class FlushJob:
             return False
         return self.failure is not None or (final and self.has_unsent)
 
-    def record_flush(self, failure: Exception | None) -> None:
-        """Record how a flush ended. Log when flushes begin to fail, and when they succeed again."""
-        failed_before, self.failure = self.failure is not None, failure
-        if failure is None:
-            self.gave_up_at_exit = self.loss_reported = False
-            if failed_before:
-                LOG.warning(
-                    "the counts of %s can be flushed again%s", self.name, self._dropped_text()
-                )
-        elif not failed_before:
+    def record_flush(self, failure: BaseException | None) -> None:
+        """Record how a flush ended. Log when flushes begin to fail, once for each kind of failure,
+        and when none has failed for `SETTLED_S`.
+        """
+        self.failure = failure
+        if failure is not None:
+            self._log_failure(failure)
+            return
+        self.gave_up_at_exit = self.loss_reported = False
+        if self.logged_kinds:
+            now = monotonic()
+            if self.has_sent and self.settled_at == NEVER:
+                self.settled_at = now + SETTLED_S
+            if now >= self.settled_at:
+                self.settled_at, self.logged_kinds = NEVER, frozenset()
+                self.log_recovery()
+
+    def record_unexpected_error(self, exc: BaseException) -> None:
+        """Record that a flush ended with an error that is not the store's."""
+        self.failure = exc
+        self.strategy.reschedule(monotonic())
+        self._log_failure(exc)
+
+    def _log_failure(self, failure: BaseException) -> None:
+        self.settled_at = NEVER
+        is_expected = isinstance(failure, DistwindowError)
+        kind = DistwindowError if is_expected else type(failure)
+        if kind not in self.logged_kinds:
+            self.logged_kinds |= {kind}
+            self.log_failure(failure, is_expected=is_expected)
+
+    def log_failure(self, failure: BaseException, *, is_expected: bool) -> None:
+        """Log that flushes have begun to fail, with the traceback of an unexpected error."""
+        if is_expected:
             LOG.warning(
                 "flushing the counts of %s failed: %s; %s%s",
                 self.name, failure, self._kept_text(), self._dropped_text(),
             )  # fmt: skip
-
-    def record_unexpected_error(self, exc: Exception) -> None:
-        """Record that a flush ended with an unexpected error. Log it unless the flush before ended
-        with one of the same type.
-        """
-        before, self.failure = self.failure, exc
-        self.strategy.reschedule(monotonic())
-        if type(before) is not type(exc):
+        else:
             LOG.error(
                 "flushing the counts of %s failed with an unexpected error; %s%s",
-                self.name, self._kept_text(), self._dropped_text(), exc_info=exc,
+                self.name, self._kept_text(), self._dropped_text(), exc_info=failure,
             )  # fmt: skip
+
+    def log_recovery(self) -> None:
+        """Log that flushes succeed again."""
+        LOG.warning("the counts of %s can be flushed again%s", self.name, self._dropped_text())
 
     def record_close(self, failure: DistwindowError | None) -> None:
         """Record how the last flush of a limiter that is being closed ended. Log what it could not

@@ -159,7 +159,7 @@ class _LoopWorker:
         if self._task is not None and not self._task.done():
             return
         if self._cancelled:
-            self._start_later(job.strategy.next_due_at - monotonic())
+            self._start_later(job.next_due_at - monotonic())
         else:
             self._start()
 
@@ -187,7 +187,7 @@ class _LoopWorker:
                 while SHUTDOWN.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
                     await asyncio.sleep(POLL_S)
                 now = monotonic()
-                next_due_at = min(job.strategy.next_due_at for job in self.unsent)
+                next_due_at = min(job.next_due_at for job in self.unsent)
                 if next_due_at == NEVER:  # another flush has sent it
                     self.unsent.clear()
                 elif next_due_at > now and self._cancelled:
@@ -196,8 +196,13 @@ class _LoopWorker:
                 elif next_due_at > now:
                     await self._sleep(next_due_at - now)
                 else:
-                    due = [job for job in self.unsent if job.strategy.next_due_at <= now]
-                    await asyncio.gather(*(_start_flush(job, everything=False) for job in due))
+                    due = [job for job in self.unsent if job.next_due_at <= now]
+                    # Whatever the code of an application raises in a flush, this task goes on:
+                    # only a cancellation of its own is raised here.
+                    await asyncio.gather(
+                        *(_start_flush(job, everything=False) for job in due),
+                        return_exceptions=True,
+                    )
                     self._drop_idle()
         except asyncio.CancelledError:
             # The loop is shutting down, and runs until all its tasks have ended.
@@ -207,7 +212,7 @@ class _LoopWorker:
             await _cancel_store_tasks()
             self._drop_idle()
             for job in self.unsent:
-                job.gave_up_at_exit = True
+                job.gave_up_at_exit = job.strategy.next_due_at < NEVER
             raise
 
     async def _sleep(self, seconds: float) -> None:
@@ -223,7 +228,7 @@ class _LoopWorker:
             self._woken = None
 
     def _drop_idle(self) -> None:
-        self.unsent = {job for job in self.unsent if job.strategy.next_due_at < NEVER}
+        self.unsent = {job for job in self.unsent if job.next_due_at < NEVER}
 
 
 def _set_woken(woken: asyncio.Future[None]) -> None:
@@ -260,7 +265,9 @@ async def _flush_job(job: FlushJob, everything: bool) -> None:
     try:
         flush: Awaitable[Exception | None] = job.flush(everything)
         job.record_flush(await flush)
-    except Exception as exc:
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise  # it is for this task, or was raised by a signal handler and is for the whole loop
+    except BaseException as exc:
         job.record_unexpected_error(exc)
 
 

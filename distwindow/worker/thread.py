@@ -20,6 +20,7 @@ import _thread
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -153,19 +154,18 @@ class WorkerThread:
         """Flush what is due. Return when the next flush is due (monotonic seconds, or `NEVER`)."""
         next_due_at = NEVER
         for job in self.jobs.all():
-            strategy = job.strategy
             if job.detached:
                 self._unsent.discard(job)
                 continue
             SHUTDOWN.hold_call()  # during a shutdown, the shutdown thread flushes instead
-            if strategy.next_due_at <= monotonic():
+            if job.next_due_at <= monotonic():
                 self._run_job(job)
-            if strategy.next_due_at == NEVER:
+            if job.next_due_at == NEVER:
                 self._unsent.discard(job)
-                if strategy.next_due_at == NEVER:  # it has not been set again since
+                if job.next_due_at == NEVER:  # it has not been set again since
                     continue
             self._unsent.add(job)
-            next_due_at = min(next_due_at, strategy.next_due_at)
+            next_due_at = min(next_due_at, job.next_due_at)
         return next_due_at
 
     def _run_job(self, job: FlushJob) -> None:
@@ -173,6 +173,11 @@ class WorkerThread:
         try:
             if not job.detached:  # `detach` may have looked before `flush_done` was set
                 _flush_job(job, everything=False)
+        except BaseException as exc:
+            # No signal handler runs in this thread, and nothing may end it: what the application's
+            # code raises in it (a log handler, a client of redis-py) is a failure of this flush.
+            with suppress(BaseException):
+                job.record_unexpected_error(exc)
         finally:
             done.set()
 

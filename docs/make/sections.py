@@ -34,7 +34,7 @@ GUARDED = {
     "two breakers",
     "a guarded call, one slot for running calls": "1 slot: flow, grade `thread`",
 }
-WHEN = ("under load", "in the ten seconds after the last call", "later")
+WHEN = ("under load", "called once a second", "after the last call")
 
 
 def load(section: str) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def fleet_text(report: dict[str, Any]) -> str:
     rows = _rows(report)
     sizes = dict.fromkeys(name.rpartition(", ")[0] for name in rows)
     lines = [
-        "| processes | breakers in each | under load | in the ten seconds after the last call "
-        "| later |",
+        "| processes | breakers in each | under load | called once a second "
+        "| after the last call |",
         "|---:|---:|---:|---:|---:|",
     ]
     for size in sizes:

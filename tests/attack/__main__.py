@@ -17,12 +17,12 @@ from tests.attack.harness import Run, Scenario, Violation, derive_seed
 
 SCENARIOS = (
     *("model", "interruptions", "fleet", "process_exits", "timeouts", "cold_start"),
-    *("slots", "breakers", "borrowing", "entries", "guards"),
+    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights"),
 )
 TURNS = (
     *("model", "interruptions", "fleet", "interruptions", "process_exits"),
     *("interruptions", "timeouts", "interruptions", "cold_start", "interruptions"),
-    *("slots", "breakers", "borrowing", "entries", "guards"),
+    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights"),
 )
 """`interruptions` has twelve variants, of which a turn runs one."""
 TURN_S = {
@@ -32,6 +32,7 @@ TURN_S = {
     "process_exits": 15.0,
     "timeouts": 6.0,
     **dict.fromkeys(("slots", "breakers", "borrowing", "entries", "guards"), 12.0),
+    "refused_rights": 10.0,
 }
 """Seconds of one turn; five for those that are not named."""
 
@@ -98,7 +99,7 @@ def _turn(name: str, run: Run, sums: Run) -> bool:
     sums.count("seconds", round(took))
     shown = "VIOLATION" if violation else "ok"
     calls = run.figures.get("calls", run.figures.get("interruptions", 0))
-    print(f"{name:<13} seed {run.seed:<10} {calls:>9,} calls {took:6.1f} s  {shown}", flush=True)
+    print(f"{name:<14} seed {run.seed:<10} {calls:>9,} calls {took:6.1f} s  {shown}", flush=True)
     if violation is None:
         return True
     only = name if run.only is None else f"{name}:{run.only}"
@@ -114,9 +115,9 @@ def _table(figures: dict[str, Run], violations: Counter[str]) -> None:
     print()
     for name, run in figures.items():
         for figure, number in sorted(run.figures.items()):
-            print(f"{name:<13} {figure:<45} {number:>12,}")
+            print(f"{name:<14} {figure:<45} {number:>12,}")
         if violations[name]:
-            print(f"{name:<13} {'VIOLATIONS':<45} {violations[name]:>12,}")
+            print(f"{name:<14} {'VIOLATIONS':<45} {violations[name]:>12,}")
     print(f"\n{'violated' if violations else 'no violation'}", flush=True)
 
 

@@ -32,7 +32,7 @@ def cold_start(run: Run) -> None:
 def _one(run: Run, server: Standalone, url: str, start: int) -> None:
     plan = {
         "url": url, "prefix": f"cold-{start}", "limit": str(LIMIT), "keys": KEYS, "threads": 3,
-        "seed": derive_seed(run.seed, start), "seconds": 0.5,
+        "seed": derive_seed(run.seed, start), "seconds": 0.5, "mode": "eventual", "pause": 0,
     }  # fmt: skip
     with Child("cold_child", plan) as child:
         code = child.wait(60)

@@ -20,6 +20,7 @@ from tests.attack.interruptions import interruptions
 from tests.attack.model import model
 from tests.attack.process_exits import VARIANTS as EXITS
 from tests.attack.process_exits import process_exits
+from tests.attack.refused_rights import refused_rights
 from tests.attack.slots import VARIANTS as SLOTS
 from tests.attack.slots import slots
 from tests.attack.timeouts import timeouts
@@ -103,4 +104,20 @@ def test_each_end_of_an_entry_is_counted_once(mode: str) -> None:
 def test_a_guard_gives_back_what_it_took(mode: str) -> None:
     run = Run(12, 6, mode)
     guards(run)
+    assert run.figures["calls"] > 100
+
+
+@pytest.mark.parametrize(
+    ("variant", "seed"),
+    # The seed draws what is refused: a right (8), the password (1; 3 from the start), a type (4).
+    [
+        ("direct", 8),
+        ("leased", 1),
+        *(("eventual", n) for n in (3, 4, 8)),
+        *(("breaker", n) for n in (3, 4, 8)),
+    ],
+)
+def test_a_server_that_refuses_loses_no_count_and_no_limit(variant: str, seed: int) -> None:
+    run = Run(seed, 0, variant)
+    refused_rights(run)
     assert run.figures["calls"] > 100

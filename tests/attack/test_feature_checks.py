@@ -23,6 +23,7 @@ from tests.attack.client_logs import ClientLogs, check_tallies, read_client_logs
 from tests.attack.entries import entries
 from tests.attack.guards import guards
 from tests.attack.harness import Run, Violation
+from tests.attack.refused_rights import LIMIT, check_limit, check_lines
 from tests.attack.slot_checks import Held, check_at_most, check_told, held_spans
 from tests.attack.slots import slots
 
@@ -195,3 +196,24 @@ def test_a_planted_fault_is_found(
             if words in found[-1]:
                 return
     pytest.fail(f"not found; found instead: {found}")
+
+
+# -- a server that refuses ------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_exceeded_while_the_server_refuses_is_found() -> None:
+    half = {"allowed": {"k": LIMIT.amount // 2 + 1}}
+    check_limit("x", [half, half], shared=False)
+    with pytest.raises(Violation, match="302 of 300/hour were admitted on k"):
+        check_limit("x", [half, half], shared=True)
+    with pytest.raises(Violation, match="301 of 300/hour"):
+        check_limit("x", [{"allowed": {"k": LIMIT.amount + 1}}], shared=False)
+
+
+def test_log_lines_that_repeat_are_found() -> None:
+    failed, again = "flushing the counts of x failed: no", "the counts of x can be flushed again"
+    check_lines("x", [failed])
+    check_lines("x", [failed, again])
+    for lines in ([failed, again, failed], [again]):
+        with pytest.raises(Violation, match="of a failure"):
+            check_lines("x", lines)

@@ -1,14 +1,16 @@
-"""`distwindow stats` shows circuit breakers, and `reset` leaves them alone."""
+"""`distwindow stats` shows circuit breakers, and `reset` closes them."""
 
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 
 import pytest
 
 from distwindow import AdaptiveBreaker, CircuitBreaker, ErrorCount, Key, Limiter, SlowRatio
 from tests.cli.conftest import Cli
+from tests.cli.terminal import Terminal
 
 
 @pytest.fixture
@@ -25,21 +27,67 @@ def breakers(redis_url: str, prefix: str) -> None:
             pass
 
 
+def open_breakers(url: str, prefix: str, count: int) -> None:
+    """Open the breakers of `service:00`.. for ten minutes."""
+    with CircuitBreaker(url, ErrorCount(2, open_for=600), prefix=prefix) as breaker:
+        for i in range(count):
+            for _ in range(2):
+                with suppress(OSError), breaker.call(f"service:{i:02}"):
+                    raise OSError
+        breaker.flush()
+
+
 @pytest.mark.usefixtures("breakers")
-def test_the_states_are_below_the_keys(cli: Cli, redis_url: str, prefix: str) -> None:
+def test_the_states_are_above_the_keys_while_one_is_open(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
     with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
         limiter.try_acquire("user:42")
     lines = cli("stats").out.splitlines()
-    assert lines[1].startswith("user:42  5/minute")
-    assert "1 key" in lines
-    at = lines.index(next(line for line in lines if line.startswith("BREAKER")))
-    assert lines[at].split() == ["BREAKER", "RULE", "STATE", "SINCE", "S", "CALLS", "BAD", "PROBES"]
-    rows = [line.split() for line in lines[at + 1 : lines.index("", at)]]
+    assert lines[0].split() == ["BREAKER", "RULE", "STATE", "SINCE", "S", "CALLS", "BAD", "PROBES"]
+    rows = [line.split() for line in lines[1 : lines.index("")]]
     assert [(row[0], row[1], row[2], *row[-3:]) for row in rows] == [
         ("payments", "error_count", "open", "3", "3", "-"),
         ("search", "error_count", "closed", "1", "1", "-"),
         ("'{acme}all'", "slow_ratio", "closed", "1", "0", "-"),
     ]
+    assert lines[lines.index("") + 2].startswith("user:42  5/minute")
+    assert lines[-1] == "1 key"
+
+
+def test_what_is_left_out_is_counted(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
+        for i in range(70):
+            limiter.try_acquire(f"user:{i}")
+    open_breakers(redis_url, prefix, 60)
+    left_out = "50 of 60 circuit breakers left out (50 not closed): --breakers"
+    first = "the first 10 by blocked, then by share used, of 70 limits in use"
+    lines = cli("stats", "--top", "10").out.splitlines()
+    assert (lines[1].split()[:3], lines[-1]) == (
+        ["service:00", "error_count", "open"],
+        f"{first}; {left_out}",
+    )
+    assert cli("stats", "--breakers", "--top", "58").out.splitlines()[-1] == (
+        "2 of 60 circuit breakers left out (2 not closed)"
+    )
+    assert cli("stats", "--json").err == (
+        "distwindow: 70 keys; 60 of 60 circuit breakers left out (60 not closed): --breakers\n"
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
+def test_watch_has_rows_of_each_kind(redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
+        for i in range(70):
+            limiter.try_acquire(f"user:{i}")
+    open_breakers(redis_url, prefix, 3)
+    where = ("stats", "--watch", "--url", redis_url, "--prefix", prefix)
+    with Terminal(*where, columns=120, rows=9) as terminal:
+        terminal.shows(
+            r"service:00 +error_count +open(?s:.*)\nuser:0(?s:.*)"
+            r"the first 2 by blocked, then by share used, of 70 limits in use; "
+            r"2\s+of\s+3\s+circuit\s+breakers\s+left\s+out\s+\(2\s+not\s+closed\):\s+--breakers"
+        )
 
 
 @pytest.mark.usefixtures("breakers")

@@ -43,6 +43,28 @@ def test_stats_shows_who_holds_slots(cli: Cli, redis_url: str, prefix: str) -> N
     assert "web-1" not in cli("stats").out
 
 
+def test_lost_slots_are_counted_and_come_first(cli: Cli, redis_url: str, prefix: str) -> None:
+    with (
+        Limiter(redis_url, "10/hour", prefix=prefix) as limiter,
+        Concurrency(redis_url, 4, prefix=prefix, name="web-1") as slots,
+        redis.Redis.from_url(redis_url) as server,
+    ):
+        limiter.try_acquire("a")
+        held = [slots.try_hold(key) for key in ("full", "full", "full", "report", "report")]
+        assert all(held)
+        (name,) = server.keys(f"{prefix}:{{report}}:slots")
+        server.zadd(name, {server.zrange(name, 0, 0)[0]: 1}, xx=True)  # as if not renewed
+        head, first, second = (line.split() for line in cli("stats").out.splitlines()[:3])
+        assert head == ["KEY", "SLOTS", "HELD", "LOST", "HELD", "BY"]
+        assert (first[0], first[4]) == ("report", "1")
+        assert (second[0], second[4]) == ("full", "0")
+        found = json.loads(cli("stats", "--slots", "--json").out)
+        assert [(one["key"], one["held"], one["lost"]) for one in found] == [
+            ("report", 1, 1),
+            ("full", 3, 0),
+        ]
+
+
 def test_stats_of_slots_alone(cli: Cli, redis_url: str, prefix: str) -> None:
     assert "no limits on any key" in cli("stats").out
     with Concurrency(redis_url, 4, prefix=prefix) as slots, slots.hold("k"):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import redis
 
 from distwindow import Key, Limiter, Stats
+from distwindow.cli import stats_query
+from distwindow.cli.progress import ProgressLine
+from distwindow.cli.servers import Server
 from tests.cli.conftest import Cli, fill
 from tests.servers import Standalone
 
@@ -214,3 +220,95 @@ def test_a_hundred_thousand_keys_without_a_long_command(shell: Cli, prefix: str)
         # would depend on what else the machine does.
         scans = server.client().info("commandstats")["cmdstat_scan"]["calls"]
         assert scans >= 100_000 / 1000
+
+
+def test_the_memory_does_not_grow_with_the_keys_and_the_first_rows_come_early(
+    prefix: str,
+) -> None:
+    with Standalone() as server, server.client() as client:
+        fill(server.url, prefix, 20_000)
+        command = [sys.executable, "-m", "distwindow", "stats", "--json", "--url", server.url]
+
+        def scans() -> int:
+            return int(client.info("commandstats").get("cmdstat_scan", {}).get("calls", 0))
+
+        peaks = []
+        for more in (["--top", "3"], []):
+            before = scans()
+            process = subprocess.Popen(
+                [*command, "--prefix", prefix, *more],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            assert process.stdout is not None
+            with process.stdout as out:
+                lines = [out.readline(), out.readline()]
+                # The command cannot go on while nobody reads the pipe.
+                assert more or scans() - before < 20_000 / 1000
+                lines += out
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0
+            assert len(json.loads(b"".join(lines))) == (3 if more else 20_000)
+            peaks.append(usage.ru_maxrss / 1024)
+        assert peaks[1] < peaks[0] + 20, "MB"
+
+
+@pytest.mark.parametrize("more", [[], ["--sort", "passed"]], ids=str)
+def test_beyond_those_that_can_be_ranked_each_key_comes_once_with_all_its_windows(
+    cli: Cli, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setattr(stats_query, "MOST_RANKED", 20)
+    limits = ["10/hour", "90/day", "20/minute paced 9s"]
+    with Limiter(redis_url, limits, prefix=prefix) as limiter:
+        for i in range(300):
+            limiter.try_acquire(f"k{i}")
+    with Limiter(redis_url, "50/week", prefix=prefix) as limiter:
+        for i in range(40):
+            limiter.try_acquire(f"one{i}")
+    result = cli("stats", "--json", *more)
+    found = json.loads(result.out)
+    if more:
+        said = "the first 20 by passed, then by share used, of 940 limits in use"
+        assert (len(found), result.err) == (20, f"distwindow: {said}\n")
+        return
+    assert sorted(one["key"] for one in found) == sorted(
+        [f"k{i}" for i in range(300)] + [f"one{i}" for i in range(40)]
+    )
+    assert all(
+        sorted(one["limits"]) == (["50/week"] if one["key"][0] == "o" else sorted(limits))
+        for one in found
+    )
+    head, *rows = cli("stats").out.splitlines()
+    assert head.startswith("KEY ")
+    assert (len(rows), rows[-1]) == (942, "340 keys")
+
+
+def test_a_window_that_is_met_late_is_shown(
+    cli: Cli, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    """A kind of ring that is in none of the first pages: the key may be shown before."""
+    monkeypatch.setattr(stats_query, "MOST_RANKED", 50)
+    fill(redis_url, prefix, 3000)
+    rare = [f"user:{i}" for i in range(0, 3000, 100)]
+    for number, key in enumerate(rare):
+        with Limiter(redis_url, f"10/{number + 2} hours", prefix=prefix) as limiter:
+            limiter.try_acquire(key)
+    last = {one["key"]: one for one in json.loads(cli("stats", "--json").out)}
+    assert len(last) == 3000
+    assert [len(last[key]["limits"]) for key in rare] == [2] * len(rare)
+
+
+def test_in_a_pipe_the_progress_is_a_line_now_and_then(
+    client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("distwindow.cli.progress.time.monotonic", lambda: now[0])
+    with ProgressLine([Server("", client, None)]) as line:
+        for names in range(80):
+            line.update(names * 1000)
+            now[0] += 0.125
+    assert capsys.readouterr().err.splitlines() == [
+        f"distwindow: scanning: {names:,} names; the store has {client.dbsize():,} keys"
+        for names in (8_000, 48_000)
+    ]

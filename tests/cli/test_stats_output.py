@@ -95,7 +95,8 @@ def test_a_closed_pipe_is_no_error(redis_url: str, prefix: str) -> None:
         f"{command} | head -1", shell=True, capture_output=True, text=True, check=False
     )
     assert done.stdout.startswith("KEY")
-    assert done.stderr == ""
+    # On a busy machine the scan may take long enough to say so.
+    assert [line for line in done.stderr.splitlines() if "scanning" not in line] == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")

@@ -96,6 +96,19 @@ async def test_a_short_wait_is_spent_in_the_worker() -> None:
     assert broker.given_back == []
 
 
+async def test_by_default_no_job_waits_in_the_worker_however_short_its_wait_is() -> None:
+    """Those that wait would take the slots of jobs without limits."""
+    from arq.worker import Retry
+
+    from distwindow.contrib.arq import RateLimits
+
+    limited = RateLimits("memory://").limit(limits="1/100ms")(fetch)
+    ctx = {"redis": RecordingRedis(), "job_id": "j1"}
+    calls = [limited(ctx, "acme") for _ in range(1000)]
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(end) for end in ends} == {str, Retry}
+
+
 async def test_a_job_is_deferred_although_its_try_cannot_be_given_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -103,7 +116,7 @@ async def test_a_job_is_deferred_although_its_try_cannot_be_given_back(
 
     from distwindow.contrib.arq import RateLimits
 
-    limited = RateLimits("memory://", max_wait=0).limit(limits="1/minute")(fetch)
+    limited = RateLimits("memory://").limit(limits="1/minute")(fetch)
     ctx = {"redis": RecordingRedis(ConnectionError("away")), "job_id": "j1"}
     await limited(ctx, "acme")
     with pytest.raises(Retry):

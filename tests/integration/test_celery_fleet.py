@@ -283,3 +283,21 @@ def test_limits_change_at_runtime_and_hold_for_later_workers() -> None:
         assert "celery control limit" not in fleet.command("inspect", "limits", "-t", "5")
         assert fleet.log().count("begin to wait") == 1
         assert fleet.log().count("waits any more") == 1
+
+
+def test_what_waits_in_workers_is_discarded() -> None:
+    """`celery purge` empties queues, and what waits has left them."""
+    with Fleet(options={"limits": "1/hour"}) as fleet:
+        fleet.start()
+        sent = [fleet.send("fetch", number) for number in range(31)]
+        late = fleet.send("fetch", 31, countdown=3600)
+        until(lambda: fleet.records.llen("parked") == 30, what="tasks that wait", timeout=20)
+        until(lambda: messages_in_broker(fleet) == 31, what="the one with an eta", timeout=20)
+        fleet.command("purge", "-f")
+        said = fleet.command("control", "discard", "tests.celery_workers.project.fetch")
+        assert "31 waiting tasks tests.celery_workers.project.fetch are revoked" in said
+        until(lambda: messages_in_broker(fleet) == 0, what="all acknowledged", timeout=20)
+        assert next(iter(fleet.inspect().values()))["parked"] == 0
+        states = [result.state for result in [*sent, late]]
+        assert states.count("REVOKED") == 31
+        assert states.count("SUCCESS") == len(fleet.started()) == 1

@@ -127,6 +127,20 @@ def test_a_revoked_task_and_an_expired_one_never_start(project: Project, pool: s
         assert project.gate.parked == 0
 
 
+def test_what_waits_is_seen_and_purged_from_python(project: Project, pool: str) -> None:
+    limited = project.task(limits="1/hour", name="limited")
+    with project.worker(pool):
+        assert limited.delay("first").get(timeout=20) == "first"
+        waiting = [limited.delay(number) for number in range(3)]
+        project.wait_parked(3)
+        found = project.app.control.inspect(timeout=5).limits()
+        assert [worker["parked"] for worker in found.values()] == [3]
+        assert project.app.control.purge() == 3
+        until(lambda: project.gate.parked == 0, what="empty lines", timeout=20)
+        until(lambda: {one.state for one in waiting} == {"REVOKED"}, what="results", timeout=20)
+    assert project.values() == ["first"]
+
+
 def test_countdown_and_eta_come_first(project: Project, pool: str) -> None:
     limited = project.task(limits="20/second", name="limited")
     with project.worker(pool):

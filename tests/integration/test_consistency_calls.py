@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
+from distwindow.worker import flush_job
 from tests.integration.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Delay, Proxy, Refuse, until
 from tests.servers.wait import free_port
@@ -90,8 +91,13 @@ def _flushed(limiter: LimiterAdapter) -> bool:
 
 
 def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
-    harness: Harness, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
+    harness: Harness,
+    proxy: Proxy,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(flush_job, "SETTLED_S", 0.2)
     caplog.set_level(logging.WARNING, "distwindow")
     limiter = harness.limiter(
         proxy.url, "1000/hour", prefix=prefix, consistency="eventual", sync_interval=0.01

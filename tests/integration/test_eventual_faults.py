@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from distwindow import Limit, StoreError
+from distwindow import Limit, Limiter, StoreError
+from distwindow.operations.command_cache import CommandCache
 from tests.integration.caller_processes import (
     PROCESSES,
     call_in_processes,
@@ -261,3 +262,20 @@ def test_a_wrong_clock_of_the_process_does_not_matter(
     assert all(limiter.each(["k"] * 20))
     limiter.flush()
     assert other.stats("k").passed == 40
+
+
+def test_a_key_that_the_server_refuses_keeps_no_other_from_being_flushed(
+    redis_url: str, prefix: str
+) -> None:
+    """Not even if it is the first one, with which the store's time is asked for."""
+    (charge,) = CommandCache(prefix, "1000/hour").acquire_command("refused").charges
+    with (
+        admin(redis_url) as client,
+        Limiter(redis_url, "1000/hour", **eventual(prefix, sync_interval=0.01)) as limiter,
+    ):
+        client.set(charge.ring, "another type")
+        for key in ("refused", "k"):
+            assert limiter.try_acquire(key, cost=7)
+        until(lambda: used(client, prefix, "k") == 7, what="the other key is flushed")
+        client.delete(charge.ring)
+        until(lambda: used(client, prefix, "refused") == 7, what="nothing was lost")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
+from distwindow.consistency.key_state import NEVER
 from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.urls import masked_url
 from distwindow.worker import flush_job, tasks
@@ -21,6 +22,7 @@ from distwindow.worker.flush_job import FlushJob
 from distwindow.worker.shutdown import Shutdown
 from distwindow.worker.thread import WorkerThread
 from tests.servers import Proxy, Refuse, Standalone, until
+from tests.unit.clock_and_stores import ManualClock
 
 SECRET = "hunter2-x9"
 NAME = "limiter 'api' at redis://:***@host:6379/0"
@@ -55,13 +57,31 @@ def job_of(strategy: PendingStrategy, work: Any = None) -> FlushJob:
     return FlushJob(strategy, work, NAME)  # type: ignore[arg-type]
 
 
-def test_a_flush_that_fails_and_works_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flush_that_fails_and_works_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(flush_job, "monotonic", clock.monotonic)
     strategy = PendingStrategy(counts=47)
+    strategy.next_due_at = NEVER
     job = job_of(strategy)
     unreachable = StoreError("host:6379 is not reachable")
-    job.record_flush(unreachable)
+    for _ in range(14):  # the slots of a cluster move: flushes fail and succeed in turn
+        job.record_flush(unreachable)
+        job.record_flush(unreachable)
+        clock.advance(flush_job.SETTLED_S - 1)
+        job.record_flush(None)
+        clock.advance(flush_job.SETTLED_S - 1)
     job.record_flush(unreachable)
     strategy.dropped = 5
+    job.has_sent = False  # such a flush says nothing of the store
+    job.record_flush(None)
+    assert job.next_due_at == NEVER
+    job.has_sent = True
+    job.record_flush(None)
+    clock.advance(flush_job.SETTLED_S)
+    assert job.next_due_at == clock.monotonic(), "the worker comes although nothing is to be sent"
+    job.has_sent = False
     job.record_flush(None)
     job.record_flush(None)
     strategy.permits = 12
@@ -250,9 +270,10 @@ async def test_an_end_of_an_asyncio_limiters_entry_that_is_not_recorded(
 
 
 def test_counts_that_are_given_up_are_reported(
-    proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
+    proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is unreachable for longer than their window."""
+    monkeypatch.setattr(flush_job, "SETTLED_S", 0.0)
     with Limiter(
         proxy.url, "1000/100ms", prefix=prefix, consistency="eventual", sync_interval=0.01
     ) as limiter:

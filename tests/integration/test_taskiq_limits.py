@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -167,6 +168,56 @@ async def test_the_receiver_sends_a_message_back_and_acknowledges_it_afterwards(
         await receiver.callback(AckableMessage(data=data, ack=ack))
     assert started == [0]
     assert happened == ["ack", second, "ack"]
+
+
+async def test_a_worker_that_is_to_end_sends_back_what_waits_and_runs_what_may_start() -> None:
+    from taskiq import AckableMessage, BrokerMessage
+
+    from distwindow.contrib.taskiq import LimitedReceiver
+
+    broker = in_memory_broker()
+    delivered: asyncio.Queue[AckableMessage] = asyncio.Queue()
+    started: list[int] = []
+    sent_back: list[bytes] = []
+    acknowledged: list[bytes] = []
+    three_have_ended = asyncio.Event()
+
+    @broker.task("job", limits="2/hour")
+    async def job(number: int) -> None:
+        started.append(number)
+
+    @broker.task("free")
+    async def free(number: int) -> None:
+        started.append(number)
+
+    async def kick(message: BrokerMessage) -> None:
+        sent_back.append(message.message)
+
+    async def listen() -> Any:
+        while True:
+            yield await delivered.get()
+
+    def acknowledge(data: bytes) -> None:
+        acknowledged.append(data)
+        if len(acknowledged) == 3:
+            three_have_ended.set()
+
+    messages = [
+        broker.formatter.dumps(task.kicker()._prepare_message(number)).message
+        for number, task in enumerate([job, job, job, job, free])
+    ]
+    for data in messages:
+        delivered.put_nowait(AckableMessage(data=data, ack=partial(acknowledge, data)))
+    broker.kick, broker.listen = kick, listen
+    finish = asyncio.Event()
+    worker = asyncio.ensure_future(LimitedReceiver(broker, max_async_tasks=10).listen(finish))
+    await asyncio.wait_for(three_have_ended.wait(), 20)
+    assert (sorted(started), sent_back) == ([0, 1, 4], [])
+    finish.set()
+    await asyncio.wait_for(worker, 20)
+    assert sorted(started) == [0, 1, 4]
+    assert sorted(sent_back) == sorted(messages[2:4])
+    assert sorted(acknowledged) == sorted(messages)
 
 
 async def test_what_an_admitted_task_starts_is_counted_as_well(

@@ -14,11 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import BreakerChange, BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio
+from distwindow import (
+    BreakerChange,
+    BreakerOpen,
+    CircuitBreaker,
+    ConfigurationError,
+    ErrorCount,
+    ErrorRatio,
+)
 from distwindow.breaker.call import Call
 from distwindow.consistency.breaker_states import Admission
 from distwindow.core.breaker_state import STATES
-from distwindow.core.errors import StoreTimeout, StoreUnavailable
+from distwindow.core.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.protocol.frames import Command
 from distwindow.store.memory import MemoryStore
 from distwindow.store.memory_breakers import MemoryBreakers
@@ -38,6 +45,9 @@ class LossyStore(MemoryStore):
         super().__init__(clock)
         self.faults: list[str] = []
         self.is_away = False
+        self.refused: bytes | None = None
+        """Commands for keys that have this in their names are refused, as by a missing right."""
+        self.commands = 0
         store = MemoryBreakers()
         self._handlers |= store.handlers
         self.breakers = store.records
@@ -52,6 +62,9 @@ class LossyStore(MemoryStore):
         return [self._attempt_one(command) for command in commands]
 
     def _attempt_one(self, command: Command[Any]) -> Any:
+        self.commands += 1
+        if self.refused is not None and self.refused in command.keys[0]:
+            return ConfigurationError("the server refuses: NOPERM")
         fault = "request lost" if self.is_away else self.faults.pop() if self.faults else ""
         if fault == "request lost":
             return StoreUnavailable("the request was lost", charged=False)
@@ -68,8 +81,8 @@ class Process:
         self.breaker.on_change(self.changes.append)
         self.calls: list[Call[Admission]] = []
 
-    def begin(self) -> bool:
-        call = self.breaker.call("k")
+    def begin(self, key: str = "k") -> bool:
+        call = self.breaker.call(key)
         try:
             call.__enter__()
         except BreakerOpen:
@@ -81,9 +94,9 @@ class Process:
         call = self.calls.pop()
         call.__exit__(*((OSError, OSError(), None) if failed else (None, None, None)))
 
-    def run(self, failed: bool) -> bool:
+    def run(self, failed: bool, key: str = "k") -> bool:
         """Return True if a call was let through."""
-        admitted = self.begin()
+        admitted = self.begin(key)
         if admitted:
             self.end(failed)
         return admitted
@@ -92,7 +105,7 @@ class Process:
         """Do what the worker does."""
         try:
             self.breaker.flush()
-        except (StoreTimeout, StoreUnavailable):
+        except DistwindowError:
             return  # it is sent again at the next tick
 
 
@@ -210,6 +223,7 @@ def test_errors_of_several_processes_open_it_together() -> None:
         clock.move(TICK_MS)
         for process in processes:
             process.tick()
+    clock.move(1)  # what is known is older than the sync interval
     assert not any(process.run(failed=True) for process in processes)
 
 
@@ -293,6 +307,74 @@ def test_the_end_of_a_probe_arrives_though_its_reply_is_lost(fault: str) -> None
     assert [change.state for change in process.changes] == ["open", "half_open", "closed"]
 
 
+def test_the_commands_of_a_process_are_bounded_by_its_calls() -> None:
+    clock, store, (process,) = fleet(ErrorCount(10**6), 1, max_local_keys=5000)
+    for number in range(1000):
+        assert process.run(failed=False, key=f"k{number}")
+    assert store.commands == 1000
+    for _ in range(80):
+        clock.move(TICK_MS)
+        process.tick()
+    assert store.commands == 2000, "one asks in the call, one has its end; nothing comes after"
+    for _ in range(80):  # a breaker in steady use: its calls ask nothing, the worker once a tick
+        for _ in range(5):
+            clock.move(TICK_MS // 5)
+            assert process.run(failed=False)
+        process.tick()
+    assert store.commands - 2000 <= 81
+    before = store.commands
+    for _ in range(20):  # refused calls have no ends, and are refreshed once a tick, too
+        store.breakers.clear()
+        for _ in range(5):
+            clock.move(TICK_MS // 5)
+            assert process.begin()
+        process.tick()
+    assert store.commands - before <= 20
+
+
+def test_many_keys_evict_the_oldest_and_lose_no_count() -> None:
+    clock, store, (process,) = fleet(RULE, 1, max_local_keys=10)
+    assert process.begin()  # a long call: its key is evicted meanwhile
+    store.is_away = True
+    for number in range(25):
+        assert process.run(failed=True, key=f"k{number}")
+    states = process.breaker._states
+    assert len(states._states) == 10
+    assert len(states._active) <= 2 * 10 + 1, "nothing else bounds what the store does not take"
+    assert states.dropped + states.unacknowledged_counts() == 25
+    store.is_away = False
+    for _ in range(2):
+        clock.move(TICK_MS)
+        process.tick()
+    process.end(failed=True)
+    process.tick()
+    totals = [record.totals(RULE, clock.now_ms())[1] for record in store.breakers.values()]
+    assert sum(totals) == 26 - states.dropped
+
+
+def test_a_process_hears_each_change_if_it_calls_and_eight_after_a_pause() -> None:
+    clock, _, (first, calling, idle) = fleet(RULE, 3)
+    for process in (calling, idle):
+        assert process.run(failed=False)
+        process.tick()
+    for _ in range(7):
+        for _ in range(6):
+            first.run(failed=True)
+        first.tick()
+        for _ in range(RULE.open_ms // TICK_MS):
+            clock.move(TICK_MS)
+            calling.run(failed=False)
+            for process in (first, calling, idle):
+                process.tick()
+        first.run(failed=False)
+        calling.run(failed=False)
+        calling.breaker.state("k")
+    clock.move(TICK_MS * 2)
+    idle.run(failed=False)
+    assert len(first.changes) == len(calling.changes) == 21
+    assert [c[2:] for c in idle.changes] == [c[2:] for c in first.changes[-8:]]
+
+
 class TestStoreAway:
     """The store does not answer: the last known state holds, then the setting decides."""
 
@@ -312,6 +394,65 @@ class TestStoreAway:
         _, store, (process,) = fleet(RULE, 1, on_store_error=setting)
         store.is_away = True
         assert process.run(failed=False) is let_through
+
+    def test_what_was_counted_before_anything_was_known_is_counted_later(self) -> None:
+        clock, store, (first,) = fleet(RULE, 1)
+        slow = Process(store, RULE)
+        store.is_away = True
+        assert slow.begin()  # begins before it opens, and ends after it has closed again
+        store.is_away = False
+        for _ in range(6):
+            first.run(failed=True)
+        first.tick()
+        clock.move(2000)
+        assert first.run(failed=False)
+        assert store.state_now() == "closed"
+        clock.move(1000)
+        store.is_away = True
+        late = Process(store, RULE)  # starts while the store is away
+        for _ in range(5):
+            assert late.run(failed=True)
+        late.tick()
+        assert late.begin()  # ends when the state is known
+        store.is_away = False
+        clock.move(2500)
+        late.tick()
+        late.end(failed=True)
+        slow.end(failed=True)
+        (record,) = store.breakers.values()
+        assert record.totals(RULE, clock.now_ms()) == (5, 5)
+        for process in (late, slow):
+            process.tick()
+            process.tick()
+        assert store.state_now() == "open"
+        assert record.totals(RULE, clock.now_ms()) == (6, 6)
+
+    def test_refusals_of_the_store_lose_no_count_and_keep_no_other_breaker_away(self) -> None:
+        clock, store, (process,) = fleet(ErrorCount(10**6), 1, on_store_error="deny")
+        for key in ("good", "bad"):
+            assert process.run(failed=True, key=key)
+        store.refused = b"bad"
+        for _ in range(20):
+            clock.move(TICK_MS)
+            process.tick()
+            assert process.run(failed=True, key="good")
+            assert process.run(failed=True, key="bad")
+            assert process.run(failed=True, key=f"new {clock.now_ms()}"), "its first call may ask"
+        clock.move(TICK_MS)
+        process.tick()
+        assert process.breaker._states.unacknowledged_counts() == 21
+        store.refused = b""
+        assert process.run(failed=True, key="good")
+        process.tick()
+        store.refused = None
+        for _ in range(2):
+            process.tick()
+        totals = [
+            record.totals(process.breaker.rule, clock.now_ms())[1]
+            for record in store.breakers.values()
+        ]
+        assert sorted(totals)[-2:] == [21, 22]
+        assert process.breaker._states.dropped == 0
 
     def test_an_open_breaker_gets_probes_of_this_process(self) -> None:
         clock, store, (process,) = fleet(RULE, 1)

@@ -633,3 +633,25 @@ def test_a_paced_limit_lets_one_task_after_the_other_start() -> None:
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     assert len(moments) == 20
     assert all(0.0985 <= gap <= 0.105 for gap in gaps)
+
+
+@pytest.mark.parametrize("is_slot_free", [True, False])
+def test_tasks_that_are_dropped_leave_at_once_with_and_without_a_free_slot(
+    is_slot_free: bool,
+) -> None:
+    timeline = Timeline()
+    task = SimulatedTask("task", limits=["1/hour"])
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=1)
+    requests = [SimulatedRequest(number, task, "", 60.0) for number in range(20)]
+    for request in requests:
+        worker.receive(request)
+    timeline.run_for(61.0 if is_slot_free else 1.0)
+    for request in requests[1:19]:
+        request.is_revoked = True
+    worker.gate.drop_revoked("task")
+    assert [request.announced for request in requests] == [False, *[True] * 18, False]
+    assert worker.gate.lines.size == 1
+    timeline.run_for(3700.0)
+    assert [request.number for request, _ in worker.started] == [0, 19]
+    assert worker.gate.parked == worker.extra_prefetch == 0
+    assert worker.semaphore.value == 1

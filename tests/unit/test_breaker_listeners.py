@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from distwindow import BreakerChange, CircuitBreaker, ErrorCount
-from distwindow.core.interrupts import was_raised_by_signal_handler
+from distwindow.breaker.listeners import Listeners
+from distwindow.core.interrupts import run_to_completion, was_raised_by_signal_handler
 from tests.unit.clock_and_stores import ManualClock
 
 
@@ -59,6 +61,36 @@ def test_an_interruption_in_a_listener_reaches_the_caller(
     with breaker.call("k"):
         pass
     assert heard == ["open", "half_open", "closed"], "the next changes are heard"
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, ValueError]
+)
+def test_what_a_listener_raises_is_logged_with_its_name_and_reaches_nobody(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    listeners = Listeners("breaker 'b'")
+    heard: list[BreakerChange] = []
+    change = BreakerChange("k", "closed", "open", 0)
+
+    def quits(change: BreakerChange) -> None:
+        raise kind
+
+    listeners.add(quits)
+    listeners.add(heard.append)
+    # In a thread, as in the main thread a KeyboardInterrupt may be that of Ctrl-C.
+    run_to_completion(lambda: listeners.tell([change, change]))
+    assert heard == [change, change], "the listeners after it, and the changes after it"
+    failed = [line for line in caplog.messages if "has failed" in line]
+    assert len(failed) == 2
+    assert all("a listener of breaker 'b'" in line and "quits" in line for line in failed)
+
+
+def test_ctrl_c_in_a_listener_reaches_the_caller() -> None:
+    listeners = Listeners("breaker 'b'")
+    listeners.add(lambda change: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        listeners.tell([BreakerChange("k", "closed", "open", 0)])
 
 
 @pytest.mark.usefixtures("handler")

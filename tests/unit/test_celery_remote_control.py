@@ -30,7 +30,7 @@ class Worker:
         gate: Any = SimpleNamespace(limits_changed=lambda tasks: None)
         timers: Any = None
         self.distwindow_operator_limits = OperatorLimits(
-            StoredLimits("memory://", "distwindow", 1.0), self.effective, gate, timers
+            StoredLimits("memory://", "distwindow", "test", 1.0), self.effective, gate, timers
         )
 
     def set(self, **arguments: Any) -> dict[str, str]:

@@ -94,6 +94,16 @@ def test_it_opens_probes_and_closes(kind: Callable[..., Any]) -> None:
     assert world.heard[0].at_ms == ManualClock().now_ms()
 
 
+def test_an_open_for_that_is_over_before_all_have_heard_of_it_is_refused(
+    kind: Callable[..., Any],
+) -> None:
+    url, rule = "redis://localhost:1/0", ErrorCount(2, open_for=0.4)
+    with pytest.raises(ConfigurationError, match=r"open_for=0\.4 .* \(0\.25 \+ 0\.25 s\).* 0\.5"):
+        kind(url, rule)
+    kind(url, rule, sync_interval=0.2)
+    kind("memory://", rule)  # every call asks
+
+
 def test_closing_clears_the_counts(kind: Callable[..., Any]) -> None:
     world = World(kind)
     for exc in (OSError(), OSError()):

@@ -67,7 +67,9 @@ async def concurrency_with_a_slot(store: Remote) -> AsyncConcurrency:
 
 
 async def breaker_with_a_count(store: Remote) -> AsyncCircuitBreaker:
-    breaker = AsyncCircuitBreaker(store, ErrorCount(5), flush_interval=600, sync_interval=600)
+    breaker = AsyncCircuitBreaker(
+        store, ErrorCount(5, open_for=1200), flush_interval=600, sync_interval=600
+    )
     async with breaker.call("k"):
         pass
     return breaker

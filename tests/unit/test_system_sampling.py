@@ -20,6 +20,7 @@ import pytest
 
 from distwindow import AsyncGuard, ConfigurationError, Guard, SystemOverloaded, SystemRule
 from distwindow.consistency.key_state import NEVER
+from distwindow.core.interrupts import run_to_completion
 from distwindow.guard.system_sampling import (
     IDLE_S,
     UNKNOWN,
@@ -27,7 +28,7 @@ from distwindow.guard.system_sampling import (
     SystemSampling,
 )
 from distwindow.testing import ManualClock
-from distwindow.worker import THREAD_WORKER
+from distwindow.worker import THREAD_WORKER, flush_job
 
 from .guard_worlds import WORLDS, World
 
@@ -171,8 +172,9 @@ def test_the_end_of_the_process_samples_nothing() -> None:
 
 @pytest.mark.parametrize("kind", WORLDS)
 async def test_while_the_sampler_fails_nothing_is_refused_and_that_is_logged_once(
-    kind: Any, caplog: pytest.LogCaptureFixture
+    kind: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(flush_job, "SETTLED_S", 0.0)
     answers: list[Any] = [(0.0, 0.95), OSError("no /proc"), OSError("no /proc"), (0.0, 0.95)]
 
     def sampler() -> Any:
@@ -222,6 +224,20 @@ def test_a_sampler_that_is_no_function_or_fails_is_an_error_of_the_guard() -> No
         Guard("memory://", [RULE], sampler=sampler)
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_a_sampler_raises_is_a_failure_of_the_sample(kind: type[BaseException]) -> None:
+    wakes = Wakes()
+    failing = SystemSampling(wakes._sampler, wakes.clock)
+
+    def quits() -> None:
+        raise kind
+
+    failing._sampler = quits
+    # In a thread, as in the main thread a KeyboardInterrupt may be that of Ctrl-C.
+    assert isinstance(run_to_completion(lambda: failing.take(False)), kind)
+    assert failing.sample == UNKNOWN
+
+
 def test_the_end_of_the_process_does_not_say_that_a_failed_sampler_works_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -253,7 +269,7 @@ def test_without_psutil_an_error_says_what_to_install(monkeypatch: pytest.Monkey
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_psutil)
-    with pytest.raises(ConfigurationError, match=r"install distwindow\[system\]"):
+    with pytest.raises(ConfigurationError, match="pip install psutil"):
         Guard("memory://", [RULE])
     with Guard("memory://", [SystemRule(qps=1)]) as guard, guard.entry("r"):
         pass

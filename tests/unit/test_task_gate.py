@@ -217,9 +217,8 @@ def test_a_wait_that_ends_without_permits_is_no_start(
 
 
 def test_a_refused_call_asks_once(kind: str) -> None:
-    """A gate for tasks asks once more, as `acquire` waits without turns of its own."""
     world = World(kind)
-    for asked in (1, 2, 3) if kind == "threads" else (1, 2, 4):
+    for asked in (1, 2, 3):
         world.delay()
         assert world.store.asked == asked
 

@@ -6,6 +6,7 @@ exception is raised before each line in turn, and before each function's first.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable
@@ -18,12 +19,17 @@ from distwindow.consistency.key_state import NEVER
 from distwindow.core.clock import SYSTEM
 from distwindow.worker import shutdown
 from distwindow.worker.flush_job import FlushJob, FlushJobs
+from distwindow.worker.tasks import WorkerTasks
 from distwindow.worker.thread import WorkerThread
 from tests.servers import until
 
 
 class Interrupt(BaseException):
     """Raised as if by a signal handler."""
+
+
+class Raised(BaseException):
+    """Raised by code of the application that a flush calls."""
 
 
 class Work:
@@ -53,6 +59,8 @@ class Work:
         return self.counted - self.sent
 
     def worked(self, now: float) -> None: ...
+
+    def reschedule(self, now: float) -> None: ...
 
 
 @pytest.fixture
@@ -171,6 +179,72 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
     release.set()
     until(lambda: work.sent == work.counted, timeout=5)
     assert len(work.senders) == 1
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, Raised])
+def test_nothing_that_a_flush_raises_ends_the_thread(
+    worker: WorkerThread, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    works = [Work(), Work()]
+    jobs = [serve(worker, work) for work in works]
+
+    def raises(everything: bool) -> None:
+        works[0].send(everything)
+        raise kind
+
+    jobs[0].flush = raises
+    for _ in range(3):
+        for work in works:
+            work.count()
+        until(lambda: works[0].sent == works[0].counted and works[1].sent == works[1].counted)
+    assert len(works[0].senders | works[1].senders) == 1
+    assert len(caplog.messages) == 1
+
+
+async def test_nothing_that_a_flush_raises_ends_the_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("distwindow.worker.tasks.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
+    monkeypatch.setattr("distwindow.worker.flush_job.SETTLED_S", 0.0)
+    worker, works = WorkerTasks(), [Work(), Work()]
+    failures: list[BaseException] = [asyncio.CancelledError(), Raised(), GeneratorExit()]
+
+    def flush_of(work: Work) -> Callable[[bool], Any]:
+        async def flush(everything: bool) -> None:
+            work.send(everything)
+            if work is works[0] and failures:
+                raise failures.pop()
+
+        return flush
+
+    # Kept, as the worker has weak references.
+    _jobs = [
+        worker.add_limiter(
+            work,  # type: ignore[arg-type]  # it stands in for a strategy
+            flush_of(work),
+            SYSTEM,
+            name="a test",
+            handle_sigterm=False,
+        )
+        for work in works
+    ]
+    loop_worker = worker._worker(asyncio.get_running_loop())
+    for _ in range(4):
+        for work in works:
+            work.count()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            if all(work.sent == work.counted for work in works):
+                break
+        assert [work.sent for work in works] == [work.counted for work in works]
+        assert not loop_worker._cancelled
+    assert not failures
+    failed, again = caplog.messages  # what ends a task is no error of the flush
+    assert "unexpected error" in failed
+    assert "can be flushed again" in again
+    await loop_worker._task  # type: ignore[misc]  # nothing is pending, so it ends
 
 
 def test_flushing_all_needs_no_wake_up(worker: WorkerThread) -> None:

@@ -8,7 +8,7 @@ try:
     import celery as _celery
 except ImportError as exc:
     raise ImportError(
-        "distwindow.contrib.celery needs Celery: pip install 'distwindow[celery]'"
+        "distwindow.contrib.celery needs Celery: in a checkout, pip install '.[celery]'"
     ) from exc
 
 from .rate_limits import RateLimits

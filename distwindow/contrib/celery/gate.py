@@ -62,6 +62,8 @@ class Gate:
         self._ended_connections = 0
         """How many times `_CONNECTION_ENDED` is among the arrivals."""
         self._changed: list[str] = []
+        self._with_revoked: list[str] = []
+        """Tasks of which some that wait here have been revoked, and are to leave now."""
         self._granted: deque[Line[Any]] = deque()
         self._closed = False
         self._lock = threading.Lock()
@@ -110,6 +112,11 @@ class Gate:
         self._changed.extend(tasks)
         self.pump()
 
+    def drop_revoked(self, task: str) -> None:
+        """Let the tasks of this name that are revoked leave now, and not when their lines ask."""
+        self._with_revoked.append(task)
+        self.pump()
+
     # -- the work ----------------------------------------------------------------------------------
 
     def pump(self) -> None:
@@ -141,6 +148,8 @@ class Gate:
             self._take_arrivals()
             if self._changed:
                 self._take_over_changes()
+            if self._with_revoked:
+                self._drop_revoked()
             self.lines.advance(around.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
@@ -168,6 +177,13 @@ class Gate:
         # A head that is admitted waits for its moment, not for the limiter.
         self.lines.wake(lambda line: line.task in changed and not line.is_admitted)
         self._take_arrivals()
+
+    def _drop_revoked(self) -> None:
+        tasks, self._with_revoked = set(self._with_revoked), []
+        for line in self.lines:
+            for entry in list(line.entries) if line.task in tasks else ():
+                if not entry.left and is_revoked(entry.item):
+                    self._leave(entry)
 
     def _grant(self, line: Line[Any]) -> None:
         self._granted.append(line)

@@ -9,7 +9,7 @@ import celery
 from ... import Limiter
 from ...connect import store_name
 from ...core.errors import ConfigurationError
-from . import remote_control as _commands  # noqa: F401  # registers the commands
+from . import remote_control  # registers the commands
 from .annotations import Annotations
 from .effective_limits import EffectiveLimits
 from .setting_names import check_conf_keys
@@ -71,6 +71,9 @@ class RateLimits:
             "max_hold": max_hold, "timeout": timeout,
         }  # fmt: skip
         app.distwindow_rate_limits = self
+        if app.control_cls == celery.Celery.control_cls:  # an application may have one of its own
+            app.control_cls = remote_control.Control
+            vars(app).pop("control", None)
         app.steps["worker"].add(GateStep)
         app.steps["consumer"].add(ConsumerStep)
 
@@ -100,7 +103,7 @@ class RateLimits:
             self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
             handle_sigterm=False,
         ).close()  # fmt: skip
-        StoredLimits(self.store, settings.prefix, settings.timeout).close()
+        self.stored_limits(settings).close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""
@@ -116,6 +119,10 @@ class RateLimits:
     def effective_limits(self, settings: Settings) -> EffectiveLimits:
         """Return what is to limit the tasks of a worker; it is still to be given the tasks."""
         return EffectiveLimits(self.table(), self.max_hold_s(settings))
+
+    def stored_limits(self, settings: Settings) -> StoredLimits:
+        """Return what operators have set for this application. Nothing is connected to."""
+        return StoredLimits(self.store, settings.prefix, self.app.main, settings.timeout)
 
     def max_hold_s(self, settings: Settings) -> float:
         """Return how long a worker keeps a message, in seconds. Nothing is connected to."""

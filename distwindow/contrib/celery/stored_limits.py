@@ -17,10 +17,14 @@ READ_EVERY_S = 30.0
 
 
 class StoredLimits:
-    """The limits of tasks, as text. Its calls raise what the client raises."""
+    """The limits of tasks, as text. Its calls raise what the client raises.
 
-    def __init__(self, store: Any, prefix: str, timeout: float) -> None:
-        self._name = operator_limits_name(prefix)
+    Applications may share a store and a prefix, and have tasks of the same name: `application` is
+    the `main` of the one whose limits these are.
+    """
+
+    def __init__(self, store: Any, prefix: str, application: str | None, timeout: float) -> None:
+        self._name = operator_limits_name(prefix, application or "")
         self._local: dict[str, str] = {}
         """For memory://, whose limits hold in this process only."""
         self._url = store if isinstance(store, str) else None

@@ -23,7 +23,6 @@ from .origin_queue import can_be_reached, origin_queue, restore_delivery
 from .pool_slots import make_slots
 from .send_back import can_be_sent_back, publish_copy
 from .start_refused import ends_the_worker
-from .stored_limits import StoredLimits
 
 
 @signals.task_received.connect  # type: ignore[untyped-decorator]  # Celery has no types
@@ -179,7 +178,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             max_hold_s=limits.max_hold_s(settings),
         )  # fmt: skip
         self.operator_limits = worker.distwindow_operator_limits = OperatorLimits(
-            StoredLimits(store, settings.prefix, settings.timeout), effective, gate, around
+            limits.stored_limits(settings), effective, gate, around
         )
         worker.process_task = gate.process
 

@@ -1,0 +1,89 @@
+"""`distwindow stats` on a store with many keys: `python -m benchmarks.stats_scan`.
+
+Of each command it prints the seconds of CPU, the largest memory, and the seconds until something
+is written on stdout or stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import subprocess
+import sys
+import time
+
+from benchmarks.resp import Socket, pack
+from benchmarks.server import Server, running
+from distwindow import Limiter
+
+COMMANDS: tuple[list[str], ...] = (
+    ["--top", "10"],
+    ["--sort", "key", "--top", "10"],
+    ["--json"],
+    [],
+)
+MODELS = 100
+
+
+def fill(server: Server, count: int) -> None:
+    """Make `count` rings: calls make the first hundred, and the others are copies of these."""
+    with (
+        Limiter(server.url, "100/hour", timeout=5) as limiter,
+        Socket(server.port, None) as connection,
+    ):
+        for i in range(MODELS):
+            limiter.try_acquire(f"user:{i}", i + 1)
+            if i % 10 == 0:
+                limiter.try_acquire(f"user:{i}", 100)  # is refused
+        models = sorted(
+            connection.call("KEYS", "*"), key=lambda name: int(name[17:].split(b"}")[0])
+        )
+        for at in range(MODELS, count, 1000):
+            copies = (
+                (model, model.replace(b":%d}" % (i % MODELS), b":%d}" % i))
+                for i in range(at, min(at + 1000, count))
+                for model in (models[i % MODELS],)
+            )
+            connection.pipeline([pack("COPY", *names) for names in copies])
+        if (found := connection.call("DBSIZE")) != count:
+            raise RuntimeError(f"{found} rings were made, not {count}")
+
+
+def measure(server: Server, arguments: list[str]) -> str:
+    """Run `stats` with these arguments, and return its figures."""
+    command = [sys.executable, "-m", "distwindow", "stats", "--url", server.url, *arguments]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first_s: dict[str, float] = {}
+    with selectors.DefaultSelector() as selector:
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert stream is not None
+            selector.register(stream, selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if os.read(key.fd, 1 << 20):
+                    first_s.setdefault(key.data, time.perf_counter() - began)
+                else:
+                    selector.unregister(key.fileobj)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"{command} ended with {status}")
+    cpu_s, wall_s = usage.ru_utime + usage.ru_stime, time.perf_counter() - began
+    first = ", ".join(f"{name} after {seconds:.1f} s" for name, seconds in first_s.items())
+    return f"{cpu_s:6.1f} s CPU  {usage.ru_maxrss / 1024:4.0f} MB  {wall_s:6.1f} s in all  {first}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stats_scan", description=__doc__)
+    parser.add_argument("--rings", type=int, nargs="+", default=[100_000, 1_000_000])
+    for count in parser.parse_args().rings:
+        with running() as server:
+            fill(server, count)
+            for arguments in COMMANDS:
+                name = " ".join(["stats", *arguments])
+                print(f"{count:>9,} rings  {name:<28} {measure(server, arguments)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
