@@ -33,6 +33,8 @@ class BreakerOptions(NamedTuple):
 class BaseBreaker:
     """What all breakers share. They document the arguments."""
 
+    _instead = "@breaker.protect(key), or enter breaker.call(key)"
+
     def __init__(self, store: Any, options: BreakerOptions) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
             raise ConfigurationError(

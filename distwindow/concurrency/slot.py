@@ -180,6 +180,13 @@ class _BaseBlock:
         self._entered = False
         claim.owner = ref(self)
 
+    def __bool__(self) -> NoReturn:
+        """Raise: a block says nothing before it is entered."""
+        raise TypeError(
+            f"`hold` returns a block, which has no slot of {short_repr(self._claim.key)} before it "
+            "is entered: write `with slots.hold(key):`, or use `try_hold` in a condition"
+        )
+
     def _on_enter(self) -> None:
         if self._entered:
             raise RuntimeError(

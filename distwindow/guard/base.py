@@ -76,6 +76,8 @@ class Parts(NamedTuple):
 class BaseGuard:
     """What `Guard` and `AsyncGuard` share. They document the arguments."""
 
+    _instead = "@guarded(guard, resource), or enter guard.entry(resource)"
+
     _clock: Clock
     _awaits_slots = False
     """True if slots may have coroutine functions."""

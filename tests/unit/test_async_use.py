@@ -1,5 +1,5 @@
-"""`with` in the place of `async with`, and a condition without `await`, are errors that say what to
-write, and count nothing.
+"""`with` in the place of `async with`, a condition without `await`, and a second `with` of a limiter
+are errors that say what to write, and count nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 from distwindow import (
+    AdaptiveBreaker,
     AsyncAdaptiveBreaker,
     AsyncCircuitBreaker,
     AsyncConcurrency,
     AsyncGuard,
     AsyncLimiter,
+    CircuitBreaker,
+    Concurrency,
     ErrorCount,
     FlowRule,
+    Guard,
+    Limiter,
 )
 
 MADE: dict[str, Callable[[], Any]] = {
@@ -112,3 +117,41 @@ async def test_a_call_that_is_not_awaited_counts_nothing() -> None:
     async with AsyncLimiter("memory://", "5/hour") as limiter:
         limiter.try_acquire("k")
         assert (await limiter.peek("k")).remaining == 5
+
+
+OWN_LIVES: dict[str, Callable[[], Any]] = {
+    "limiter": lambda: Limiter("memory://", "5/hour"),
+    "concurrency": lambda: Concurrency("memory://", 5),
+    "breaker": lambda: CircuitBreaker("memory://", ErrorCount(5)),
+    "adaptive": lambda: AdaptiveBreaker("memory://"),
+    "guard": lambda: Guard("memory://", rules=[FlowRule("k", 5)]),
+}
+NOTHING = r"was (entered|closed) before, and its own `with` block limits nothing: .*; write \S+"
+
+
+@pytest.mark.parametrize("name", OWN_LIVES)
+def test_a_second_with_of_the_object_itself(name: str) -> None:
+    made = OWN_LIVES[name]()
+    with made, pytest.raises(RuntimeError, match=NOTHING), made:
+        pytest.fail("the block has begun")
+    closed = OWN_LIVES[name]()
+    closed.close()
+    for one in (made, closed):
+        with pytest.raises(RuntimeError, match=NOTHING), one:
+            pytest.fail("the block has begun")
+
+
+@pytest.mark.parametrize("name", MADE)
+async def test_a_second_async_with_of_the_object_itself(name: str) -> None:
+    made = MADE[name]()
+    async with made:
+        with pytest.raises(RuntimeError, match=NOTHING):
+            await made.__aenter__()
+    with pytest.raises(RuntimeError, match=NOTHING):
+        await made.__aenter__()
+
+
+@pytest.mark.parametrize("kind", [Concurrency, AsyncConcurrency])
+def test_a_block_of_slots_is_no_condition(kind: Any) -> None:
+    with pytest.raises(TypeError, match="use `try_hold` in a condition"):
+        assert kind("memory://", 1).hold("k")

@@ -279,6 +279,7 @@ def test_what_can_never_work_is_refused_at_once(
         (lambda: ErrorRatio("0.5"), "ratio='0.5'"),  # type: ignore[arg-type]
         (lambda: SlowRatio(NAN), "max_rt=nan"),
         (lambda: SlowRatio(-1), "max_rt=-1"),
+        (lambda: SlowRatio(200), "write 0.2 for 200 ms"),
         (lambda: SlowRatio(1, 0), "ratio=0"),
         (lambda: ErrorCount(0), "count=0"),
         (lambda: ErrorCount(1.5), "count=1.5"),  # type: ignore[arg-type]
