@@ -1,5 +1,5 @@
-"""`with` in the place of `async with`, a condition without `await`, and a second `with` of a limiter
-are errors that say what to write, and count nothing.
+"""What would silently count nothing: `with` for `async with`, a condition without `await`, a second
+`with` of a limiter. Each is an error that says what to write.
 """
 
 from __future__ import annotations
