@@ -26,9 +26,7 @@ if action == 'take' then
     return breaker_reply(guard, breaker, 0)
   end
   local alive, count = alive_probes(breaker)
-  -- With no probe under way there is always one to be had, also where a rule with fewer probes has come
-  -- into force since some succeeded.
-  if breaker.state == HALF_OPEN and not breaker.deadlines[probe_id] and count > 0
+  if breaker.state == HALF_OPEN and not breaker.deadlines[probe_id]
     and count + breaker.succeeded >= breaker.probes then
     return breaker_reply(guard, breaker, 0)
   end

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from ..core.breaker_record import CallCounts
-from ..core.breaker_rules import BreakerRule
+from ..core.breaker_rules import BreakerRule, settings_of
 from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
 from ..core.key import AnyKey
 from ..operations.flush_source import OutgoingCommand
@@ -30,8 +30,8 @@ from ..protocol.breaker_commands import (
     BreakerProbe,
     BreakerReply,
     ProbeAction,
-    breaker_name,
 )
+from ..protocol.keys import breaker_name_suffix, ring_name_prefix
 from .breaker_key_state import BreakerKeyState, InFlightCalls
 from .breaker_source import BreakerSource, ProbeRequest, SourceOptions
 
@@ -65,12 +65,13 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
     ) -> None:
         super().__init__(options, rule.window_ms, rule.bucket_ms)
         self.rule = rule
+        self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
         self._denies = on_store_error == "deny"
         self._on_changes = on_changes
 
     def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
         """See `BreakerSource`."""
-        return BreakerKeyState(key, breaker_name(self._prefix, key, self.rule), offset_ms)
+        return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ from distwindow import (
     SlowRatio,
 )
 from distwindow.failure_types import FailureTypes
+from distwindow.protocol.breaker_commands import BreakerFlush
+from distwindow.store.memory import MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
 NAN, INF = float("nan"), float("inf")
@@ -102,6 +106,38 @@ def test_an_open_for_that_is_over_before_all_have_heard_of_it_is_refused(
         kind(url, rule)
     kind(url, rule, sync_interval=0.2)
     kind("memory://", rule)  # every call asks
+
+
+@pytest.mark.parametrize("changed", [f.name for f in dataclasses.fields(SlowRatio)])
+def test_breakers_whose_rules_differ_do_not_share_calls_or_probes(changed: str) -> None:
+    """One inside the other on one key: both close again, and each has counted each call once."""
+    inner_rule = SlowRatio(0.02, min_calls=4)
+    more = {"buckets": 5, "ratio": 0.75}.get(changed, getattr(inner_rule, changed) * 2)
+    outer_rule = dataclasses.replace(inner_rule, **{changed: more})
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    inner = CircuitBreaker(store, inner_rule, time=clock)
+    outer = CircuitBreaker(store, outer_rule, time=clock)
+
+    def call(seconds: float) -> None:
+        with outer.call("k"), inner.call("k"):
+            clock.advance(seconds)
+
+    for _ in range(3):
+        call(1)
+    reads = [
+        BreakerFlush((), rule=breaker.rule, name=breaker._states.of_key("k").name)
+        for breaker in (outer, inner)
+    ]
+    assert [store.execute(read).total for read in reads] == [3, 3]
+    with suppress(BreakerOpen):
+        while True:
+            call(1)
+    for _ in range(60):
+        clock.advance(1)
+        with suppress(BreakerOpen):
+            call(0)
+    assert (outer.state("k"), inner.state("k")) == ("closed", "closed")
 
 
 def test_closing_clears_the_counts(kind: Callable[..., Any]) -> None:
