@@ -109,6 +109,16 @@ class BreakerRecord:
             return True
         return False
 
+    def renew_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
+        """Take in that the process of a probe lives: it has its whole time again, also where that
+        had run out, and the probe is not replaced. Return False for one that is not under way.
+        """
+        if self.state != HALF_OPEN or probe_id not in self.probes:
+            return False
+        self.probes[probe_id] = now + rule.probe_ms
+        self._keep(rule, now)
+        return True
+
     def end_probe(self, rule: BreakerRule, probe_id: str, outcome: str, now: int) -> bool:
         """Take in that a probe ended: `succeed`, `fail`, or `free` if it says nothing about the
         service. Return False for a probe that is not under way, which changes nothing.

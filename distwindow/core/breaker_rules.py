@@ -28,8 +28,8 @@ class BreakerRule:
     It opens the breaker for `open_for` seconds when at least `min_calls` ended and the bad ones
     among them reach the threshold. After that, calls of the whole fleet are let through as probes,
     at most `probes` at a time. When so many have succeeded, the breaker closes and counts afresh;
-    when one has failed, it opens again. A probe that has not ended within `probe_timeout` seconds
-    is replaced by another call.
+    when one has failed, it opens again. A probe may take any time: another call gets it when its
+    process was silent for `probe_timeout` seconds.
 
     Raises `ConfigurationError` for values that can never work.
     """

@@ -20,8 +20,8 @@ from .adaptive_commands import ADAPTIVE_KIND
 from .frames import Command, ScriptReply
 from .keys import breaker_name_suffix, ring_name_prefix, senders_name, unescape
 
-ProbeAction = Literal["take", "succeed", "fail", "free"]
-PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free")
+ProbeAction = Literal["take", "succeed", "fail", "free", "renew"]
+PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free", "renew")
 
 _BREAKER = re.compile(
     rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):([a-z_]+=[^:=,]+(?:,[a-z_]+=[^:=,]+)*)(:senders)?",
@@ -151,7 +151,7 @@ def _counts_argument(counts: Sequence[CallCounts]) -> str:
 
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
-    """Ask for a probe, or report how one ended. Both may be sent again."""
+    """Ask for a probe, renew one, or report how one ended. Each may be sent again."""
 
     script: ClassVar[str] = "breaker_probe"
 

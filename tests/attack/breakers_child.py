@@ -88,7 +88,7 @@ class BreakerCall(Op):
                 asked=self.asked,
                 began=self.began,
                 ended=self.ended,
-                probe=self.admission.probe_id if self.admission else None,
+                probe=self.admission and self.admission.probe and self.admission.probe.probe_id,
                 failed=None if interrupted else self.fails,
             )
         elif interrupted:
@@ -176,6 +176,7 @@ class Breakers(Work):
 def plant(what: str) -> None:
     """Put a fault into the library, so that a test can see that the scenario finds it."""
     from distwindow.breaker.listeners import Listeners
+    from distwindow.consistency.breaker_key_state import Probe
     from distwindow.consistency.breaker_states import Admission, BreakerStates
 
     states: Any = BreakerStates
@@ -186,7 +187,7 @@ def plant(what: str) -> None:
         )
     elif what == "own probes":
         states.decide_probe = lambda self, state, request: Admission(
-            state, state.generation, request.probe_id, self.monotonic()
+            state, state.generation, Probe(state.name, request.probe_id, 0), self.monotonic()
         )
     elif what == "heard twice":
         real_tell = Listeners.tell

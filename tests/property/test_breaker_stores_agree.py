@@ -65,7 +65,7 @@ steps = st.builds(
     back=st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3]),
     sender=st.sampled_from(["", "", "a", "0b", "c0ffee"]),
     seq=st.integers(0, 12),
-    action=st.sampled_from([0, 0, 0, 1, 1, 2, 3]),
+    action=st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 4]),
     probe=st.integers(0, 3),
     known_back=st.integers(0, 3),
 )
