@@ -273,7 +273,7 @@ def leave_in_child(call: Any, failure: BaseException | None) -> int:
     if child:
         return os.waitpid(child, 0)[1]
     try:
-        how = (type(failure), failure, None)
+        how: Any = (type(failure), failure, None)
         if isinstance(call, Call):
             call.__exit__(*how)
         else:
