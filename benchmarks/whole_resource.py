@@ -15,6 +15,9 @@ from benchmarks.report import Section
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from distwindow import AdaptiveBreaker, CircuitBreaker, Concurrency, ErrorRatio, Limiter
+from distwindow.core.breaker_rules import settings_of
+from distwindow.protocol.adaptive_commands import adaptive_name_suffix
+from distwindow.protocol.keys import breaker_name_suffix
 from distwindow.testing import ManualClock
 
 KEY = "GET:/orders"
@@ -24,19 +27,23 @@ STEP_S = 0.25
 """The width of a bucket of the adaptive breaker, the shortest of all."""
 STEPS = int(60 / STEP_S)
 SLOTS = 10
+RULE = ErrorRatio(0.9)
+BREAKER = breaker_name_suffix(RULE.kind, settings_of(RULE)).decode()
+ADAPTIVE = adaptive_name_suffix(1.5, 250, 40).decode()
 PARTS = {
     ":minute": "minute view, two origins",
     ":minute:senders": "minute view, its sender records",
     ":6000:10": "limit, with borrowed permits",
+    ":6000:10:priority": "limit, its priority calls",
     ":6000:10:senders": "limit, its sender records",
     ":1000:10": "paced limit",
     ":1000:10:senders": "paced limit, its sender records",
     ":1000:10:shaping": "paced limit, the promised moment",
     ":slots": f"{SLOTS} held slots",
-    ":breaker:error_ratio:1000x10": "circuit breaker",
-    ":breaker:error_ratio:1000x10:senders": "circuit breaker, its sender records",
-    ":breaker:adaptive:250x40": "adaptive breaker",
-    ":breaker:adaptive:250x40:senders": "adaptive breaker, its sender records",
+    BREAKER: "circuit breaker",
+    f"{BREAKER}:senders": "circuit breaker, its sender records",
+    ADAPTIVE: "adaptive breaker",
+    f"{ADAPTIVE}:senders": "adaptive breaker, its sender records",
 }
 TOTAL = "everything"
 
@@ -52,7 +59,7 @@ class Process:
         self.limiter = enter(Limiter(url, "100000/minute", max_wait=59.0, **options))
         self.paced = enter(Limiter(url, "1000/10 seconds paced 5s", **options))
         self.slots = enter(Concurrency(url, 100, **options))
-        self.breaker = enter(CircuitBreaker(url, ErrorRatio(0.9), **options))
+        self.breaker = enter(CircuitBreaker(url, RULE, **options))
         self.adaptive = enter(AdaptiveBreaker(url, **options))
 
     def call(self, origin: str) -> None:

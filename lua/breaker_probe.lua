@@ -1,11 +1,11 @@
---- breaker_probe: hand out a probe of a breaker that is not closed, or take in how one ended.
+--- breaker_probe: hand out a probe of a breaker that is not closed, renew one, or take in how one ended.
 --- KEYS   breaker senders
 --- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms known_epoch action probe_id
 --- RETURN guard done now_ms state epoch retry_in_ms total bad (epoch state)...
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
---- `action`: `take` a probe; `succeed` and `fail`, as it ended; `free` it, where its end says nothing.
---- Each may be sent again: a probe that was handed out is handed out to the same id again, and the end of
---- one that is not under way changes nothing. `state`: 0 closed, 1 open, 2 half-open. After `bad` come the
+--- `action`: `take` a probe; `renew` it, as its process lives; `succeed` and `fail`, as it ended; `free`
+--- it, where its end says nothing. Each may be sent again: a probe that was handed out is handed out to the
+--- same id again, and nothing but `take` changes one that is not under way. `state`: 0 closed, 1 open, 2 half-open. After `bad` come the
 --- changes since known_epoch.
 local guard, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
@@ -16,7 +16,8 @@ local guard, client_now = ARGV[1], ARGV[10]
 local action, probe_id = ARGV[12], ARGV[13] or ''
 local breaker = parse_breaker()
 if not breaker or #ARGV ~= 13 or not string.find(probe_id, '^[%x.]+$') or #probe_id > 64
-  or action ~= 'take' and action ~= 'succeed' and action ~= 'fail' and action ~= 'free' then
+  or action ~= 'take' and action ~= 'renew' and action ~= 'succeed' and action ~= 'fail'
+  and action ~= 'free' then
   return redis.error_reply(MALFORMED)
 end
 local key, field = breaker.key, 'p:' .. probe_id
@@ -26,9 +27,7 @@ if action == 'take' then
     return breaker_reply(guard, breaker, 0)
   end
   local alive, count = alive_probes(breaker)
-  -- With no probe under way there is always one to be had, also where a rule with fewer probes has come
-  -- into force since some succeeded.
-  if breaker.state == HALF_OPEN and not breaker.deadlines[probe_id] and count > 0
+  if breaker.state == HALF_OPEN and not breaker.deadlines[probe_id]
     and count + breaker.succeeded >= breaker.probes then
     return breaker_reply(guard, breaker, 0)
   end
@@ -45,6 +44,12 @@ end
 
 if breaker.state ~= HALF_OPEN or not breaker.deadlines[probe_id] then
   return breaker_reply(guard, breaker, 0)
+end
+if action == 'renew' then
+  breaker.deadlines[probe_id] = now + breaker.probe_ms
+  redis.call('HSET', key, field, digits(breaker.deadlines[probe_id]))
+  keep(breaker)
+  return breaker_reply(guard, breaker, 1)
 end
 redis.call('HDEL', key, field)
 breaker.deadlines[probe_id] = nil

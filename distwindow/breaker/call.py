@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from .. import _fork
 from ..core.async_use import only_async_with
 from ..failure_types import FailureTypes
 
@@ -23,6 +24,8 @@ class _BaseCall(Generic[A]):
         self._restarted = restarted
         self._admission: A | None = None
         self._is_entered = False
+        self._forks = 0
+        """That of the process that has entered it: what a forked child leaves is a copy."""
         self._marked_failed = False
 
     def fail(self) -> None:
@@ -48,6 +51,7 @@ class _BaseCall(Generic[A]):
                 "for each block"
             )
         self._is_entered = True
+        self._forks = _fork.forks
 
     def _end(self, exc: BaseException | None) -> tuple[A, bool | None]:
         """Return what was admitted, and whether it failed. It ends once."""
@@ -83,14 +87,16 @@ class Call(_BaseCall[A]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._finish(*self._end(exc))
+        admission, failed = self._end(exc)
+        if self._forks == _fork.forks:
+            self._finish(admission, failed)
 
     def withdraw(self) -> None:
         """End a call that was let through, if it was, and is not made: nothing is counted, and a
         probe goes to another call.
         """
         admission, self._admission = self._admission, None
-        if admission is not None:
+        if admission is not None and self._forks == _fork.forks:
             self._finish(admission, None)
 
 
@@ -120,10 +126,12 @@ class AsyncCall(_BaseCall[A]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._finish(*self._end(exc))
+        admission, failed = self._end(exc)
+        if self._forks == _fork.forks:
+            await self._finish(admission, failed)
 
     async def withdraw(self) -> None:
         """See `Call.withdraw`."""
         admission, self._admission = self._admission, None
-        if admission is not None:
+        if admission is not None and self._forks == _fork.forks:
             await self._finish(admission, None)

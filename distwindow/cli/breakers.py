@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
 
+from ..core.breaker_rules import ErrorCount, ErrorRatio, SlowRatio
 from ..core.breaker_state import STATES
 from ..protocol.breaker_commands import (
     ADAPTIVE,
@@ -21,6 +23,10 @@ from .servers import Server
 from .table import Cell, Column, Table
 
 _PIPELINE_SIZE = 500
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    rule.kind: {each.name: each.default for each in dataclasses.fields(rule)}
+    for rule in (ErrorRatio, SlowRatio, ErrorCount)
+}
 _STATE_STYLES = {"closed": "", "open": "red", "half_open": "yellow"}
 
 
@@ -94,6 +100,13 @@ def _read(names: Any) -> Iterator[FoundBreaker]:
                     yield FoundBreaker(name.parts, stored, now_ms)
 
 
+def _rule_text(name: BreakerNameParts) -> str:
+    """Return the kind of the rule, and its parameters that are not the usual ones."""
+    usual = _DEFAULTS.get(name.kind, {})
+    unusual = [f"{one}={value}" for one, value in name.settings.items() if value != usual.get(one)]
+    return " ".join([name.kind, *unusual])
+
+
 def breaker_table(
     found: Sequence[FoundBreaker], width: int | None, after: Table | None = None
 ) -> Table:
@@ -114,7 +127,7 @@ def _row(one: FoundBreaker) -> list[Cell]:
     since_s, stored = one.since_s, one.stored
     return [
         (shell_word(one.name.key), ""),
-        (one.name.kind, "dim"),
+        (_rule_text(one.name), "dim"),
         (one.state, _STATE_STYLES.get(one.state, "")),
         ("-" if since_s is None else format_rate(since_s), ""),
         (f"{stored.total:,}", ""),
@@ -128,6 +141,7 @@ def breaker_object(one: FoundBreaker) -> dict[str, Any]:
     return {
         "key": json_text(one.name.key),
         "rule": one.name.kind,
+        "settings": one.name.settings,
         "state": one.state,
         "since_ms": one.stored.epoch,
         "retry_ms": one.stored.retry_ms if one.state == "open" else 0,

@@ -17,7 +17,8 @@ from ..core.breaker_state import BreakerOpen
 from ..core.key import AnyKey
 from ..go_zero.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
 from ..operations.flush_source import OutgoingCommand
-from ..protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name
+from ..protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name_suffix
+from ..protocol.keys import ring_name_prefix
 from .breaker_source import BreakerSource, FollowedBreaker, ProbeRequest, SourceOptions
 
 
@@ -98,11 +99,11 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
         self._k = algorithm.k
         self._buckets = algorithm.buckets
         self._draw = algorithm.draw
+        self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
         """See `BreakerSource`."""
-        name = adaptive_name(self._prefix, key, self._bucket_ms, self._buckets)
-        return AdaptiveKeyState(key, name, offset_ms)
+        return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
 

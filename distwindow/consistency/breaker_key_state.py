@@ -5,17 +5,23 @@
     in_flight  a batch that was sent under a number         reply      acknowledged
     in_flight                                               any error  sent again, same number
     ends       probes that ended, by their ids              reply      acknowledged
+    probes     probes under way in this process             renew      under way
+    probes                                                  end        in `ends`
+    probes                                                  dropped    not renewed: given to another
 
 The store takes each number of a sender once, and the end of a probe once, so both can be sent again
-when their outcome is unknown. Times in `_at` are monotonic seconds of this process; `offset_ms`
-converts them to the store's clock.
+when their outcome is unknown. A probe is dropped where a signal handler has raised before its end
+was recorded: nobody refers to it any more. Times in `_at` are monotonic seconds of this process;
+`offset_ms` converts them to the store's clock.
 """
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+from weakref import ref
 
+from .. import _fork
 from ..core.breaker_record import CallCounts
 from ..core.breaker_state import BreakerState
 from ..core.key import AnyKey
@@ -30,12 +36,33 @@ class InFlightCalls(NamedTuple):
     counts: tuple[CallCounts, ...]
 
 
+class Probe:
+    """A probe that a call of this process is."""
+
+    __slots__ = ("__weakref__", "forks", "has_ended", "name", "probe_id", "renew_at")
+
+    def __init__(self, name: bytes, probe_id: str, renew_at: float) -> None:
+        self.name = name
+        """That of its breaker in the store."""
+        self.probe_id = probe_id
+        """Empty for one that is not the fleet's."""
+        self.renew_at = renew_at
+        """When it is to be renewed, monotonic seconds; infinite for never."""
+        self.has_ended = False
+        self.forks = _fork.forks
+
+    @property
+    def is_own(self) -> bool:
+        """True in the process that has asked for it. A forked child only has a copy of its call."""
+        return self.forks == _fork.forks
+
+
 class BreakerKeyState(FollowedBreaker):
     """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
 
     __slots__ = (
-        "ends", "epoch", "generation", "in_flight", "own_probe_until", "pending", "probe_asked",
-        "retry_at", "state",
+        "_probes", "ends", "epoch", "generation", "in_flight", "own_probe_until", "pending",
+        "probe_asked", "retry_at", "state",
     )  # fmt: skip
 
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
@@ -55,11 +82,26 @@ class BreakerKeyState(FollowedBreaker):
         """Total and bad calls, by epoch and start of the bucket (ms)."""
         self.in_flight: InFlightCalls | None = None
         self.ends: dict[str, ProbeAction] = {}
+        self._probes: list[ref[Probe]] = []
 
     @property
     def has_counts(self) -> bool:
         """True if there is anything that the store has not acknowledged."""
         return bool(self.pending or self.in_flight or self.ends)
+
+    def add_probe(self, probe: Probe) -> None:
+        """Note that `probe` is under way, as long as its call refers to it."""
+        self._probes.append(ref(probe))
+        self.renew_at = min(self.renew_at, probe.renew_at)
+
+    def probes_under_way(self) -> list[Probe]:
+        """Return the probes under way, forget the others, and set `renew_at`."""
+        if not self._probes:
+            return []
+        found = [probe for one in self._probes if (probe := one()) and not probe.has_ended]
+        self._probes = [ref(probe) for probe in found]
+        self.renew_at = min((probe.renew_at for probe in found), default=math.inf)
+        return found
 
     def count(self, epoch: int, start_ms: int, bad: bool) -> None:
         """Count one call that ended."""

@@ -8,11 +8,14 @@ worker flushes and refreshes them.
                for it                                         older than the sync interval
     flushed    the reply, or an error                         active
     refreshed  the reply, or an error                         active
-    active     a tick: neither                                idle
+    active     a tick: a probe is to be renewed               flushed
+    active     a tick: none of these, nor is a probe under    idle
+               way
 
-The worker comes every tick while any breaker is active. So it sends at most one command for each
-breaker and tick, and none for a breaker that is not called, however many this process knows. A call
-of an idle breaker asks the store where what is known is older than the sync interval.
+The worker comes every tick while any breaker is active, and when a probe is to be renewed. So it
+sends at most one command for each breaker and tick, and none for a breaker that is not called,
+however many this process knows, but for its probes. A call of an idle breaker asks the store where
+what is known is older than the sync interval.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ AWAY_S = 1.0
 class FollowedBreaker(ABC):
     """What is known of one breaker. Changed under the lock of its `BreakerSource`."""
 
-    __slots__ = ("away_until", "is_active", "is_wanted", "key", "known_at", "name", "offset_ms")
+    __slots__ = (
+        "away_until", "is_active", "is_wanted", "key", "known_at", "name", "offset_ms", "renew_at",
+    )  # fmt: skip
 
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
         self.key = key
@@ -57,6 +62,8 @@ class FollowedBreaker(ABC):
         """True while the worker looks at it every tick."""
         self.is_wanted = False
         """True if it was called since the last command for it."""
+        self.renew_at = math.inf
+        """When a probe that is under way is to be renewed; infinite if there is none."""
 
     @property
     @abstractmethod
@@ -296,9 +303,10 @@ class BreakerSource(ABC, Generic[S, A]):
             with self._lock:
                 oldest = int(now * 1000 + state.offset_ms) - self._window_ms - self._bucket_ms
                 self.dropped += state.drop_before(oldest)
-                if not state.has_counts:
+                if not state.has_counts and now < state.renew_at:
                     if not state.is_wanted:
-                        self._deactivate(state)
+                        if state.renew_at == math.inf:
+                            self._deactivate(state)
                         continue
                     # It is due also where its state would be too old at the next tick.
                     if everything or now + self._tick_s <= state.known_at + self._sync_s:
@@ -309,7 +317,13 @@ class BreakerSource(ABC, Generic[S, A]):
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""
         tick_s = self._tick_s
-        self._schedule.recompute(now, [lambda now: now + tick_s if self._active else NEVER])
+        self._schedule.recompute(
+            now,
+            [
+                lambda now: now + tick_s if self._active else NEVER,
+                lambda now: min((s.renew_at for s in list(self._active.values())), default=NEVER),
+            ],
+        )
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
         """Have every call run `hold` before it is decided."""

@@ -10,6 +10,11 @@ A call is decided in memory by the last known state. The store is asked in the c
 The worker flushes what was counted and refreshes the states of the breakers that were called since
 their last reply, all in one exchange: a flush is answered with the breaker's state.
 
+A probe belongs to its process as long as its call lasts: the worker renews it, so that the store
+gives it to another call only when the process is silent for the rule's `probe_timeout`. What is
+called on its own key inside a probe belongs to that probe: it is let through, and the probe's end
+alone decides.
+
 The store does not answer: the last known state holds. Where there is none, or where an open
 breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow` it
 is let through, and an open breaker gets probes of this process alone, one in `open_for`.
@@ -17,11 +22,14 @@ is let through, and an open breaker gets probes of this process alone, one in `o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Literal, NamedTuple
+from weakref import ref
 
 from ..core.breaker_record import CallCounts
-from ..core.breaker_rules import BreakerRule
+from ..core.breaker_rules import BreakerRule, settings_of
 from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
 from ..core.key import AnyKey
 from ..operations.flush_source import OutgoingCommand
@@ -30,13 +38,22 @@ from ..protocol.breaker_commands import (
     BreakerProbe,
     BreakerReply,
     ProbeAction,
-    breaker_name,
 )
-from .breaker_key_state import BreakerKeyState, InFlightCalls
+from ..protocol.keys import breaker_name_suffix, ring_name_prefix
+from .breaker_key_state import BreakerKeyState, InFlightCalls, Probe
 from .breaker_source import BreakerSource, ProbeRequest, SourceOptions
 
 _NO_CHANGES = 10**13
 """The known epoch of a process that knows none: it has missed no changes."""
+
+_MIN_RENEW_S = 0.01
+"""The shortest time between two renewals of a probe."""
+_INSIDE = -1
+"""In place of the generation of a call inside a probe: its end is not counted."""
+
+_probes_around: ContextVar[tuple[ref[Probe], ...]] = ContextVar("distwindow_probes", default=())
+"""The probes in whose blocks this code runs. Those that have ended are dropped at the next one: a
+block may be left in another context than the one in which it was entered, so nothing is reset."""
 
 OnBreakerStoreError = Literal["allow", "deny"]
 
@@ -47,8 +64,8 @@ class Admission(NamedTuple):
     state: BreakerKeyState
     generation: int
     """That of the breaker then; 0 if nothing was known of it."""
-    probe_id: str | None
-    """If it is a probe; empty for one that is not the fleet's."""
+    probe: Probe | None
+    """If it is one."""
     began_at: float
     """Monotonic seconds."""
 
@@ -65,12 +82,14 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
     ) -> None:
         super().__init__(options, rule.window_ms, rule.bucket_ms)
         self.rule = rule
+        self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
         self._denies = on_store_error == "deny"
         self._on_changes = on_changes
+        self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
         """See `BreakerSource`."""
-        return BreakerKeyState(key, breaker_name(self._prefix, key, self.rule), offset_ms)
+        return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
 
@@ -80,6 +99,9 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             if state.epoch is None and self._denies:
                 raise BreakerOpen(state.key, "closed", self._sync_s)
             return Admission(state, state.generation, None, now)
+        # The first half spares most refusals a microsecond.
+        if _probes_around.get() and any(p.name == state.name for p in _open_probes()):
+            return Admission(state, _INSIDE, None, now)
         if now < state.retry_at or state.probe_asked:
             raise self._refusal(state, now)
         return None
@@ -109,7 +131,8 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         """Decide the call that has asked for a probe."""
         now = self.monotonic()
         if request.granted:
-            return Admission(state, state.generation, request.probe_id, now)
+            probe = Probe(state.name, request.probe_id, now + self._renew_s)
+            return self._begin_probe(state, probe)
         if request.granted is None:
             return self.own_probe(state)
         if state.state == "closed":
@@ -127,10 +150,21 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         """Decide a call that may go as a probe while the store does not answer."""
         now = self.monotonic()
         with self._lock:
-            if self._denies or now < state.own_probe_until:
+            if self._denies or now < state.own_probe_until or state.probes_under_way():
                 raise BreakerOpen(state.key, state.state, self._sync_s)
             state.own_probe_until = now + self.rule.open_ms / 1000
-        return Admission(state, state.generation, "", now)
+        return self._begin_probe(state, Probe(state.name, "", math.inf))
+
+    def _begin_probe(self, state: BreakerKeyState, probe: Probe) -> Admission:
+        """Let a call through as `probe`, which is renewed from now on."""
+        now = self.monotonic()
+        with self._lock:
+            state.add_probe(probe)
+        _probes_around.set((*map(ref, _open_probes()), ref(probe)))
+        if not self.in_process:
+            self.activate(state, now)
+            self._schedule.flush_by(min(probe.renew_at, now + self._tick_s))
+        return Admission(state, state.generation, probe, now)
 
     def _refusal(self, state: BreakerKeyState, now: float) -> BreakerOpen:
         wait = max(0.0, state.retry_at - now)
@@ -143,33 +177,50 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
 
     def record(self, admission: Admission, failed: bool | None) -> bool:
         """See `BreakerSource`. The end of a probe is sent at once, as it decides."""
-        state, now = self.state_of(admission), self.monotonic()
+        state, probe, now = self.state_of(admission), admission.probe, self.monotonic()
         bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
+        if probe is not None:
+            return self._end_probe(state, probe, None if failed is None else bad, now)
+        if failed is not None:
+            with self._lock:
+                epoch = self._epoch_of(admission, state)
+                if epoch is not None:
+                    state.count(epoch, self.bucket_start_ms(state, now), bad)
+        if self.in_process:
+            return True
+        self.activate(state, now)
+        return False
+
+    def _end_probe(
+        self, state: BreakerKeyState, probe: Probe, bad: bool | None, now: float
+    ) -> bool:
+        """Do as `record`. `bad` is None if the end says nothing of the service."""
         changes: list[BreakerChange] = []
         with self._lock:
-            if admission.probe_id:
-                state.ends[admission.probe_id] = (
-                    "free" if failed is None else "fail" if bad else "succeed"
-                )
-            elif admission.probe_id == "":
-                changes = self._end_own_probe(state, None if failed is None else bad, now)
-            elif failed is not None and (epoch := self._epoch_of(admission, state)) is not None:
-                state.count(epoch, self.bucket_start_ms(state, now), bad)
+            if probe.probe_id:
+                end: ProbeAction = "free" if bad is None else "fail" if bad else "succeed"
+                state.ends[probe.probe_id] = end
+            else:
+                changes = self._end_own_probe(state, bad, now)
+            probe.has_ended = True
+            state.probes_under_way()
         if changes:
             self._on_changes(changes)
         if self.in_process:
             return True
         self.activate(state, now)
-        return bool(admission.probe_id)
+        return bool(probe.probe_id)
 
     def _epoch_of(self, admission: Admission, state: BreakerKeyState) -> int | None:
         """Return the epoch under which the end of a call is counted; None if it is not counted, as
-        the state has changed since the call began.
+        the state has changed since the call began, or as it was inside a probe.
 
         An epoch is the time of a change, ms on the store's clock. Where nothing was known of the
         breaker when the call began, or is no more, the beginning of the bucket in which it began
         says as much: the store counts the call if that is not before the last change.
         """
+        if admission.generation == _INSIDE:
+            return None
         if admission.generation == 0 or admission.state is not state:
             return self.bucket_start_ms(state, admission.began_at)
         return state.epoch if admission.generation == state.generation else None
@@ -198,11 +249,14 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         return []
 
     def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
-        """Return what has to be sent of `state`: the ends of probes, and the counts. The flush is
-        there in any case, as its reply has the breaker's state.
+        """Return what has to be sent of `state`: the ends of probes, the renewals of those that
+        are under way, and the counts. The flush is there in any case, as its reply has the
+        breaker's state.
         """
         with self._lock:
             outgoing = [self._end_command(state, *end) for end in state.ends.items()]
+            due = [p for p in state.probes_under_way() if p.renew_at <= self.monotonic()]
+            outgoing += [self._renewal(state, probe) for probe in due]
             batch = state.in_flight
             if batch is None and state.pending:
                 counts = tuple(CallCounts(*at, *n) for at, n in state.pending.items())
@@ -244,6 +298,22 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
             if isinstance(reply, BreakerReply):
                 state.ends.pop(probe_id, None)
+            self._apply(state, reply, sent_at)
+
+        return OutgoingCommand(command, on_reply)
+
+    def _renewal(self, state: BreakerKeyState, probe: Probe) -> OutgoingCommand:
+        command = self._probe_command(state, "renew", probe.probe_id)
+
+        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+            wait_s = self._renew_s
+            if not isinstance(reply, BreakerReply):
+                wait_s = min(wait_s, self._tick_s)
+            elif not reply.done:
+                wait_s = math.inf  # the store gave it to another call while nothing arrived there
+            with self._lock:
+                probe.renew_at = self.monotonic() + wait_s
+                state.probes_under_way()
             self._apply(state, reply, sent_at)
 
         return OutgoingCommand(command, on_reply)
@@ -316,3 +386,9 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
                 found.append(BreakerChange(state.key, previous, STATES[number], at_ms))
                 previous = STATES[number]
         return found
+
+
+def _open_probes() -> list[Probe]:
+    """Return the probes of this process around this code that have not ended."""
+    found = (one() for one in _probes_around.get())
+    return [probe for probe in found if probe and not probe.has_ended and probe.is_own]

@@ -103,13 +103,21 @@ class BreakerRecord:
                 return False
             self._change(HALF_OPEN, now)
         alive = {i: d for i, d in self.probes.items() if _wait_ms(d, now, rule.probe_ms)}
-        # With no probe under way there is always one to be had, also where a rule with fewer
-        # probes has come into force since some succeeded.
-        if probe_id in self.probes or not alive or len(alive) + self.succeeded < rule.probes:
+        if probe_id in self.probes or len(alive) + self.succeeded < rule.probes:
             self.probes = {**alive, probe_id: now + rule.probe_ms}
             self._keep(rule, now)
             return True
         return False
+
+    def renew_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
+        """Take in that the process of a probe lives: it has its whole time again, also where that
+        had run out, and the probe is not replaced. Return False for one that is not under way.
+        """
+        if self.state != HALF_OPEN or probe_id not in self.probes:
+            return False
+        self.probes[probe_id] = now + rule.probe_ms
+        self._keep(rule, now)
+        return True
 
     def end_probe(self, rule: BreakerRule, probe_id: str, outcome: str, now: int) -> bool:
         """Take in that a probe ended: `succeed`, `fail`, or `free` if it says nothing about the
@@ -135,7 +143,7 @@ class BreakerRecord:
         if self.state == CLOSED:
             return 0
         waits = [wait for d in self.probes.values() if (wait := _wait_ms(d, now, rule.probe_ms))]
-        return min(waits) if waits and len(waits) + self.succeeded >= rule.probes else 0
+        return min(waits) if len(waits) + self.succeeded >= rule.probes else 0
 
     def changes_after(self, epoch: int) -> tuple[tuple[int, int], ...]:
         """Return the changes since this epoch: epoch and new state."""
@@ -166,7 +174,7 @@ class BreakerRecord:
 
 def _wait_ms(until: int, now: int, longest: int) -> int:
     """Return the ms from `now` until then, 0 if that has come. A time that is further ahead than
-    was ever set is from before the clock was set back, or from an older rule, and has come.
+    was ever set is from before the clock was set back, and has come.
     """
     wait = until - now
     return wait if 0 < wait <= longest else 0

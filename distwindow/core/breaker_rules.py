@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from .errors import ConfigurationError
@@ -28,8 +28,8 @@ class BreakerRule:
     It opens the breaker for `open_for` seconds when at least `min_calls` ended and the bad ones
     among them reach the threshold. After that, calls of the whole fleet are let through as probes,
     at most `probes` at a time. When so many have succeeded, the breaker closes and counts afresh;
-    when one has failed, it opens again. A probe that has not ended within `probe_timeout` seconds
-    is replaced by another call.
+    when one has failed, it opens again. A probe may take any time: another call gets it when its
+    process was silent for `probe_timeout` seconds.
 
     Raises `ConfigurationError` for values that can never work.
     """
@@ -166,6 +166,17 @@ class ErrorCount(BreakerRule):
     def threshold(self) -> float:
         """The number of failed calls."""
         return self.count
+
+
+def settings_of(rule: BreakerRule) -> dict[str, float]:
+    """Return every parameter of `rule` by its name, those of its kind alone first. Times that are
+    whole ms are exactly these, so that rules that do the same have equal settings.
+    """
+    of_all = len(fields(BreakerRule))
+    in_order = (*fields(rule)[of_all:], *fields(rule)[:of_all])
+    times = {"window": rule.window_ms, "open_for": rule.open_ms, "probe_timeout": rule.probe_ms}
+    found = {each.name: getattr(rule, each.name) for each in in_order}
+    return found | {name: ms / 1000 for name, ms in times.items()}
 
 
 def check_whole(name: str, value: object, most: int) -> None:

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ..core.adaptive_record import AdaptiveCounts
-from ..core.key import AnyKey
 from .frames import Command, ScriptReply
-from .keys import ring_name_prefix, senders_name
+from .keys import breaker_name_suffix, senders_name
 
 ADAPTIVE_KIND = "adaptive"
 
 
-def adaptive_name(prefix: str, key: AnyKey, bucket_ms: int, buckets: int) -> bytes:
-    """Return the Redis key of the adaptive breaker of `key`. It has the form of other breakers'."""
-    start = ring_name_prefix(prefix, key)
-    return b"%s:breaker:%s:%dx%d" % (start, ADAPTIVE_KIND.encode(), bucket_ms, buckets)
+def adaptive_name_suffix(k: float, bucket_ms: int, buckets: int) -> bytes:
+    """Return what follows `ring_name_prefix` in the Redis key of an adaptive breaker. It has the
+    form of other breakers' names.
+    """
+    settings = {"k": k, "window": bucket_ms * buckets / 1000, "buckets": buckets}
+    return breaker_name_suffix(ADAPTIVE_KIND, settings)
 
 
 class AdaptiveReply(NamedTuple):

@@ -1,8 +1,8 @@
 """The commands of circuit breakers: calls of the scripts `breaker_flush` and `breaker_probe`.
 
-A breaker is a hash, `prefix:{resource}:breaker:kind:<bucket_ms>x<buckets>` (lua/README.md). Like a
-ring's name it has the window in it and not the threshold, so that a changed threshold keeps the
-counts, and it does not end like a ring's, so that nothing takes one for the other.
+A breaker is a hash, `prefix:{resource}:breaker:kind:name=value,...` (lua/README.md), with every
+parameter of its rule: two breakers that differ in anything, one inside the other on one key, must
+not count each other's calls, or take each other's probe.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from decimal import Decimal
 from typing import ClassVar, Literal, NamedTuple
 
 from ..core.breaker_record import CallCounts
-from ..core.breaker_rules import BreakerRule
+from ..core.breaker_rules import BreakerRule, settings_of
 from ..core.key import AnyKey
 from .adaptive_commands import ADAPTIVE_KIND
 from .frames import Command, ScriptReply
-from .keys import ring_name_prefix, senders_name, unescape
+from .keys import breaker_name_suffix, ring_name_prefix, senders_name, unescape
 
-ProbeAction = Literal["take", "succeed", "fail", "free"]
-PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free")
+ProbeAction = Literal["take", "succeed", "fail", "free", "renew"]
+PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free", "renew")
 
-_BREAKER = re.compile(rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):(\d+)x(\d+)(:senders)?", re.DOTALL)
+_BREAKER = re.compile(
+    rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):([a-z_]+=[^:=,]+(?:,[a-z_]+=[^:=,]+)*)(:senders)?",
+    re.DOTALL,
+)
 
 
 def breaker_name(prefix: str, key: AnyKey, rule: BreakerRule) -> bytes:
     """Return the Redis key of the breaker of `key`."""
-    start = ring_name_prefix(prefix, key)
-    return b"%s:breaker:%s:%dx%d" % (start, rule.kind.encode(), rule.bucket_ms, rule.buckets)
+    return ring_name_prefix(prefix, key) + breaker_name_suffix(rule.kind, settings_of(rule))
 
 
 class BreakerNameParts(NamedTuple):
@@ -38,6 +40,8 @@ class BreakerNameParts(NamedTuple):
     key: str
     """As `unescape` has it; of a tagged key `{tag}resource`."""
     kind: str
+    settings: dict[str, float]
+    """The parameters of the rule, by name."""
     bucket_ms: int
     buckets: int
     is_senders: bool
@@ -50,9 +54,20 @@ def parse_breaker_name(prefix: str, name: bytes) -> BreakerNameParts | None:
     found = _BREAKER.fullmatch(name, len(start)) if name.startswith(start) else None
     if found is None:
         return None
-    tag, rest, kind, bucket_ms, buckets, senders = found.groups()
+    tag, rest, kind, words, senders = found.groups()
     key = f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
-    return BreakerNameParts(key, kind.decode(), int(bucket_ms), int(buckets), senders is not None)
+    try:
+        settings = {
+            name: int(value) if value.isdigit() else float(value)
+            for name, value in (word.split("=") for word in words.decode().split(","))
+        }
+        buckets = int(settings["buckets"])
+        bucket_ms = round(settings["window"] * 1000) // buckets
+    except (ArithmeticError, LookupError, ValueError):
+        return None
+    if bucket_ms < 1 or buckets < 1:
+        return None
+    return BreakerNameParts(key, kind.decode(), settings, bucket_ms, buckets, senders is not None)
 
 
 class BreakerReply(NamedTuple):
@@ -136,7 +151,7 @@ def _counts_argument(counts: Sequence[CallCounts]) -> str:
 
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
-    """Ask for a probe, or report how one ended. Both may be sent again."""
+    """Ask for a probe, renew one, or report how one ended. Each may be sent again."""
 
     script: ClassVar[str] = "breaker_probe"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..core.errors import ConfigurationError
@@ -53,6 +54,14 @@ def ring_name(key_prefix: bytes, limit: Limit) -> bytes:
 def ring_name_suffix(limit: Limit) -> bytes:
     """Return the part of `ring_name` that is the same for all keys."""
     return b":%d:%d" % (limit.bucket_ms, limit.span)
+
+
+def breaker_name_suffix(kind: str, settings: Mapping[str, float]) -> bytes:
+    """Return the part of the Redis key of a breaker that is the same for all keys: the kind of the
+    rule, and its parameters. Equal numbers have one spelling, 1 and 1.0 as well as 0 and -0.0.
+    """
+    words = [f"{name}={float(value) + 0.0!r}" for name, value in settings.items()]
+    return f":breaker:{kind}:{','.join(word.removesuffix('.0') for word in words)}".encode()
 
 
 def senders_name(ring: bytes) -> bytes:

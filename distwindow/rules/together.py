@@ -62,9 +62,8 @@ def clash(first: Rule, second: Rule) -> str:
         )
     if isinstance(first, DegradeRule) and isinstance(second, DegradeRule):
         return (
-            f"{name_of(first)}: one with count={first.count!r} and one with count={second.count!r} "
-            f"(grade {first.grade!r}, stat_interval_ms {first.stat_interval_ms}) would count the "
-            "same calls in the same place; leave one out"
+            f"{name_of(first)}: there are two with the same terms (grade {first.grade!r}, "
+            f"count={first.count!r}), which would count each call twice; leave one out"
         )
     if isinstance(first, AuthorityRule):
         return f"{name_of(first)}: there are two; list all its origins in the limit_app of one"

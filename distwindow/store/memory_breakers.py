@@ -48,6 +48,8 @@ class MemoryBreakers:
         rule, record = self._found(command, now)
         if command.action == "take":
             done = record.take_probe(rule, command.probe_id, now)
+        elif command.action == "renew":
+            done = record.renew_probe(rule, command.probe_id, now)
         else:
             done = record.end_probe(rule, command.probe_id, command.action, now)
         if done:

@@ -15,7 +15,7 @@ local KEPT_MS, MAX_CHANGES = 3600000, 8
 local MAX_BUCKETS = 60
 
 -- In how many ms `time` comes; 0 if it has come. A time that is further ahead than was ever set is from
--- before the clock was set back, or from an older rule, and has come.
+-- before the clock was set back, and has come.
 local function wait_ms(time, longest)
   local wait = time - now
   return wait > 0 and wait <= longest and wait or 0
@@ -133,7 +133,7 @@ local function retry_in_ms(breaker)
   if breaker.state == OPEN then return wait_ms(breaker.retry_ms, breaker.open_ms) end
   if breaker.state == CLOSED then return 0 end
   local alive, count = alive_probes(breaker)
-  if count == 0 or count + breaker.succeeded < breaker.probes then return 0 end
+  if count + breaker.succeeded < breaker.probes then return 0 end
   local first
   for _, deadline in pairs(alive) do first = math.min(first or deadline, deadline) end
   return first - now

@@ -105,6 +105,24 @@ def check_probes(
             )
 
 
+def check_alone(
+    probes: Iterable[Passed], calls: Sequence[Passed], bound_ms: float, logs: ClientLogs
+) -> None:
+    """Raise `Violation` if a call that was no probe was let through while one of these probes ran,
+    later than `bound_ms` after its beginning: only its end may close the breaker.
+    """
+    for probe in probes:
+        for call in calls:
+            late = call.asked - probe.began - bound_ms
+            if call.probe is not None or late <= 0 or call.asked >= probe.ended:
+                continue
+            if late > logs.paused_ms(call.process, probe.began, call.asked):
+                raise Violation(
+                    f"{call.process} let a call through beside a probe of the fleet",
+                    [probe._asdict(), call._asdict()],
+                )
+
+
 def check_bound(
     calls: Sequence[Passed], changes: Sequence[Change], bound_ms: float, logs: ClientLogs
 ) -> int:

@@ -3,7 +3,9 @@ again; with kills, freezes, forks, interruptions and cancellations.
 
 `bound`: over a sound link: soon after it has opened, no process lets a call through but the probes
 of the fleet. `faulty`: the same over a faulty link, without that bound. `counts`: a breaker that
-never opens has counted each end once, over a faulty link.
+never opens has counted each end once, over a faulty link. `probes`: inside another breaker of its
+kind and window, and entered again inside itself, with probes that take longer than their timeout
+and are left by forked children, too: while a probe runs, nothing else does.
 In all of them no more probes run at once than the rule says, each process hears of each change
 once and in order, and calls are let through again when the service works.
 """
@@ -11,11 +13,13 @@ once and in order, and calls are let through again when the service works.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 
 from distwindow.protocol.breaker_commands import breaker_name
 from tests.attack.breaker_checks import (
+    check_alone,
     check_bound,
     check_heard,
     check_opens,
@@ -23,14 +27,14 @@ from tests.attack.breaker_checks import (
     read_changes,
     read_passed,
 )
-from tests.attack.breakers_child import COUNTED, FLUSH_S, KEY, RULE, SYNC_S
+from tests.attack.breakers_child import COUNTED, FLUSH_S, KEY, PROBED, RULE, SYNC_S
 from tests.attack.client import now_ms
 from tests.attack.client_logs import ClientLogs, check_tallies, read_client_logs
 from tests.attack.faulty_fleet import ALL_FAULTS, PROCESS_FAULTS, FaultyFleet
 from tests.attack.harness import Run, Violation, derive_seed
 from tests.servers import Standalone
 
-VARIANTS = ["bound", "faulty", "counts"]
+VARIANTS = ["bound", "faulty", "counts", "probes"]
 RUN_S = 9.0
 START_S, SOUND_S = 1.5, 1.5
 """The service works for so long at the beginning and at the end."""
@@ -56,16 +60,18 @@ def breakers(run: Run) -> None:
 
 def _play(run: Run, rng: random.Random, server: Standalone, variant: str, seconds: float) -> None:
     plan = {
-        "prefix": "breakers", "counts": variant == "counts", "planted": run.planted,
-        "broken": _broken_times(rng, seconds),
+        "prefix": "breakers", "counts": variant == "counts", "probed": variant == "probes",
+        "planted": run.planted, "broken": _broken_times(rng, seconds),
     }  # fmt: skip
-    faults = PROCESS_FAULTS if variant == "bound" else ALL_FAULTS
+    faults = PROCESS_FAULTS if variant in ("bound", "probes") else ALL_FAULTS
     with FaultyFleet(rng, server, "breakers_child", plan, faults) as fleet:
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)])
         try:
             logs = read_client_logs(fleet.folder, run)
             if variant == "counts":
                 _check_counts(run, server, logs)
+            elif variant == "probes":
+                _check_probed(run, logs, fleet.froze)
             else:
                 _check_states(run, logs, fleet.froze, is_bound=variant == "bound")
         except Violation as violation:
@@ -107,6 +113,26 @@ def _check_states(run: Run, logs: ClientLogs, froze: set[str], *, is_bound: bool
             [change._asdict() for change in changes],
         )  # fmt: skip
         run.count("refusing times checked", check_bound(calls, changes, bound_ms, logs))
+
+
+def _check_probed(run: Run, logs: ClientLogs, froze: set[str]) -> None:
+    calls, changes = read_passed(logs), read_changes(logs)
+    run.count("calls", len(calls))
+    probes = [call for call in calls if call.probe is not None]
+    run.count("probes", len(probes))
+    run.count("slow probes", sum(call.ended - call.began > PROBED.probe_ms for call in probes))
+    opened = {change.at_ms for change in changes if change.state == "open"}
+    # A killed process may have had the probe in between, and has not logged it.
+    if len(opened) > 2 and not probes:
+        raise Violation(f"it opened {len(opened)} times, and there was no probe", calls[-5:])
+    # The probe of a process that did not run for a part of its timeout may be another's by now.
+    silent_ms = PROBED.probe_ms / 2
+    steady = [
+        call for call in probes if logs.paused_ms(call.process, call.asked, call.ended) < silent_ms
+    ]
+    check_probes(steady, PROBED.probes, math.inf, changes)
+    check_alone(steady, calls, SYNC_S * 1000 + SLACK_MS, logs)
+    check_heard(changes, logs, without_gaps=logs.ended - froze)
 
 
 def _check_counts(run: Run, server: Standalone, logs: ClientLogs) -> None:

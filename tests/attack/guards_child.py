@@ -223,7 +223,7 @@ def plant(what: str) -> None:
             yield from real_flow_exit(self, call, token, outcome)
 
     def exit_without_probes(self: Any, call: Any, token: Any, outcome: Any) -> Any:
-        if not token.probe_id:
+        if token.probe is None:
             yield from real_breaker_exit(self, call, token, outcome)
 
     if what == "no refund":

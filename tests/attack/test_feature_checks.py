@@ -13,6 +13,7 @@ from tests.attack.borrowing import borrowing
 from tests.attack.breaker_checks import (
     Change,
     Passed,
+    check_alone,
     check_bound,
     check_heard,
     check_opens,
@@ -149,6 +150,14 @@ def test_a_call_through_an_open_breaker_is_found(tmp_path: Path) -> None:
         check_bound([*calls, call(240)], CHANGES, 50, logs)
 
 
+def test_a_call_beside_a_probe_is_found(tmp_path: Path) -> None:
+    logs = logs_of(tmp_path, p0=[{"pause": 100, "lost": 80}])
+    probe = call(100, probe="a", ended=600)
+    check_alone([probe], [call(90), call(140), probe, call(190), call(600)], 50, logs)
+    with pytest.raises(Violation, match="p0 let a call through beside a probe of the fleet"):
+        check_alone([probe], [probe, call(240)], 50, logs)
+
+
 def test_a_breaker_that_does_not_open_is_found() -> None:
     failed = [call(at, failed=True) for at in (0, 40, 80)]
     assert check_opens(failed, CHANGES, 3, 80, 20)
@@ -175,6 +184,10 @@ def test_a_breaker_that_does_not_open_is_found() -> None:
         (breakers, "bound", "own probes", "probes of the fleet run at once"),
         (breakers, "bound", "heard twice", "has heard"),
         (breakers, "counts", "numbers", "more than was called"),
+        (breakers, "probes", "one name", "there was no probe"),
+        (breakers, "probes", "not renewed", "probes of the fleet run at once"),
+        (breakers, "probes", "refused inside", "calls stay refused"),
+        (breakers, "probes", "child decides", "of the fleet"),
         (borrowing, "direct", "twice", "more than was called"),
         (borrowing, "direct", "share", "permits of 'k' in the window"),
         (entries, "direct", "twice", "more than was called"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
@@ -16,9 +17,8 @@ from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from distwindow import Limiter
-from distwindow.contrib.celery.admission import Admission
+from distwindow.contrib.celery.admission import Admission, FleetTurns
 from distwindow.contrib.celery.effective_limits import EffectiveLimits
-from distwindow.contrib.celery.fleet_turns import FleetTurns
 from distwindow.contrib.celery.gate import Gate
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
 from distwindow.contrib.celery.settings import OnStoreError
@@ -56,6 +56,7 @@ class SimulatedRequest:
         self.is_revoked = False
         self.announced = False
         self.received_s = 0.0
+        self.rank = 0
         self.expires_after_s: float | None = None
 
     def on_success(self) -> None:
@@ -126,6 +127,9 @@ class SimulatedWorker:
         self.running: list[SimulatedRequest] = []
         self.started: list[tuple[SimulatedRequest, float]] = []
         self.sent_back: list[tuple[SimulatedRequest, float]] = []
+        self.given_back: list[SimulatedRequest] = []
+        self.forgotten: list[SimulatedRequest] = []
+        self.visibility_timeout_s = math.inf
         self.broker_is_up = True
         self.extra_prefetch = 0
         self.prefetch_bound = 1_000_000
@@ -206,6 +210,18 @@ class SimulatedWorker:
 
     def expires_after_s(self, request: SimulatedRequest) -> float | None:
         return request.expires_after_s
+
+    def rank(self, request: SimulatedRequest) -> int:
+        return request.rank
+
+    def is_taken_away(self, request: SimulatedRequest) -> bool:
+        return self.monotonic() - request.received_s >= self.visibility_timeout_s
+
+    def forget(self, request: SimulatedRequest) -> None:
+        self.forgotten.append(request)
+
+    def give_back(self, requests: list[SimulatedRequest]) -> None:
+        self.given_back += requests
 
     def can_send_back(self, request: SimulatedRequest) -> bool:
         return True

@@ -46,10 +46,10 @@ def test_the_states_are_above_the_keys_while_one_is_open(
     lines = cli("stats").out.splitlines()
     assert lines[0].split() == ["BREAKER", "RULE", "STATE", "SINCE", "S", "CALLS", "BAD", "PROBES"]
     rows = [line.split() for line in lines[1 : lines.index("")]]
-    assert [(row[0], row[1], row[2], *row[-3:]) for row in rows] == [
-        ("payments", "error_count", "open", "3", "3", "-"),
-        ("search", "error_count", "closed", "1", "1", "-"),
-        ("'{acme}all'", "slow_ratio", "closed", "1", "0", "-"),
+    assert [(*row[:-4], *row[-3:]) for row in rows] == [
+        ("payments", "error_count", "count=2", "open_for=600", "open", "3", "3", "-"),
+        ("search", "error_count", "count=2", "open_for=600", "closed", "1", "1", "-"),
+        ("'{acme}all'", "slow_ratio", "max_rt=60", "closed", "1", "0", "-"),
     ]
     assert lines[lines.index("") + 2].startswith("user:42  5/minute")
     assert lines[-1] == "1 key"
@@ -110,6 +110,8 @@ def test_as_json(cli: Cli) -> None:
     opened = found[0]
     assert opened["retry_ms"] - opened["since_ms"] == 600_000
     assert (opened["rule"], opened["window_ms"], opened["probes"]) == ("error_count", 10_000, 0)
+    rule = ErrorCount(2, open_for=600)
+    assert ErrorCount(**opened["settings"]) == rule, "the name in the store has the whole rule"
 
 
 @pytest.mark.usefixtures("breakers")

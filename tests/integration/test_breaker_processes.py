@@ -27,7 +27,9 @@ from distwindow import (
     Key,
     StoreError,
 )
+from distwindow.breaker.call import Call
 from distwindow.protocol.breaker_commands import breaker_name
+from distwindow.testing import ManualClock
 from tests.integration.breaker_process import FLUSH_S, RULE, SYNC_S
 from tests.integration.worker_options import forks
 from tests.servers.faults import DropReply
@@ -263,6 +265,53 @@ def test_a_forked_child_counts_its_own_calls(redis_url: str, prefix: str) -> Non
                 os._exit(0)
         os.waitpid(child, 0)
     assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
+
+
+def leave_in_child(call: Any, failure: BaseException | None) -> int:
+    """Fork, leave the block of `call` in the child, and return its exit status."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    try:
+        how: Any = (type(failure), failure, None)
+        if isinstance(call, Call):
+            call.__exit__(*how)
+        else:
+            with suppress(StopIteration):  # a child of a task has no loop, and waits for nothing
+                call.__aexit__(*how).send(None)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@forks
+@pytest.mark.event_loops
+@pytest.mark.parametrize("failure", [None, OSError(), SystemExit()])
+def test_a_forked_child_that_leaves_the_block_of_a_probe_decides_nothing(
+    redis_url: str, prefix: str, failure: BaseException | None
+) -> None:
+    clock = ManualClock()
+    options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, "timeout": 5.0}
+
+    async def main() -> None:
+        async with AsyncCircuitBreaker(redis_url, ErrorCount(1), **options) as awaited:
+            async with awaited.call("k") as probe:
+                assert leave_in_child(probe, failure) == 0, "the child's exit has raised"
+                assert breaker.state("k") == "half_open"
+            assert breaker.state("k") == "closed"
+
+    with CircuitBreaker(redis_url, ErrorCount(1), **options) as breaker:
+        with suppress(OSError), breaker.call("k"):
+            raise OSError
+        breaker.flush()
+        clock.advance(5)
+        with suppress(OSError), breaker.call("k") as probe:
+            assert leave_in_child(probe, failure) == 0, "the child's exit has raised"
+            assert breaker.state("k") == "half_open"
+            raise OSError
+        assert breaker.state("k") == "open"
+        clock.advance(5)
+        asyncio.run(main())
 
 
 def test_two_threads_ask_for_one_probe(redis_url: str, prefix: str) -> None:

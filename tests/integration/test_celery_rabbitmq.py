@@ -156,3 +156,47 @@ def test_tasks_with_an_eta_beyond_max_parked_are_sent_back(queue: Queue) -> None
         assert sorted(fleet.started()) == list(range(60))
         assert fleet.records.llen("sent_back") > 0
         check_bound(fleet)
+
+
+def test_what_is_behind_more_than_max_parked_is_reached(queue: Queue) -> None:
+    with queue.fleet({"limits": "1/hour"}, distwindow_max_parked=50) as fleet:
+        fleet.start()
+        for number in range(600):
+            fleet.send("fetch", number)
+        for number in range(20):
+            fleet.send("free", number)
+        until(lambda: fleet.records.llen("free") == 20, what="free tasks", timeout=30)
+        until(lambda: fleet.records.llen("sent_back") == 549, what="the rest", timeout=30)
+
+
+def test_a_task_of_the_largest_priority_overtakes_its_line(queue: Queue) -> None:
+    with queue.fleet({"limits": "4/second"}, task_queue_max_priority=9) as fleet:
+        fleet.start(slots=1)
+        for number in range(40):
+            fleet.send("fetch", number, priority=1)
+        until(lambda: len(fleet.started()) >= 8, what="a line", timeout=20)
+        fleet.send("fetch", 100, priority=9)
+        fleet.wait_started(41)
+        started = fleet.started()
+        assert started.index(100) <= 30
+        started.remove(100)
+        assert started == sorted(started)
+
+
+def test_a_worker_that_was_frozen_runs_nothing_that_others_have_got(queue: Queue) -> None:
+    """RabbitMQ ends its connection when heartbeats are missing."""
+    count = 160
+    with queue.fleet(LIMITED, broker_heartbeat=2) as fleet:
+        frozen = start_two(fleet)
+        for number in range(count):
+            fleet.send("fetch", number)
+        until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        try:
+            until(lambda: len(set(fleet.started())) >= count - 4, what="all", timeout=60)
+        finally:
+            os.kill(frozen.pid, signal.SIGCONT)
+        until(lambda: len(set(fleet.started())) == count, what="all", timeout=60)
+        until(lambda: fleet.log(0).count("Connected to") == 2, what="the next connection")
+        until(lambda: all(one["line count"] == 0 for one in fleet.inspect().values()), what="none")
+        assert len(fleet.started()) <= count + 4

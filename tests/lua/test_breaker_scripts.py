@@ -12,7 +12,7 @@ import redis
 from distwindow import ErrorCount, ErrorRatio
 from distwindow.core.adaptive_record import AdaptiveCounts
 from distwindow.core.breaker_record import CallCounts
-from distwindow.protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name
+from distwindow.protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name_suffix
 from distwindow.protocol.breaker_commands import (
     BREAKER_COMMANDS,
     PROBE_ACTIONS,
@@ -22,6 +22,7 @@ from distwindow.protocol.breaker_commands import (
     BreakerReply,
     breaker_name,
 )
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.protocol.replies import PAST_DEADLINE
 from distwindow.protocol.scripts import load_script
 from tests.unit.clock_and_stores import T0, fresh_key
@@ -220,6 +221,9 @@ ADAPTIVE = (
 )  # fmt: skip
 
 
+SUFFIX = adaptive_name_suffix(1.5, 250, 40)
+
+
 def adaptive(name: bytes, sender: str = "0a", seq: int = 1) -> AdaptiveFlush:
     counts = (AdaptiveCounts(NOW, 3, 2, 1),)
     return AdaptiveFlush(
@@ -228,7 +232,7 @@ def adaptive(name: bytes, sender: str = "0a", seq: int = 1) -> AdaptiveFlush:
 
 
 def test_the_head_of_the_adaptive_breaker_describes_what_is_sent(server: redis.Redis) -> None:
-    command = adaptive(adaptive_name("hostile", fresh_key(), 250, 40))
+    command = adaptive(ring_name_prefix("hostile", fresh_key()) + SUFFIX)
     (line,) = lines("breaker_adaptive", "ARGV")
     found = parsed(line, [GUARD, *command.arguments()], 1)
     assert found is not None
@@ -245,7 +249,7 @@ def test_the_head_of_the_adaptive_breaker_describes_what_is_sent(server: redis.R
 def test_hostile_arguments_do_not_change_an_adaptive_breaker(
     server: redis.Redis, exists: bool
 ) -> None:
-    name = adaptive_name("hostile", fresh_key(), 250, 40)
+    name = ring_name_prefix("hostile", fresh_key()) + SUFFIX
     command, sha = adaptive(name, seq=9), load_script("breaker_adaptive").sha
     if exists:
         first = adaptive(name)

@@ -20,7 +20,8 @@ from distwindow import (
 )
 from distwindow.core.adaptive_record import AdaptiveCounts
 from distwindow.go_zero import GoogleBreaker
-from distwindow.protocol.adaptive_commands import AdaptiveFlush, adaptive_name
+from distwindow.protocol.adaptive_commands import AdaptiveFlush, adaptive_name_suffix
+from distwindow.protocol.keys import ring_name_prefix
 from distwindow.store.memory import MemoryStore
 from distwindow.store.memory_adaptive import MemoryAdaptive
 from tests.property.test_breaker_fleet import LossyStore
@@ -202,7 +203,8 @@ def test_redis_answers_as_the_specification(
     redis_alone: Execute, history: list[Any], buckets: int
 ) -> None:
     specification, now = MemoryStore().execute, T0
-    key, first_seq = fresh_key(), 0
+    name = ring_name_prefix("conformance", fresh_key()) + adaptive_name_suffix(1.5, W, buckets)
+    first_seq = 0
     for elapsed_ms, counted, sender, seq, passed_back, force_ms in history:
         now = max(0, now + elapsed_ms)
         # Redis draws at random which expired sender records it deletes, and a clock that is set
@@ -211,7 +213,7 @@ def test_redis_answers_as_the_specification(
         counts = tuple(AdaptiveCounts(max(0, now - back * W), *n) for back, *n in counted)
         command = AdaptiveFlush(
             (), now,
-            name=adaptive_name("conformance", key, W, buckets), bucket_ms=W, buckets=buckets,
+            name=name, bucket_ms=W, buckets=buckets,
             passed_ms=max(0, now - passed_back * W) if passed_back else 0, force_ms=force_ms,
             counts=counts, sender=sender, seq=first_seq + seq,
         )  # fmt: skip

@@ -6,8 +6,10 @@ is moved by the test, which also does what the worker does: a flush every tick.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, Literal
 
 import pytest
@@ -84,7 +86,7 @@ class Process:
     def begin(self, key: str = "k") -> bool:
         call = self.breaker.call(key)
         try:
-            call.__enter__()
+            Context().run(call.__enter__)  # no process calls inside the probe of another
         except BreakerOpen:
             return False
         self.calls.append(call)
@@ -276,6 +278,43 @@ def test_a_probe_whose_process_died_is_given_to_another_one() -> None:
     assert alive.run(failed=False)
     assert store.state_now() == "closed"
     dead.end(failed=True)  # too late
+    assert store.state_now() == "closed"
+
+
+@pytest.mark.parametrize("interval_s", [0.25, 60.0])
+def test_a_probe_of_a_slow_service_is_not_replaced_and_decides(interval_s: float) -> None:
+    """Not even where its process makes no other call, and flushes seldom."""
+    intervals = {"sync_interval": interval_s, "flush_interval": interval_s}
+    rule = dataclasses.replace(RULE, open_for=2 * interval_s + 1)
+    clock, store, (slow, other) = fleet(rule, 2, **intervals)
+    for _ in range(6):
+        slow.run(failed=True)
+    slow.tick()
+    clock.move(rule.open_ms)
+    assert slow.begin()
+    states, until_ms = slow.breaker._states, clock.now_ms() + 20 * RULE.probe_ms
+    while clock.now_ms() < until_ms:
+        clock.move(max(1, int((states.next_due_at - clock.monotonic()) * 1000)))
+        slow.tick()
+        other.tick()
+        assert not other.begin()
+    slow.end(failed=False)
+    assert store.state_now() == "closed"
+
+
+def test_a_probe_whose_call_was_dropped_is_given_to_another_one() -> None:
+    """A signal handler that raises before the end is recorded leaves a call that nobody has."""
+    clock, store, (process,) = fleet(RULE, 1)
+    for _ in range(6):
+        process.run(failed=True)
+    process.tick()
+    clock.move(2000)
+    assert process.begin()
+    process.calls.clear()
+    for _ in range(RULE.probe_ms // TICK_MS):
+        clock.move(TICK_MS)
+        process.tick()
+    assert process.run(failed=False)
     assert store.state_now() == "closed"
 
 
@@ -474,6 +513,32 @@ class TestStoreAway:
         process.tick()
         assert process.begin()  # the probe of the fleet
         assert store.state_now() == "half_open"
+
+    def test_a_call_inside_a_probe_of_this_process_belongs_to_it(self) -> None:
+        clock, store, (process,) = fleet(RULE, 1)
+        for _ in range(6):
+            process.run(failed=True)
+        process.tick()
+        store.is_away = True
+        clock.move(2000)
+        with process.breaker.call("k"), suppress(OSError), process.breaker.call("k"):
+            raise OSError
+        assert process.run(failed=False)
+
+    def test_a_slow_probe_of_this_process_is_the_only_one(self) -> None:
+        clock, store, (process,) = fleet(RULE, 1)
+        for _ in range(6):
+            process.run(failed=True)
+        process.tick()
+        store.is_away = True
+        clock.move(2000)
+        assert process.begin()
+        for _ in range(5):
+            clock.move(2000)
+            process.tick()
+            assert not process.begin()
+        process.end(failed=False)
+        assert process.run(failed=False)
 
     def test_with_deny_an_open_breaker_stays_open(self) -> None:
         clock, store, (process,) = fleet(RULE, 1, on_store_error="deny")

@@ -50,7 +50,6 @@ class Step(NamedTuple):
     action: int
     probe: int
     known_back: int
-    rule_change: int
 
 
 steps = st.builds(
@@ -66,25 +65,11 @@ steps = st.builds(
     back=st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3]),
     sender=st.sampled_from(["", "", "a", "0b", "c0ffee"]),
     seq=st.integers(0, 12),
-    action=st.sampled_from([0, 0, 0, 1, 1, 2, 3]),
+    action=st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 4]),
     probe=st.integers(0, 3),
     known_back=st.integers(0, 3),
-    rule_change=st.sampled_from([0, 0, 0, 0, 0, 1, 2]),
 )
 histories = st.lists(steps, min_size=1, max_size=40)
-
-
-def changed(rule: BreakerRule, number: int) -> BreakerRule:
-    """Return the rule with other settings that share its name in the store."""
-    if not number:
-        return rule
-    fields = {name: getattr(rule, name) for name in ("window", "buckets", "min_calls")}
-    fields |= {"open_for": 30 * number, "probes": number, "probe_timeout": 90 / number}
-    if isinstance(rule, ErrorRatio):
-        return ErrorRatio(0.9, **fields)
-    if isinstance(rule, SlowRatio):
-        return SlowRatio(0.2, 0.9, **fields)
-    return ErrorCount(2, **fields)
 
 
 def commands(history: list[Step], rule: BreakerRule, key: str | Key) -> Iterator[BreakerCommand]:
@@ -99,18 +84,17 @@ def commands(history: list[Step], rule: BreakerRule, key: str | Key) -> Iterator
         restarts += step.elapsed_ms < 0
         epoch, start = seen[-1 - step.back % len(seen)]
         known = seen[-1 - step.known_back % len(seen)][0]
-        of_step = changed(rule, step.rule_change)
         command: BreakerCommand
         if step.is_flush:
             ended = [(epoch, start), (seen[-1][0], now), (seen[-1][0], 10**13)][: step.calls % 4]
             counts = tuple(CallCounts(*at, step.calls, min(step.bad, step.calls)) for at in ended)
             command = BreakerFlush(
-                (), now, rule=of_step, name=name, known_epoch=known, counts=counts,
+                (), now, rule=rule, name=name, known_epoch=known, counts=counts,
                 sender=step.sender and f"{step.sender}{restarts:x}", seq=step.seq,
             )  # fmt: skip
         else:
             command = BreakerProbe(
-                (), now, rule=of_step, name=name, known_epoch=known,
+                (), now, rule=rule, name=name, known_epoch=known,
                 action=PROBE_ACTIONS[step.action], probe_id=f"a.{step.probe}",
             )  # fmt: skip
         seen.append((store.execute(command).epoch, now))

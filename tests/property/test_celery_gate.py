@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
-from distwindow.contrib.celery.admission import Admission
-from distwindow.contrib.celery.fleet_turns import FleetTurns
+from distwindow.contrib.celery.admission import Admission, FleetTurns
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -151,9 +150,7 @@ def test_one_line_starts_when_one_caller_would_be_admitted(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 80), st.integers(0, 20), st.booleans())
-def test_no_more_than_max_parked_are_fetched_beyond_the_prefetch_count(
-    count: int, max_parked: int, with_eta: bool
-) -> None:
+def test_no_more_than_max_parked_stay(count: int, max_parked: int, with_eta: bool) -> None:
     timeline = Timeline()
     task = SimulatedTask("fetch", limits="1/minute")
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
@@ -161,11 +158,8 @@ def test_no_more_than_max_parked_are_fetched_beyond_the_prefetch_count(
         eta = object() if with_eta else None
         worker.receive(SimulatedRequest(number, task, "", 0.0, eta))
     assert worker.most_extra_prefetch == min(max_parked, count - 1)
-    if with_eta:  # these come without regard to the prefetch count, so they are sent back
-        assert worker.gate.parked == min(max_parked, count - 1)
-        assert len(worker.sent_back) == max(0, count - 1 - max_parked)
-    else:
-        assert worker.gate.parked == count - 1
+    assert worker.gate.parked == min(max_parked, count - 1)
+    assert len(worker.sent_back) == max(0, count - 1 - max_parked)
 
 
 @settings(max_examples=60, deadline=None)
@@ -180,7 +174,7 @@ def test_the_worker_fetches_on_while_its_lines_get_shorter(count: int, max_parke
         assert worker.extra_prefetch == min(worker.gate.parked, max_parked)
         timeline.run_for(0.1)
     assert worker.extra_prefetch == 0
-    assert len(worker.started) == count
+    assert len(worker.started) + len(worker.sent_back) == count
 
 
 @settings(max_examples=60, deadline=None)
@@ -536,6 +530,7 @@ def test_those_that_were_sent_back_are_neither_counted_nor_kept() -> None:
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=10)
     for number in range(500):
         worker.receive(SimulatedRequest(number, task, "", 0.0, eta=object()))
+    timeline.run_for(0.9)
     assert len(worker.sent_back) == 489
     assert worker.gate.waiting_for_limits == 10
     (line,) = worker.gate.lines
@@ -655,3 +650,60 @@ def test_tasks_that_are_dropped_leave_at_once_with_and_without_a_free_slot(
     assert [request.number for request, _ in worker.started] == [0, 19]
     assert worker.gate.parked == worker.extra_prefetch == 0
     assert worker.semaphore.value == 1
+
+
+def test_after_a_freeze_nothing_runs_that_another_worker_has_got() -> None:
+    """No timer has fired meanwhile, and the visibility timeout is over. Nothing is sent back or
+    acknowledged, either: the message has the same delivery tag with the other worker.
+    """
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="5/second")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=30.0)
+    worker.visibility_timeout_s = 60.0
+    for number in range(50):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    started = len(worker.started)
+    timeline.clock.advance(61.0)
+    for number in range(50, 53):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(10.0)
+    assert [request.number for request, _ in worker.started[started:]] == [50, 51, 52]
+    assert worker.sent_back == []
+    assert len(worker.forgotten) == 50 - started
+    assert worker.extra_prefetch == worker.gate.parked == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 12))
+def test_with_more_than_max_parked_the_last_in_the_line_goes_back(
+    ranks: list[int], max_parked: int
+) -> None:
+    timeline = Timeline()
+    task = SimulatedTask("fetch", limits="1/day")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
+    worker.receive(SimulatedRequest(-1, task, "", 0.0))
+    requests = []
+    for number, rank in enumerate(ranks):
+        request = SimulatedRequest(number, task, "", 0.0)
+        request.rank = rank
+        worker.receive(request)
+        requests.append(request)
+    in_order = sorted(requests, key=lambda request: request.rank)
+    stay = {request for request, _ in worker.sent_back} ^ set(requests)
+    assert stay == set(in_order[:max_parked])
+
+
+def test_what_waits_when_the_connection_is_lost_is_given_back() -> None:
+    timeline = Timeline()
+    tasks = make_tasks()
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), tasks)
+    requests = [SimulatedRequest(number, tasks[number % 4], "a", 9.0) for number in range(60)]
+    for request in requests:
+        worker.receive(request)
+    timeline.run_for(1.0)
+    worker.semaphore.clear()
+    worker.gate.close()
+    started = {request for request, _ in worker.started}
+    assert started
+    assert set(worker.given_back) == set(requests) - started
+    assert len(worker.given_back) == len(requests) - len(started)

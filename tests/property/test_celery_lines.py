@@ -29,11 +29,17 @@ class LinesAgainstAModel(RuleBasedStateMachine):
         self.asking: dict[Name, Line[int]] = {}
         self.left: list[int] = []
 
-    @rule(name=st.sampled_from(NAMES), kept_s=st.sampled_from([3.0, 20.0, float("inf")]))
-    def add(self, name: Name, kept_s: float) -> None:
-        entry = self.lines.add(*name, self.number, 1, self.now_s + kept_s)
+    @rule(
+        name=st.sampled_from(NAMES),
+        kept_s=st.sampled_from([3.0, 20.0, float("inf")]),
+        rank=st.sampled_from([0, 0, 0, 3, 9]),
+    )
+    def add(self, name: Name, kept_s: float, rank: int) -> None:
+        entry = self.lines.add(*name, self.number, 1, self.now_s + kept_s, rank)
         self.entries[self.number] = entry
-        self.queues.setdefault(name, []).append(self.number)
+        queue = self.queues.setdefault(name, [])
+        queue.append(self.number)
+        queue.sort(key=lambda number: self.entries[number].rank)  # stable: by arrival in a rank
         self.states.setdefault(name, "ready")
         self.kept_until[self.number] = self.now_s + kept_s
         self.number += 1
@@ -58,14 +64,16 @@ class LinesAgainstAModel(RuleBasedStateMachine):
         """The first task of a line starts, or the line waits."""
         name = data.draw(st.sampled_from(sorted(self.asking)))
         line = self.asking.pop(name)
+        head = line.head
+        assert head is not None
         if wait_s is None:
-            head = line.head
-            assert head is not None
             self.remove(name, head)
             self.lines.ask_again(line)
             if name in self.states:
                 self.states[name] = "ready"
         else:
+            if wait_s == 7.0:
+                head.admit()  # under a paced limit: it stays the first
             self.lines.wait(line, self.now_s + wait_s)
             self.lines.park(line)
             self.states[name] = "waiting"
@@ -123,8 +131,9 @@ class LinesAgainstAModel(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        for line in self.lines.clear():
-            assert line.state == "gone"
+        lines, dropped = list(self.lines), self.lines.clear()
+        assert sorted(dropped) == sorted(n for queue in self.queues.values() for n in queue)
+        assert all(line.state == "gone" for line in lines)
         assert all(entry.left for entry in self.entries.values())
         self.begin()
 

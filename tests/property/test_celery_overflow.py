@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Decision, Limit, Limiter, StoreUnavailable
-from distwindow.contrib.celery.fleet_turns import FleetTurns
+from distwindow.contrib.celery.admission import FleetTurns
 from distwindow.core.key import AnyKey
 from distwindow.store.memory import MemoryStore
 from tests.celery_workers.simulated import (

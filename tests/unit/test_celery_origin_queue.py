@@ -15,12 +15,12 @@ from kombu.entity import Exchange, Queue
 from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
-from distwindow.contrib.celery.origin_queue import (
+from distwindow.contrib.celery.send_back import (
     can_be_reached,
     origin_queue,
+    publish_copy,
     restore_delivery,
 )
-from distwindow.contrib.celery.send_back import publish_copy
 
 ETA = datetime(2030, 1, 2, tzinfo=timezone.utc)
 WORDS = st.sampled_from(["a", "b", "c"])

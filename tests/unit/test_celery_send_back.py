@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kombu.transport import pyamqp, redis, virtual
 from kombu.utils.uuid import uuid
 
-from distwindow.contrib.celery.send_back import can_be_sent_back, publish_copy
+from distwindow.contrib.celery.send_back import can_be_sent_back, line_rank, publish_copy
 
 ETA = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=timezone.utc)
 NEW_FOR_EACH_DELIVERY = {"delivery_tag"}
@@ -82,3 +84,19 @@ def test_a_message_of_task_protocol_1_is_not_sent_back() -> None:
     app = Celery("test", broker="memory://", set_as_current=False)
     app.conf.task_protocol = 1
     assert not can_be_sent_back(publish_and_get(app, uuid()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranked"),
+    [
+        (redis.Channel, [0, 0, 3, 9, 0]),
+        (pyamqp.Channel, [0, -2, -3, -9, 0]),
+        (virtual.Channel, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_the_order_of_priorities_is_that_of_the_transport(kind: Any, ranked: list[int]) -> None:
+    """Redis serves its steps 0, 3, 6 and 9 in this order, RabbitMQ the largest number first."""
+    channel: Any = kind.__new__(kind)
+    given = [{"priority": priority} for priority in (0, 2, 3, 9)]
+    messages = [SimpleNamespace(channel=channel, properties=one) for one in [*given, {}]]
+    assert [line_rank(message) for message in messages] == ranked

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import Any
 
 import pytest
@@ -16,14 +19,18 @@ from distwindow import (
     BreakerOpen,
     CircuitBreaker,
     ConfigurationError,
+    DegradeRule,
     ErrorCount,
     ErrorRatio,
+    Guard,
     Key,
     Limiter,
     RateLimitExceeded,
     SlowRatio,
 )
 from distwindow.failure_types import FailureTypes
+from distwindow.protocol.breaker_commands import BreakerFlush
+from distwindow.store.memory import MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
 NAN, INF = float("nan"), float("inf")
@@ -102,6 +109,124 @@ def test_an_open_for_that_is_over_before_all_have_heard_of_it_is_refused(
         kind(url, rule)
     kind(url, rule, sync_interval=0.2)
     kind("memory://", rule)  # every call asks
+
+
+@pytest.mark.parametrize("changed", [f.name for f in dataclasses.fields(SlowRatio)])
+def test_breakers_whose_rules_differ_do_not_share_calls_or_probes(changed: str) -> None:
+    """One inside the other on one key: both close again, and each has counted each call once."""
+    inner_rule = SlowRatio(0.02, min_calls=4)
+    more = {"buckets": 5, "ratio": 0.75}.get(changed, getattr(inner_rule, changed) * 2)
+    outer_rule = dataclasses.replace(inner_rule, **{changed: more})
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    inner = CircuitBreaker(store, inner_rule, time=clock)
+    outer = CircuitBreaker(store, outer_rule, time=clock)
+
+    def call(seconds: float) -> None:
+        with outer.call("k"), inner.call("k"):
+            clock.advance(seconds)
+
+    for _ in range(3):
+        call(1)
+    reads = [
+        BreakerFlush((), rule=breaker.rule, name=breaker._states.of_key("k").name)
+        for breaker in (outer, inner)
+    ]
+    assert [store.execute(read).total for read in reads] == [3, 3]
+    with suppress(BreakerOpen):
+        while True:
+            call(1)
+    for _ in range(60):
+        clock.advance(1)
+        with suppress(BreakerOpen):
+            call(0)
+    assert (outer.state("k"), inner.state("k")) == ("closed", "closed")
+
+
+def call_in_entry(breaker: Any, body: Callable[[], object]) -> None:
+    with Limiter("memory://", "100/second").entry("k", breaker=breaker):
+        body()
+
+
+def call_in_block(breaker: Any, body: Callable[[], object]) -> None:
+    with breaker.call("k"):
+        body()
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [
+        call_in_block,
+        call_in_entry,
+        lambda breaker, body: breaker.protect("k")(body)(),
+        lambda breaker, body: copy_context().run(call_in_block, breaker, body),
+    ],
+)
+def test_a_call_inside_a_probe_belongs_to_it(enter: Any) -> None:
+    """A resource that enters itself: the inner call is let through, and the outer one decides."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    breaker = CircuitBreaker(store, RULE, time=clock)
+    again = CircuitBreaker(store, RULE, time=clock)  # as another module has it
+    rest: list[Context] = []
+
+    def inner() -> None:
+        rest.append(copy_context())
+        raise OSError
+
+    def outer() -> None:
+        with suppress(OSError):
+            enter(again, inner)
+
+    for _ in range(2):
+        with suppress(OSError):
+            call_in_block(breaker, inner)
+    clock.advance(5)
+    enter(breaker, outer)
+    assert len(rest) == 3, "the inner call was let through"
+    assert breaker.state("k") == "closed"
+    for _ in range(2):
+        with suppress(OSError):
+            call_in_block(breaker, inner)
+    with pytest.raises(BreakerOpen):
+        rest[2].run(enter, breaker, inner)  # a task that the block has left behind
+
+
+async def test_a_task_inside_a_probe_belongs_to_it() -> None:
+    clock = ManualClock()
+    breaker = AsyncCircuitBreaker("memory://", RULE, time=clock)
+
+    async def call(exc: Exception | None = None) -> None:
+        async with breaker.call("k"):
+            if exc is not None:
+                raise exc
+
+    for _ in range(2):
+        with suppress(OSError):
+            await call(OSError())
+    clock.advance(5)
+    async with breaker.call("k"):
+        await asyncio.gather(call(), call(), breaker.protect("k")(call)())
+        with suppress(OSError):
+            await call(OSError())
+        assert await breaker.state("k") == "half_open"
+    assert await breaker.state("k") == "closed"
+
+
+def test_a_guarded_resource_that_enters_itself_closes_again() -> None:
+    clock = ManualClock()
+    rule = DegradeRule("r", count=1, grade="error_count", time_window_s=5, min_request_amount=1)
+    guard = Guard("memory://", rules=[rule], time=clock)
+    for _ in range(2):
+        with suppress(OSError), guard.entry("r"):
+            raise OSError
+    with pytest.raises(BreakerOpen), guard.entry("r"):
+        pass
+    clock.advance(5)
+    with guard.entry("r"), guard.entry("r"):
+        pass
+    with guard.entry("r"):
+        pass
 
 
 def test_closing_clears_the_counts(kind: Callable[..., Any]) -> None:

@@ -43,8 +43,8 @@ THREAD = FlowRule("r", 1, grade="thread")
         ([SystemRule(qps=1), SystemRule(qps=2)], "SystemRule: there are two; give all thresholds"),
         ([FlowRule("r", 1)] * 2, "FlowRule of 'r': one with count=1 and one with count=1"),
         (
-            [DegradeRule("r", count, grade="error_count", time_window_s=1) for count in (1, 2)],
-            "DegradeRule of 'r': one with count=1 and one with count=2",
+            [DegradeRule("r", 1, grade="error_count", time_window_s=1)] * 2,
+            "DegradeRule of 'r': there are two with the same terms",
         ),
         ([FlowRule("r", 1, limit_app="a,b")], "about one origin; write a rule for each"),
         ([FlowRule("r", 1, ref_resource="s")], "ref_resource='s' has no effect with strategy"),

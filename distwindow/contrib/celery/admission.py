@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ... import Decision, Limit
+from ... import Decision, Limit, Limiter
 from ...core.errors import ConfigurationError, StoreError, short_repr
 from ...core.key import AnyKey
 from ..failure_log import FailureLog
-from .fleet_turns import FleetTurns
 from .logger import logger
 from .settings import OnStoreError
 
@@ -31,6 +30,12 @@ _FAILURES_OF_ALL = 3
 _LOG_EVERY_S = 60.0
 """How often a kind of failure of single lines is logged."""
 
+_MOST_LIMITERS = 16
+"""Each has a connection of its own. One is made for the limits of tasks that are sent back; further
+limits have no turns.
+"""
+
+MakeLimiter = Callable[[tuple[Limit, ...]], Limiter]
 Ask = Callable[[AnyKey, tuple[Limit, ...], int], Decision]
 
 
@@ -52,6 +57,39 @@ class Answer(NamedTuple):
 
 
 RUN = Answer(True, 0.0)
+
+
+class FleetTurns:
+    """Calls that take a place in the fleet's line, `Limiter.try_acquire(..., enqueue=True)`, for
+    tasks that are sent back because their worker has no room. Workers that gave out turns on their
+    own would give the same moments, and the tasks come back as many times too early as there are
+    workers.
+    """
+
+    def __init__(self, make: MakeLimiter) -> None:
+        self._make = make
+        self._limiters: dict[tuple[Limit, ...], Limiter] = {}
+        self._is_closed = False
+
+    def has_turns(self, limits: tuple[Limit, ...]) -> bool:
+        """True if there are turns under these limits: not if one is paced or warms up."""
+        if not limits or self._is_closed or any(limit.is_shaped for limit in limits):
+            return False
+        return limits in self._limiters or len(self._limiters) < _MOST_LIMITERS
+
+    def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
+        """Return the decision; `retry_after` of a refusal is the turn. Raises what `try_acquire`
+        raises.
+        """
+        limiter = self._limiters.get(limits)
+        if limiter is None:
+            limiter = self._limiters[limits] = self._make(limits)
+        return limiter.try_acquire(key, cost, enqueue=True)
+
+    def close(self) -> None:
+        self._is_closed = True
+        while self._limiters:
+            self._limiters.popitem()[1].close()
 
 
 class Admission:

@@ -28,6 +28,8 @@ _TRY_AGAIN_S = 5.0
 """After the broker has not taken a message back, or the result backend not said if a task is
 revoked.
 """
+_MOST_SENT_BACK, _SENT_BACK_IN_S = 100, 0.2
+"""So many tasks without room are sent back in so many seconds at most, for the broker's sake."""
 _CONNECTION_ENDED = object()
 """Stands among the arrivals behind those of a connection to the broker that has ended."""
 
@@ -65,6 +67,10 @@ class Gate:
         self._with_revoked: list[str] = []
         """Tasks of which some that wait here have been revoked, and are to leave now."""
         self._granted: deque[Line[Any]] = deque()
+        self._without_room: deque[Entry[Any]] = deque()
+        """What is to be sent back because there is more than `max_parked`."""
+        self._may_send_back = _MOST_SENT_BACK
+        self._may_send_back_until_s = 0.0
         self._closed = False
         self._lock = threading.Lock()
         self._pumping = False
@@ -94,9 +100,9 @@ class Gate:
         self._timer.forget()
 
     def close(self) -> None:
-        """Forget all tasks that have not been started. Their messages are not acknowledged, so the
-        broker gives them to a worker again; here they could not be acknowledged any more, because a
-        delivery tag ends with its channel.
+        """Forget all tasks that have not been started, and have the broker give them to a worker
+        again: here they could not be acknowledged any more, because a delivery tag ends with its
+        channel.
 
         Under gevent another greenlet may be at work, and wait for the store until there is a new
         connection, whose tasks are not to be forgotten.
@@ -104,7 +110,7 @@ class Gate:
         self._closed = True
         self._ended_connections += 1
         self._arrivals.append(_CONNECTION_ENDED)
-        self._slots.forget_tasks()
+        self.surroundings.give_back(self._slots.forget_tasks())
         self.pump()
 
     def limits_changed(self, tasks: list[str]) -> None:
@@ -156,7 +162,7 @@ class Gate:
             self._look_after_s = self._slots.serve(by_turns=self.lines.size > 0)
             if not self._granted:
                 # At last: one whose eta was long is overdue when it comes, and may start now.
-                return self._send_back_overdue(ends_s)
+                return self._send_back_overdue(ends_s) and self._send_back_without_room(ends_s)
             while self._granted:
                 self._serve(self._granted.popleft())
                 if around.monotonic() > ends_s:
@@ -170,6 +176,8 @@ class Gate:
                 self._forget_all()
             elif not self._ended_connections and not self._closed:
                 self._add(request)
+            else:
+                self.surroundings.give_back([request])
 
     def _take_over_changes(self) -> None:
         changed, self._changed = set(self._changed), []
@@ -192,11 +200,13 @@ class Gate:
     def _add(self, request: Any) -> None:
         task = request.task
         key, cost = self.limits.of(task).key_and_cost(request.args, request.kwargs, request.id)
-        received_s = self.surroundings.received_s(request)
-        entry = self.lines.add(task.name, key, request, cost, received_s + self._max_hold_s)
+        around = self.surroundings
+        kept_until_s = around.received_s(request) + self._max_hold_s
+        entry = self.lines.add(task.name, key, request, cost, kept_until_s, around.rank(request))
         self._watch_expiry(entry)
         if entry.line.state == "waiting":
-            self._park(entry.line, 0.0)
+            entry.parked = True
+            self._park(entry.line, 0.0, [entry])
 
     def _watch_expiry(self, entry: Entry[Any], earliest_s: float = 0.001) -> None:
         """Have `entry` looked at when it expires, too: its line may ask much later."""
@@ -232,10 +242,11 @@ class Gate:
             self._go_on(line, answer)
             self._slots.start(entry.item)
         else:
-            entry.admitted = answer.admitted
+            if answer.admitted:
+                entry.admit()
             self._slots.give_back()
             self.lines.wait(line, self.surroundings.monotonic() + answer.wait_s)
-            self._park(line, answer.wait_s)
+            self._park(line, answer.wait_s, self.lines.park(line))
 
     def _go_on(self, line: Line[Any], answer: Answer) -> None:
         """Let the next task of a line ask: at once, or when there can be a permit for it again."""
@@ -244,35 +255,44 @@ class Gate:
             self.lines.ask_again(line)
         else:
             self.lines.wait(line, self.surroundings.monotonic() + answer.left_for_s)
-            self._park(line, answer.left_for_s)
+            self._park(line, answer.left_for_s, self.lines.park(line))
 
     def _head(self, line: Line[Any]) -> Entry[Any] | None:
-        """Return the first task of a line that is to run; drop those that were revoked or have
-        expired, which Celery announces and acknowledges.
+        """Return the first task of a line that is to run; drop those that are another worker's by
+        now, and those that were revoked or have expired, which Celery announces and acknowledges.
         """
         while line.state == "asking" and (entry := line.head) is not None:
+            if self._is_taken_away(entry):
+                continue
             if not is_revoked(entry.item):
                 return entry
             self._leave(entry)
         return None
 
-    def _park(self, line: Line[Any], wait_s: float) -> None:
-        """Do what follows when tasks begin to wait for their limit."""
+    def _is_taken_away(self, entry: Entry[Any]) -> bool:
+        """Forget a task that the broker has given to another worker, as this one was frozen."""
+        if not self.surroundings.is_taken_away(entry.item):
+            return False
+        self._leave(entry)
+        self.surroundings.forget(entry.item)
+        return True
+
+    def _park(self, line: Line[Any], wait_s: float, begin: list[Entry[Any]]) -> None:
+        """Do what follows when the tasks `begin` of a line begin to wait for their limit."""
         if line.began_s is None:
             line.began_s = self.surroundings.monotonic()
             logger.info(
                 "tasks %s with the limit key %r begin to wait; the next may start in %.3f s",
                 *(line.task, line.key, wait_s),
             )
-        for entry in reversed(self.lines.park(line)):
+        for entry in begin:
             self.parked += 1
             self._adjust_prefetch()
             item = entry.item
             task_parked.send(sender=item.task, request=item, key=line.key, wait_s=wait_s)
-            # Messages with an eta are fetched without regard to the prefetch count.
-            if self.parked > self._max_parked and item.eta is not None and not entry.admitted:
-                entry.has_room = False
-                self.lines.keep_until(entry, self.surroundings.monotonic())
+            if self.parked > self._max_parked and (last := line.last_with_room) is not None:
+                last.has_room = False
+                self._without_room.append(last)
 
     def _leave(self, entry: Entry[Any]) -> None:
         if entry.left:
@@ -296,7 +316,8 @@ class Gate:
         self._raised = self.surroundings.adjust_prefetch(self._raised, wanted)
 
     def _forget_all(self) -> None:
-        self.lines.clear()
+        self.surroundings.give_back(self.lines.clear())
+        self._without_room.clear()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
@@ -311,9 +332,6 @@ class Gate:
             elif now_s >= entry.expires_s:
                 # The clock of the day has been set back, or the result backend is away.
                 self._watch_expiry(entry, _TRY_AGAIN_S)
-            elif not entry.has_room and self.parked <= self._max_parked:
-                entry.has_room = True
-                self.lines.keep_until(entry, min(entry.expires_s, entry.kept_until_s))
             elif entry.admitted and now_s < (ends := entry.kept_until_s + self._max_hold_s / 2):
                 # It starts soon, with the permits that are counted for it. Later they are lost:
                 # the broker would give the message to another worker, too.
@@ -324,9 +342,31 @@ class Gate:
                 return False
         return True
 
+    def _send_back_without_room(self, ends_s: float) -> bool:
+        """Send back what is beyond `max_parked`, some at a time. Return False if there is more that
+        may be sent back now.
+        """
+        while self._without_room:
+            entry, now_s = self._without_room[0], self.surroundings.monotonic()
+            if entry.left or entry.admitted or self.parked <= self._max_parked:
+                entry.has_room = True
+                self._without_room.popleft()
+                continue
+            if now_s >= self._may_send_back_until_s:
+                self._may_send_back = _MOST_SENT_BACK
+                self._may_send_back_until_s = now_s + _SENT_BACK_IN_S
+            if not self._may_send_back:
+                return True
+            if self.lines.any_ready or now_s > ends_s:
+                return False
+            self._without_room.popleft()
+            self._may_send_back -= 1
+            self._send_back(entry)
+        return True
+
     def _send_back(self, entry: Entry[Any]) -> None:
         request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
-        if is_revoked(request):
+        if not self._is_taken_away(entry) and is_revoked(request):
             self._leave(entry)
         # What came over a connection that has ended is delivered again: a copy would run, too.
         if entry.left or self._ended_connections:
@@ -340,7 +380,10 @@ class Gate:
         if self._ended_connections:
             return
         if self.lines.any_ready:  # one may start, so there may be room
-            self.lines.keep_until(entry, now_s)
+            if entry.has_room:
+                self.lines.keep_until(entry, now_s)
+            else:
+                self._without_room.appendleft(entry)
             return
         try:
             eta = self.surroundings.send_back(request, turns.delay_s(turn_s, now_s))
@@ -359,6 +402,9 @@ class Gate:
     def _set_timer(self, is_done: bool) -> None:
         now_s = self.surroundings.monotonic()
         next_s = self.lines.next_s() if is_done else now_s
+        if self._without_room:
+            due_s = self._may_send_back_until_s
+            next_s = due_s if next_s is None else min(next_s, due_s)
         if self._look_after_s is not None:
             look_s = now_s + self._look_after_s
             next_s = look_s if next_s is None else min(next_s, look_s)

@@ -1,9 +1,9 @@
 """The lines of tasks that wait for their limits: what waits where, in which order, until when.
 
-There is a line for each task name and limit key. Only the first task of a line asks the limiter, so
-a line costs one call per permit and one per refusal, however long it is. (What is sent back for
-want of room may cost one more: see `return_turns.py`.) Nothing here knows Celery, and time is an
-argument.
+There is a line for each task name and limit key, in the order of priority, and of arrival within a
+priority. Only the first task of a line asks the limiter, so a line costs one call per permit and
+one per refusal, however long it is. (What is sent back for want of room may cost one more: see
+`return_turns.py`.) Nothing here knows Celery, and time is an argument.
 
     state of a line   what it waits for            leaves it by
     ready             its turn to ask              pop_ready    -> asking
@@ -19,6 +19,7 @@ An empty line is gone in every state. The next task of that name and key makes a
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, Literal, TypeVar
@@ -29,6 +30,8 @@ from .schedule import Schedule
 T = TypeVar("T")
 _MOST_LEFT = 8
 """So many more tasks than twice those of a line are kept in it after they have left."""
+_FIRST = -math.inf
+"""The rank of the task whose permits are counted: none is put before it."""
 
 State = Literal["ready", "asking", "waiting", "gone"]
 
@@ -37,24 +40,32 @@ class Entry(Generic[T]):
     """One task in a line."""
 
     __slots__ = (
-        "admitted", "cost", "expires_s", "has_room", "item", "kept_until_s", "left", "line",
-        "parked",
+        "cost", "expires_s", "has_room", "item", "kept_until_s", "left", "line", "parked", "rank",
     )  # fmt: skip
 
-    def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float) -> None:
+    def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float, rank: float) -> None:
         self.line = line
         self.item = item
         self.cost = cost
+        self.rank = rank
+        """Its place in the line: the smallest is first."""
         self.parked = False
         """True once its line has waited for its limit."""
-        self.admitted = False
-        """True if its permits are counted, and only the moment of a paced limit is to come."""
         self.has_room = True
         """False if it is to be sent back because there are too many."""
         self.left = False
         self.kept_until_s = kept_until_s
         self.expires_s = math.inf
         """When it is to be looked at because it expires."""
+
+    @property
+    def admitted(self) -> bool:
+        """True if its permits are counted, and only the moment of a paced limit is to come."""
+        return self.rank == _FIRST
+
+    def admit(self) -> None:
+        """Have it stay the first of its line, as which it was admitted."""
+        self.rank = _FIRST
 
 
 class Line(Generic[T]):
@@ -76,7 +87,7 @@ class Line(Generic[T]):
         self.task = task
         self.key = key
         self.state: State = "ready"
-        self.entries: deque[Entry[T]] = deque()
+        self.entries: list[Entry[T]] = []
         """In their order; some have left already."""
         self.size = 0
         """How many have not left."""
@@ -92,9 +103,19 @@ class Line(Generic[T]):
     def head(self) -> Entry[T] | None:
         """The first task; None if all have left."""
         entries = self.entries
-        while entries and entries[0].left:
-            entries.popleft()
+        left = 0
+        while left < len(entries) and entries[left].left:
+            left += 1
+        del entries[:left]
         return entries[0] if entries else None
+
+    @property
+    def last_with_room(self) -> Entry[T] | None:
+        """The last task that is to stay, and may still be sent back; None if there is none."""
+        for entry in reversed(self.entries):
+            if entry.has_room and not entry.left:
+                return None if entry.admitted else entry
+        return None
 
     @property
     def is_admitted(self) -> bool:
@@ -119,14 +140,16 @@ class Lines(Generic[T]):
     def __len__(self) -> int:
         return len(self._lines)
 
-    def add(self, task: str, key: AnyKey, item: T, cost: int, kept_until_s: float) -> Entry[T]:
-        """Put a task at the end of its line. It is overdue at `kept_until_s`."""
+    def add(
+        self, task: str, key: AnyKey, item: T, cost: int, kept_until_s: float, rank: float = 0
+    ) -> Entry[T]:
+        """Put a task into its line, behind those of its rank. It is overdue at `kept_until_s`."""
         line = self._lines.get((task, key))
         if line is None:
             line = self._lines[task, key] = Line(task, key)
             self._ready.append(line)
-        entry = Entry(line, item, cost, kept_until_s)
-        line.entries.append(entry)
+        entry = Entry(line, item, cost, kept_until_s, rank)
+        line.entries.insert(bisect_right(line.entries, rank, key=lambda one: one.rank), entry)
         line.size += 1
         self.keep_until(entry, kept_until_s)
         self.size += 1
@@ -151,7 +174,7 @@ class Lines(Generic[T]):
         line = entry.line
         line.size -= 1
         if len(line.entries) > 2 * line.size + _MOST_LEFT:
-            line.entries = deque(entry for entry in line.entries if not entry.left)
+            line.entries = [entry for entry in line.entries if not entry.left]
         if line.head is None:
             self._drop(line)
 
@@ -168,16 +191,10 @@ class Lines(Generic[T]):
             self._due.set(line, until_s)
 
     def park(self, line: Line[T]) -> list[Entry[T]]:
-        """Mark the tasks of `line` that have come since this was last called as parked, and return
-        them, the last one first.
-        """
-        newly = []
-        for entry in reversed(line.entries):
-            if entry.parked:
-                break
+        """Mark all tasks of `line` as parked, and return those that were not."""
+        newly = [entry for entry in line.entries if not (entry.parked or entry.left)]
+        for entry in newly:
             entry.parked = True
-            if not entry.left:
-                newly.append(entry)
         return newly
 
     def advance(self, now_s: float) -> None:
@@ -222,17 +239,18 @@ class Lines(Generic[T]):
         ]
         return min(moments) if moments else None
 
-    def clear(self) -> list[Line[T]]:
-        """Drop all tasks. Return the lines, which are gone."""
-        gone = list(self._lines.values())
-        for line in gone:
+    def clear(self) -> list[T]:
+        """Drop all tasks, and return them."""
+        dropped = []
+        for line in self._lines.values():
             line.state = "gone"
+            dropped += [entry.item for entry in line.entries if not entry.left]
             for entry in line.entries:
                 entry.left = True
         self._lines, self._ready = {}, deque()
         self._due, self._kept_until = Schedule(), Schedule()
         self.size = 0
-        return gone
+        return dropped
 
     def _drop(self, line: Line[T]) -> None:
         if line.state == "waiting":

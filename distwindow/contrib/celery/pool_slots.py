@@ -49,8 +49,10 @@ class PoolSlots(Protocol):
     def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
         """Return the requests that wait for a slot and whose task is `chosen`: they do no more."""
 
-    def forget_tasks(self) -> None:
-        """Drop the tasks without limits that wait: their connection to the broker has ended."""
+    def forget_tasks(self) -> list[Any]:
+        """Drop the tasks without limits that wait, and return them: their connection to the broker
+        has ended.
+        """
 
 
 class _Waiting:
@@ -117,9 +119,10 @@ class SemaphoreSlots:
     def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
         return self._waiting.withdraw(chosen)
 
-    def forget_tasks(self) -> None:
+    def forget_tasks(self) -> list[Any]:
         # Celery has cleared the semaphore, so the lines that waited at it are not granted any more.
-        self._waiting = _Waiting()
+        forgotten, self._waiting = self._waiting.tasks, _Waiting()
+        return list(forgotten)
 
     def _use_slot(self) -> None:
         waiting = self._waiting
@@ -205,9 +208,10 @@ class CountedSlots:
     def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
         return self._waiting.withdraw(chosen)
 
-    def forget_tasks(self) -> None:
-        self._waiting.tasks.clear()
+    def forget_tasks(self) -> list[Any]:
+        forgotten = self._waiting.withdraw(lambda task: True)
         self._nothing_waits.set()
+        return forgotten
 
     def _give_to_pool(self, request: Any) -> None:
         if len(self._in_pool) >= self._prune_at:

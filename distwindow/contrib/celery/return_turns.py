@@ -59,7 +59,7 @@ class ReturnTurns:
         if answer is not None and not answer.admitted:
             return self._postponed_s(now_s + answer.wait_s, now_s)
         if answer is not None and head is not None:
-            head.admitted = True
+            head.admit()
             self._lines.stop_waiting(line)
         return self._own_turn_s(entry, now_s)
 

@@ -35,6 +35,18 @@ class Surroundings(Protocol):
     def expires_after_s(self, request: Any) -> float | None:
         """Return in how many seconds the task expires; None if it does not."""
 
+    def rank(self, request: Any) -> int:
+        """Return the place of the task in its line; the smallest is first."""
+
+    def is_taken_away(self, request: Any) -> bool:
+        """True if the broker has given the message to another worker, or may do so now."""
+
+    def forget(self, request: Any) -> None:
+        """Drop a task that is another worker's now."""
+
+    def give_back(self, requests: list[Any]) -> None:
+        """Have the broker deliver tasks again whose connection has ended. They never start here."""
+
     def can_send_back(self, request: Any) -> bool: ...
 
     def send_back(self, request: Any, delay_s: float) -> datetime:

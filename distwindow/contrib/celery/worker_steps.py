@@ -13,15 +13,24 @@ from celery.worker import state
 
 from ... import Limiter
 from ...core.limit import LimitSpec
-from .admission import Admission
+from .admission import Admission, FleetTurns
 from .autoscaling import leave_out_of_autoscaling
-from .fleet_turns import FleetTurns
 from .gate import Gate
 from .logger import logger
 from .operator_limits import OperatorLimits
-from .origin_queue import can_be_reached, origin_queue, restore_delivery
 from .pool_slots import make_slots
-from .send_back import can_be_sent_back, publish_copy
+from .send_back import (
+    GivenBack,
+    can_be_reached,
+    can_be_sent_back,
+    forget,
+    is_taken_away,
+    line_rank,
+    origin_queue,
+    publish_copy,
+    restore_delivery,
+    survive_lost_connections,
+)
 from .start_refused import ends_the_worker
 
 
@@ -31,7 +40,11 @@ def _stamp(sender: Any, request: Any, **_: Any) -> None:
     from the moment at which its eta has come. And note how the original came, if it is a copy.
     """
     request.distwindow_received_s = time.monotonic()
+    request.distwindow_received_at = time.time()
     restore_delivery(request)
+    gate = getattr(sender.controller, "distwindow_gate", None)
+    if gate is not None and request.eta is not None:
+        gate.surroundings.scheduled[request] = None
 
 
 class WorkerSurroundings:
@@ -39,11 +52,14 @@ class WorkerSurroundings:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
+        self.scheduled: dict[Any, None] = {}
+        """The requests whose eta is to come, which Celery's timer keeps."""
         self.consumer: Any = None
         """The consumer, while it is connected."""
         self._qos: Any = None
         self._max_prefetch: int | None = None
         """`max_prefetch` of `_qos` as Celery has set it."""
+        self._given_back = GivenBack()
 
     monotonic = staticmethod(time.monotonic)
 
@@ -117,6 +133,46 @@ class WorkerSurroundings:
         left: timedelta = request.expires - datetime.now(request.expires.tzinfo)
         return left.total_seconds()
 
+    def rank(self, request: Any) -> int:
+        return line_rank(request.message)
+
+    def is_taken_away(self, request: Any) -> bool:
+        return is_taken_away(request.message, _received_at(request))
+
+    def forget(self, request: Any) -> None:
+        forget(request.message)
+        state.task_ready(request)
+
+    def give_back(self, requests: list[Any]) -> None:
+        for request in requests:
+            if not request.acknowledged:
+                self._given_back.add(request.message, _received_at(request))
+        if self.consumer is not None:  # the next connection, under gevent
+            self._put_back(())
+
+    def begin_connection(self, consumer: Any) -> None:
+        self.consumer = consumer
+        survive_lost_connections(consumer.task_consumer.channel)
+        self._put_back(consumer.connection_errors)
+
+    def end_connection(self) -> None:
+        self.consumer = None
+        scheduled = list(self.scheduled)
+        self.scheduled.clear()
+        self.give_back(scheduled)
+
+    def _put_back(self, errors: tuple[type[Exception], ...]) -> None:
+        """Put back what waited for a connection that has ended. Raises `errors`."""
+        try:
+            self._given_back.put_back(self.consumer.task_consumer.channel)
+        except errors:
+            raise  # to Celery, which makes the next connection
+        except Exception as exc:
+            logger.warning(
+                "putting back the waiting tasks of a lost connection failed (%s: %s); the broker "
+                "delivers them after its visibility timeout", type(exc).__name__, exc,
+            )  # fmt: skip
+
     def can_send_back(self, request: Any) -> bool:
         message = request.message
         return can_be_sent_back(message) and can_be_reached(message, self._origin_queue(message))
@@ -137,6 +193,11 @@ class WorkerSurroundings:
     def _origin_queue(self, message: Any) -> str | None:
         consumed = self.consumer.task_consumer if self.consumer is not None else None
         return origin_queue(message, consumed, self._worker.app.amqp.queues.values())
+
+
+def _received_at(request: Any) -> float:
+    received_at: float = getattr(request, "distwindow_received_at", None) or time.time()
+    return received_at
 
 
 class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -180,7 +241,16 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         self.operator_limits = worker.distwindow_operator_limits = OperatorLimits(
             limits.stored_limits(settings), effective, gate, around
         )
-        worker.process_task = gate.process
+
+        def process(request: Any) -> None:
+            """Take a request when it has come and its eta, too. Before Celery 5.7 timers of a
+            connection that has ended go on: what it had has been given back.
+            """
+            if request.eta is None or request in around.scheduled:
+                around.scheduled.pop(request, None)
+                gate.process(request)
+
+        worker.process_task = process
 
     def start(self, worker: Any) -> None:
         gate = worker.distwindow_gate
@@ -201,14 +271,14 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
 
     def start(self, consumer: Any) -> None:
         worker = consumer.controller
-        worker.distwindow_gate.surroundings.consumer = consumer
+        worker.distwindow_gate.surroundings.begin_connection(consumer)
         worker.distwindow_gate.open()
         # Celery 5.4 clears all timers when a connection is lost.
         worker.distwindow_operator_limits.start()
 
     def stop(self, consumer: Any) -> None:
         worker = consumer.controller
+        worker.distwindow_gate.surroundings.end_connection()
         worker.distwindow_gate.close()
-        worker.distwindow_gate.surroundings.consumer = None
 
     close = terminate = stop
