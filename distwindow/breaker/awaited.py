@@ -13,7 +13,7 @@ from ..decorator import DecoratorKey
 from ..lifecycle.base import ignore_wake, raise_failure
 from ..lifecycle.tasks import AsyncLifecycle
 from ..operations.breaker import admit, send_state
-from .base import BaseBreaker, BreakerOptions, source_options
+from .base import BaseBreaker, BreakerOptions, check_is_no_function, source_options
 from .call import AsyncCall
 from .protect import F, protect_async_function
 
@@ -43,6 +43,7 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     def call(self, key: AnyKey) -> AsyncCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
+        check_is_no_function(key)
         admit = functools.partial(self._admit, key)
         return AsyncCall(self._failure_types, admit, self._finish, self._states.restarted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn, get_args
 
+from ..callables import function_name
 from ..connect import ClockChoice, LimiterOptions, store_name
 from ..consistency.breaker_source import SourceOptions
 from ..consistency.breaker_states import OnBreakerStoreError
@@ -82,6 +83,16 @@ class BaseBreaker:
     def _check_open(self) -> None:
         if self._is_closed:
             raise closed_failure("circuit breaker")
+
+
+def check_is_no_function(key: Any) -> None:
+    """Raise `TypeError` for a function in the place of the key of `call`: it would never run."""
+    if key.__class__ is not str and callable(key):
+        name = function_name(key)
+        raise TypeError(
+            f"call takes the key of a service, and never runs {name}: write "
+            f'`with breaker.call("key"): {name}()`, or @breaker.protect("key") above {name}'
+        )
 
 
 def source_options(options: BreakerOptions, clock: Clock, source: str) -> SourceOptions:

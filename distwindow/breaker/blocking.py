@@ -15,7 +15,7 @@ from ..decorator import DecoratorKey
 from ..lifecycle.base import ignore_wake, raise_failure
 from ..lifecycle.blocking import BlockingLifecycle
 from ..operations.breaker import admit, send_state
-from .base import BaseBreaker, BreakerOptions, source_options
+from .base import BaseBreaker, BreakerOptions, check_is_no_function, source_options
 from .call import Call
 from .protect import F, protect_function
 
@@ -48,6 +48,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         beginning of its block if it is refused, and counts its end. `fail()` of the object that
         `as` gives counts it as failed though it raises nothing.
         """
+        check_is_no_function(key)
         admit = functools.partial(self._admit, key)
         return Call(self._failure_types, admit, self._finish, self._states.restarted)
 

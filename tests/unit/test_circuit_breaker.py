@@ -365,6 +365,15 @@ def generator() -> Any:
     yield
 
 
+def test_a_function_in_the_place_of_the_key() -> None:
+    def pay() -> None: ...
+
+    for kind in (CircuitBreaker, AsyncCircuitBreaker):
+        breaker: Any = kind("memory://", RULE)
+        with pytest.raises(TypeError, match=r'write `with breaker\.call\("key"\): .*pay\(\)`'):
+            breaker.call(pay)
+
+
 @pytest.mark.parametrize(
     ("use", "word"),
     [
