@@ -96,7 +96,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         """Return a slot of `key` that is held already, or one that is false if all are held.
 
         It is freed by `release`, or at the end of a `with` block. While others wait in this object,
-        or in another process for the slots that are free, there is none. Raises `StoreTimeout` or `StoreUnavailable`.
+        or in another process for the slots that are free, there is none. Raises `StoreTimeout` or
+        `StoreUnavailable`.
         """
         claim = self._held.new_claim(key)
         try:
