@@ -9,7 +9,7 @@ local guard, client_now = ARGV[1], ARGV[2]
 --@include shared/slots.lua
 
 local count, freed = #ARGV - 2, 0
-if count < 1 or count > MAX_HOLDERS then is_malformed = true end
+if #KEYS ~= 1 or count < 1 or count > MAX_HOLDERS then is_malformed = true end
 for i = 1, is_malformed and 0 or count do
   if not is_holder(ARGV[2 + i]) then is_malformed = true break end
 end

@@ -8,7 +8,7 @@ local guard, client_now = ARGV[1], ARGV[2]
 --@include shared/deadline.lua
 --@include shared/slots.lua
 
-if is_malformed or #ARGV > 2 then return redis.error_reply('ERR distwindow: malformed arguments') end
+if is_malformed or #KEYS ~= 1 or #ARGV > 2 then return redis.error_reply('ERR distwindow: malformed arguments') end
 local found = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES')
 for i = 2, #found, 2 do found[i] = found[i] - now end
 return {guard, #found / 2, now, found}

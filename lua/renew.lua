@@ -10,7 +10,7 @@ local guard, client_now = ARGV[1], ARGV[3]
 
 local ttl_ms = whole(ARGV[2])
 local count = #ARGV - 3
-if count < 1 or count > MAX_HOLDERS or not ttl_ms or ttl_ms < 1 then is_malformed = true end
+if #KEYS ~= 1 or count < 1 or count > MAX_HOLDERS or not ttl_ms or ttl_ms < 1 then is_malformed = true end
 for i = 1, is_malformed and 0 or count do
   if not is_holder(ARGV[3 + i]) then is_malformed = true break end
 end

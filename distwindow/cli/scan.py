@@ -18,7 +18,7 @@ from ..protocol.keys import (
     parse_ring_name,
     ring_of_shaping,
 )
-from ..protocol.slot_commands import parse_slots_name
+from ..protocol.slot_commands import is_slots_line_name, parse_slots_name
 from ..protocol.view_commands import parse_views_name
 from .breakers import BreakerName
 from .selection import Selection, ring_key_prefix
@@ -89,6 +89,7 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
     elif not (
         is_senders_name(prefix, name)
         or is_line_name(prefix, name)
+        or is_slots_line_name(prefix, name)
         or is_priority_name(prefix, name)
         or is_operator_limits_name(prefix, name)
     ):

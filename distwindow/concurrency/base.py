@@ -14,7 +14,7 @@ from ..lifecycle.base import check_handle_sigterm
 from ..operations.held_slots import HeldSlots
 from ..operations.slot_claim import SlotClaim
 from ..operations.slots import SlotOperations
-from ..operations.wait_queue import WaitQueues
+from ..operations.wait_queue import Waiter, WaitQueues
 from ..protocol.keys import check_prefix
 
 _MAX_LIMIT = 1_000_000
@@ -122,6 +122,14 @@ class BaseKeeper:
     def is_lost(self, claim: SlotClaim) -> bool:
         """True if the slot of `claim` was lost."""
         return self._held.check_lost(claim, self._monotonic())
+
+    def leave_line(self, claim: SlotClaim, waiter: Waiter) -> None:
+        """Have the worker take the places in the line from this process, if the caller of `claim`
+        has given up, and nobody else waits here.
+        """
+        has_place = waiter.may_wait and not claim.is_renewed
+        if has_place and not self._wait_queues.count(claim.name):
+            self._held.leave_line(claim.name, self._monotonic())
 
     def abandon(self, claim: SlotClaim) -> None:
         """Have the worker free what `claim` may hold. Waits for nothing."""

@@ -85,7 +85,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
         """Return a context manager that waits for a slot of `key` at the beginning of its block,
-        behind the earlier waiters of this object, and frees it at the end.
+        behind those who came earlier, and frees it at the end.
 
         Entering raises `ConcurrencyExceeded` when there was no slot for `timeout` seconds (None: no
         timeout), `StoreTimeout` or `StoreUnavailable`; whatever it raises, nothing stays held.
@@ -95,8 +95,9 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
     def try_hold(self, key: AnyKey) -> Slot:
         """Return a slot of `key` that is held already, or one that is false if all are held.
 
-        It is freed by `release`, or at the end of a `with` block. While others wait in this object
-        for a slot of `key`, there is none. Raises `StoreTimeout` or `StoreUnavailable`.
+        It is freed by `release`, or at the end of a `with` block. While others wait in this object,
+        or in another process for the slots that are free, there is none. Raises `StoreTimeout` or
+        `StoreUnavailable`.
         """
         claim = self._held.new_claim(key)
         try:
@@ -166,9 +167,10 @@ class _Keeper(BaseKeeper):
             others_wait = self._wait_queues.count(claim.name) > 0
             refused = None
             if not others_wait:
-                refused = self.run(self._operations.try_hold(claim, timeout), claim)
+                refused = self.run(self._operations.try_hold(claim, waiter), claim)
             if refused is None or not refused.granted:
-                waiter.wait()
+                if waiter.wait():
+                    refused = None  # that was long ago
                 waiting = self._operations.wait_for_slot(claim, waiter, refused)
                 self.run(waiting, claim, waiter.sleep)
             self._held.on_granted(claim)
@@ -177,6 +179,7 @@ class _Keeper(BaseKeeper):
                 waiter.leave()
             finally:
                 waiter.leave()  # a signal handler may have raised in the first
+                self.leave_line(claim, waiter)
 
     def free(self, claim: SlotClaim) -> None:
         """Free the slot of a block that has ended. What fails is left to the worker."""

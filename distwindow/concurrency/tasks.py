@@ -133,14 +133,16 @@ class _Keeper(BaseKeeper):
             others_wait = self._wait_queues.count(claim.name) > 0
             refused = None
             if not others_wait:
-                refused = await self.run(self._operations.try_hold(claim, timeout), claim)
+                refused = await self.run(self._operations.try_hold(claim, waiter), claim)
             if refused is None or not refused.granted:
-                await waiter.wait_async()
+                if await waiter.wait_async():
+                    refused = None  # that was long ago
                 waiting = self._operations.wait_for_slot(claim, waiter, refused)
                 await self.run(waiting, claim, waiter.sleep_async)
             self._held.on_granted(claim)
         finally:
             waiter.leave()
+            self.leave_line(claim, waiter)
 
     async def free(self, claim: SlotClaim) -> None:
         """Free the slot of a block that has ended. What fails is left to the worker, and so is a

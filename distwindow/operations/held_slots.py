@@ -13,6 +13,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from ..core.errors import closed_failure, short_repr
@@ -53,6 +54,8 @@ class HeldSlots:
         self.ends_all: Callable[[], bool] = _false
         """True once the process ends, and so every slot has to be freed."""
         self._claims: dict[bytes, SlotClaim] = {}
+        self._left_lines: set[bytes] = set()
+        """The names of slots for which nobody waits here any more."""
         self._hold_call: Callable[[], object] | None = None
         self._is_closed = False
         self.after_fork()
@@ -62,6 +65,7 @@ class HeldSlots:
         for claim in self._claims.copy().values():
             claim.disown()
         self._claims = {}
+        self._left_lines = set()
         self._lock = threading.RLock()
         """Re-entrant, as a signal handler may use the limit that it has interrupted."""
         self._owner = self._find_owner()
@@ -105,6 +109,15 @@ class HeldSlots:
     def forget(self, claim: SlotClaim) -> None:
         """Drop a claim that is gone."""
         self._claims.pop(claim.holder, None)
+
+    def leave_line(self, name: bytes, now: float) -> None:
+        """Have the worker tell the store that nobody waits here for a slot of this name. It is told
+        once: if that fails, or comes before the last question of a waiter, the places of this
+        process end by themselves (`PLACE_MS`).
+        """
+        self._left_lines.add(name)
+        if self._lower_due(now):
+            self.wake()
 
     def take_free_reply(self, claim: SlotClaim, sent_at: float) -> None:
         """Take an acknowledged free of an ended claim."""
@@ -156,6 +169,11 @@ class HeldSlots:
     ) -> None:
         if everything and self.ends_all():
             self.lose_all("the process is ending", now)
+        while self._left_lines:
+            nobody_waits = replace(
+                self._new_command(self._left_lines.pop()), limit=0, is_head=True, waited_ms=()
+            )
+            outgoing.append(OutgoingCommand(nobody_waits, _ignore))
         renewed: dict[bytes, list[SlotClaim]] = {}
         freed: dict[bytes, list[SlotClaim]] = {}
         soon = now + self._ttl_ms / 6000
@@ -180,7 +198,7 @@ class HeldSlots:
             outgoing.append(OutgoingCommand(renew, partial(self._on_renewed, claims)))
 
     def reschedule(self, now: float) -> None:
-        self.next_due_at = math.inf
+        self.next_due_at = now if self._left_lines else math.inf
         for claim in self._claims.copy().values():
             self._lower_due(claim.next_due_at)
 

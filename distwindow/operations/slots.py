@@ -1,27 +1,52 @@
 """The operations of concurrency limits: ask for a slot, wait for one, give one back.
 
 A caller that was refused waits in the queue of its process, where the head asks again: when a slot
-of this process was freed, when the first deadline comes, and at the latest after LAST_POLL_S. The
-pause between two questions doubles from FIRST_POLL_S, and is shortened at random by up to a half,
-so that processes that began to wait together do not ask together.
+of this process was freed, when the first deadline comes, and after a pause. With each question it
+tells the store how long the first waiters of its process have waited. These are the places of the
+process in the line for the slots of the key, which is ordered by arrival: a caller gets a slot when
+fewer places are before its own than slots are free.
+
+    the caller                      asks                     if refused
+    `try_hold`, or `timeout=0`      after all places         changes nothing
+    the first of its process        after all places         takes a place
+    waits, and others before it     not
+    waits as the head               with the arrivals of     the first MAX_PLACES waiters of the
+                                    the first waiters        process have places; if granted, those
+                                                             behind it
+    gives up, and others wait       the next head asks
+    gives up, and none waits        the worker asks for      the process has no place
+                                    nothing (`nobody_waits`)
+
+A process that has not asked for PLACE_MS has no place any more, until it asks again: so one that is
+killed, and a place of which the removal was lost, keep a free slot from others for no longer.
+
+The pause is a part of the time since a slot was granted or renewed the last time, more for those
+who are further back in the line: so a slot stays free for a small part of the time between two
+grants, and a line costs the store about as many questions for each grant however long that takes.
+It is shortened at random by up to a half, so that processes do not ask together.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..core.errors import ConcurrencyExceeded, DistwindowError, StoreError
 from ..core.slot_stats import ConcurrencyStats, Holder
-from ..protocol.slot_commands import Free, HolderName, Holders, HoldReply
+from ..protocol.slot_commands import MAX_PLACES, Free, Hold, HolderName, Holders, HoldReply
 from .held_slots import HeldSlots
 from .slot_claim import SlotClaim
 from .steps import Operation, Sleep, send
 from .wait_queue import Waiter, WaitQueues
 
-FIRST_POLL_S = 0.02
-LAST_POLL_S = 0.2
-"""Seconds between two questions of a waiting process, the first and the longest pause."""
+MIN_POLL_S = 0.005
+MAX_POLL_S = 0.2
+"""Seconds between two questions of a waiting process."""
+_POLL_SHARE = 0.25
+"""The pause of the first in the line, as a part of the time since a slot was granted. A slot so
+stays free for about a tenth of that.
+"""
 _RETRY_S = 0.01
 """Seconds before a hold whose reply was lost is sent again, the first time; then it doubles."""
 
@@ -46,13 +71,13 @@ class SlotOperations:
         self.request_timeout = timeout / 2
         """Seconds until a request counts as lost."""
 
-    def try_hold(self, claim: SlotClaim, patience: float | None = None) -> Operation[HoldReply]:
+    def try_hold(self, claim: SlotClaim, waiter: Waiter | None = None) -> Operation[HoldReply]:
         """Ask once for a slot. Nobody must overtake those that wait in this process: while there
-        are some, this is refused. `patience`: see `_ask`.
+        are some, this is refused. `waiter`: of a caller that waits if it is refused.
         """
         if self._queues.count(claim.name):
             return HoldReply(False, claim.command.limit, 0, 0)
-        return (yield from self._ask(claim, patience))
+        return (yield from self._ask(claim, waiter))
 
     def wait_for_slot(
         self, claim: SlotClaim, waiter: Waiter, refused: HoldReply | None
@@ -62,17 +87,17 @@ class SlotOperations:
 
         Raises `ConcurrencyExceeded` when the waiter's timeout is over.
         """
-        pause, reply = FIRST_POLL_S, refused
+        reply = refused
         while True:
             if waiter.remaining_s == 0.0:
                 raise exceeded(claim, reply or HoldReply(False, claim.command.limit, 0, 0))
             if reply is None or reply is not refused:
-                reply = yield from self._ask(claim, waiter.remaining_s)
+                reply = yield from self._ask(claim, waiter, is_head=True)
                 if reply.granted:
                     return reply
             refused = None
-            seconds = pause * (1 - self._jitter() / 2)
-            pause = min(2 * pause, LAST_POLL_S)
+            seconds = (reply.ahead + 1) * reply.age_ms / 1000 * _POLL_SHARE
+            seconds = min(max(seconds, MIN_POLL_S), MAX_POLL_S) * (1 - self._jitter() / 2)
             if reply.ends_ms > 0:
                 seconds = min(seconds, reply.ends_ms / 1000)
             left = waiter.remaining_s
@@ -109,19 +134,21 @@ class SlotOperations:
             reply.now_ms,
         )
 
-    def _ask(self, claim: SlotClaim, patience: float | None) -> Operation[HoldReply]:
-        """Send the hold, and again if its reply is lost, for `patience` seconds (None: as long as
-        the store has to answer): to hold a slot that is held already only extends it.
+    def _ask(
+        self, claim: SlotClaim, waiter: Waiter | None, *, is_head: bool = False
+    ) -> Operation[HoldReply]:
+        """Send the hold, and again if its reply is lost, until the timeout of `waiter` is over, and
+        for as long as the store has to answer: to hold a slot that is held already only extends it.
         """
-        began = self._monotonic()
-        give_up_at = began + max(self._timeout, patience or 0.0)
+        patience = None if waiter is None else waiter.remaining_s
+        give_up_at = self._monotonic() + max(self._timeout, patience or 0.0)
         pause = _RETRY_S
         while True:
             self._held.hold_call()
             sent_at = self._monotonic()
             claim.on_send(sent_at + self.request_timeout)
             try:
-                reply: HoldReply = yield claim.command
+                reply: HoldReply = yield _with_places(claim.command, waiter, is_head=is_head)
             except DistwindowError as exc:
                 claim.on_failure(exc, sent_at)
                 is_unknown = isinstance(exc, StoreError) and exc.charged is None
@@ -131,7 +158,15 @@ class SlotOperations:
                 claim.on_reply(reply, sent_at)
                 return reply
             yield Sleep(pause)
-            pause = min(2 * pause, LAST_POLL_S)
+            pause = min(2 * pause, MAX_POLL_S)
+
+
+def _with_places(command: Hold, waiter: Waiter | None, *, is_head: bool) -> Hold:
+    """Return the command with which this waiter asks."""
+    if waiter is None or not waiter.may_wait:
+        return command
+    waited_ms = waiter.first_waited_ms(MAX_PLACES) if is_head else (waiter.waited_ms,)
+    return replace(command, is_head=is_head, waited_ms=waited_ms)
 
 
 def exceeded(claim: SlotClaim, reply: HoldReply) -> ConcurrencyExceeded:

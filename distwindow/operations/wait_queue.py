@@ -26,6 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ..core.charge import Charge
@@ -52,9 +53,15 @@ class Waiter:
         self._queues = queues
         self._clock = queues.clock
         self._name = name
-        self._deadline = None if timeout is None else self._clock.monotonic() + timeout
+        self._began_at = self._clock.monotonic()
+        self._deadline = None if timeout is None else self._began_at + timeout
         self._queue: _Queue | None = None
         self._wake_up = WakeUp()
+
+    @property
+    def may_wait(self) -> bool:
+        """False with `timeout=0`."""
+        return self._deadline != self._began_at
 
     @property
     def remaining_s(self) -> float | None:
@@ -63,17 +70,31 @@ class Waiter:
             None if self._deadline is None else max(0.0, self._deadline - self._clock.monotonic())
         )
 
-    def wait(self) -> None:
-        """Join the queue, and wait until those before have been served or the timeout is over."""
+    def wait(self) -> bool:
+        """Join the queue, and wait until those before have been served or the timeout is over.
+        Return False if there were none.
+        """
         self._join()
+        waited = False
         while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
+            waited = True
             self._wake_up.sleep(left)
+        return waited
 
     def leave(self) -> None:
         """Leave the queue, and wake the next waiter."""
         queue = self._queue
         if queue is not None:
             self._queues.leave(self, queue, self._name)
+
+    def first_waited_ms(self, count: int) -> tuple[int, ...]:
+        """Return how long each of the first `count` waiters of the queue has waited, ms."""
+        return tuple(waiter.waited_ms for waiter in self._queues.first(self._name, count))
+
+    @property
+    def waited_ms(self) -> int:
+        """How long it has waited, ms."""
+        return round((self._clock.monotonic() - self._began_at) * 1000)
 
     def wake(self) -> None:
         """Have the waiter look whether it is the head now."""
@@ -207,11 +228,14 @@ class AsyncWaiter(Waiter):
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
-    async def wait_async(self) -> None:
+    async def wait_async(self) -> bool:
         """Do as `Waiter.wait`."""
         self._join()
+        waited = False
         while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
+            waited = True
             await self.sleep_async(left)
+        return waited
 
     async def sleep_async(self, seconds: float | None) -> None:
         """Sleep until woken or `seconds` have passed; None: no end."""
@@ -306,6 +330,12 @@ class WaitQueues:
             queue = self._queues.get(name)
             if queue is not None and queue.waiting:
                 queue.waiting[0].wake()
+
+    def first(self, name: bytes, count: int) -> list[Waiter]:
+        """Return the first waiters in the queue of this name."""
+        with self._lock:
+            queue = self._queues.get(name)
+            return [] if queue is None else list(islice(queue.waiting, count))
 
     def count(self, name: bytes) -> int:
         """Return how many wait in the queue of this name."""

@@ -75,7 +75,9 @@ def shaping_name(ring: bytes) -> bytes:
 
 
 def line_name(ring: bytes) -> bytes:
-    """Return the Redis key of the hash with the virtual line of a ring."""
+    """Return the Redis key of the hash with the virtual line of a ring, and of the sorted set with
+    the line for slots.
+    """
     return ring + _LINE
 
 

@@ -1,7 +1,8 @@
 """The commands of concurrency limits: calls of the scripts `hold`, `renew`, `free` and `holders`.
 
 The slots of a resource are a sorted set, `prefix:{resource}:slots`: who holds one, scored by the
-deadline until which it is held (lua/README.md).
+deadline until which it is held. Those who wait for one stand in its line, a second sorted set
+(lua/README.md).
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import Any, ClassVar, NamedTuple
 from ..core.key import AnyKey
 from .arguments import time_argument
 from .frames import Command, Reply, ScriptReply
-from .keys import ring_name_prefix, unescape
+from .keys import line_name, ring_name_prefix, unescape
 
 _SLOTS = b":slots"
 _NAME = re.compile(rb"\{([^{}]*)\}([^{}]*):slots", re.DOTALL)
 
 MAX_HOLDERS = 1000
 """Holders that one `renew` or `free` may name."""
+MAX_PLACES = 8
+"""Places that a process may have in a line."""
+PLACE_MS = 1000
+"""For how long it has them after it has asked."""
 MAX_OWNER_CHARS = 32
 """Characters of the owner in a holder's name. With them a name is about 64 bytes long, and so a
 sorted set of up to 128 holders keeps its compact form (`zset-max-listpack-value`)."""
@@ -42,13 +47,19 @@ def parse_slots_name(prefix: str, name: bytes) -> str | None:
     return f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
 
 
+def is_slots_line_name(prefix: str, name: bytes) -> bool:
+    """True if `name` is that of the line of some slots of this prefix."""
+    slots = name.removesuffix(line_name(b""))
+    return slots != name and parse_slots_name(prefix, slots) is not None
+
+
 class HolderName(NamedTuple):
     """What a holder is called in the store. Its id is one that no other holder has."""
 
     limit: int
     ttl_ms: int
     id: str
-    """Letters, digits and points."""
+    """Letters, digits and points; up to the first point it names the process."""
     owner: str
     """The process, for people: printable ASCII without spaces."""
 
@@ -78,6 +89,10 @@ class HoldReply(NamedTuple):
     """Time until the holder's own deadline; if refused, until the first deadline of the others."""
     now_ms: int
     """The store's time."""
+    ahead: int = 0
+    """If refused: how many places in the line are before this one."""
+    age_ms: int = 0
+    """If refused: how long ago a slot was granted or renewed the last time."""
 
 
 class RenewReply(NamedTuple):
@@ -117,8 +132,9 @@ class SlotCommand(Command[Reply]):
 
 @dataclass(slots=True, eq=False)
 class Hold(SlotCommand[HoldReply]):
-    """Give `holder` a slot for `ttl_ms`, unless as many as `limit` are held. May be sent again: a
-    holder that has a slot keeps it, and its deadline is extended.
+    """Give `holder` a slot for `ttl_ms`, unless as many as `limit` are held, or those before it in
+    the line can use all that are free. May be sent again: a holder that has a slot keeps it, and
+    its deadline is extended.
     """
 
     script: ClassVar[str] = "hold"
@@ -126,13 +142,30 @@ class Hold(SlotCommand[HoldReply]):
     limit: int = 1
     ttl_ms: int = 1
     holder: bytes = b""
+    is_head: bool = False
+    """True if it asks as the first of those who wait in its process. Otherwise all places are
+    before it, those of its process, too.
+    """
+    waited_ms: tuple[int, ...] = ()
+    """How long each has waited that gets a place in the line if this is refused: of a head, the
+    first waiters of its process, itself before all, which lose the places that they have; if it is
+    granted, those behind it get places. Of another, only itself, and only while its process has no
+    place. Empty: none gets one.
+    """
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [self.slots_name, line_name(self.slots_name)]
 
     def arguments(self) -> list[bytes | int | str]:
         arguments: list[bytes | int | str] = [self.limit, self.ttl_ms, self.holder]
+        if self.is_head or self.waited_ms:
+            asks = "head" if self.is_head else "new"
+            return [*arguments, time_argument(self.now_ms), asks, *self.waited_ms]
         return arguments if self.now_ms is None else [*arguments, self.now_ms]
 
     def reply(self, raw: ScriptReply) -> HoldReply:
-        return HoldReply(bool(raw[3]), raw[1], raw[4], raw[2])
+        return HoldReply(bool(raw[3]), raw[1], raw[4], raw[2], *raw[5:])
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from ..core.errors import ConfigurationError
+from ..core.interrupts import is_interruption
 from ..core.key import AnyKey
 from ..core.minute_view import ALL_ORIGINS, SECONDS
 from ..core.stats import Bucket
@@ -113,7 +115,16 @@ class ViewRead(Command[ViewReadReply]):
         return ["" if self.now_ms is None else self.now_ms]
 
     def reply(self, raw: ScriptReply) -> ViewReadReply:
-        return ViewReadReply(parse_views(hash_fields(raw[3]), raw[2]), raw[2])
+        try:
+            return ViewReadReply(parse_views(hash_fields(raw[3]), raw[2]), raw[2])
+        except ValueError as exc:
+            if is_interruption(exc):
+                raise
+            name = self.name.decode("utf-8", "backslashreplace")
+            raise ConfigurationError(
+                f"the hash {name!r} holds no minute views ({exc}); use a prefix that no other "
+                "program uses"
+            ) from exc
 
 
 VIEW_COMMANDS: dict[str, type[Command[ViewFlushReply] | Command[ViewReadReply]]] = {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from ..core.errors import ConfigurationError
+from ..protocol.keys import line_name
 from ..protocol.slot_commands import (
+    MAX_PLACES,
+    PLACE_MS,
     Free,
     FreeReply,
     Hold,
@@ -36,8 +41,8 @@ def slot_handlers(
 
 
 class MemorySlots:
-    """The deadlines of holders (ms), by resource. Not safe to share between threads: the store that
-    owns it has a lock.
+    """The deadlines of holders (ms), by the name of the slots, and the scores of a line, by its
+    name (lua/README.md). Not safe to share between threads: the store that owns it has a lock.
     """
 
     def __init__(self, deadlines: dict[bytes, dict[bytes, int]]) -> None:
@@ -54,19 +59,41 @@ class MemorySlots:
     def _hold(self, command: Hold, now: int) -> HoldReply:
         known = self._deadlines.get(command.slots_name, {})
         live = {holder: deadline for holder, deadline in known.items() if deadline > now}
-        if command.holder in live or len(live) < command.limit:
+        line = _Line(self._deadlines.get(line_name(command.slots_name), {}), now)
+        name = HolderName.parse(command.holder)
+        process = b"" if name is None else name.id.partition(".")[0].encode()
+        # Who stands behind another of its process has not waited for longer.
+        arrivals = [max(0, now - waited) for waited in accumulate(command.waited_ms, min)]
+        if command.is_head:
+            line.leave(process)
+        ahead = line.count_before(arrivals[0] if command.is_head and arrivals else math.inf)
+        granted = command.holder in live or ahead < command.limit - len(live)
+        if command.is_head or not granted:
+            line.take_places(process, arrivals[1:] if granted else arrivals)
+        self._put(line_name(command.slots_name), line.scores, now)
+        if granted:
             live[command.holder] = now + command.ttl_ms
-            if not known and len(self._deadlines) >= self._sweep_size:
-                self._sweep(now)
-            self._deadlines[command.slots_name] = live
+            self._put(command.slots_name, live, now)
             return HoldReply(True, len(live), command.ttl_ms, now)
         for holder, deadline in live.items():
             # It was written before the clock was set back: see hold.lua.
             own_ttl_ms = _ttl_ms(holder)
             if deadline - now > max(command.ttl_ms, own_ttl_ms):
                 known[holder] = now + own_ttl_ms
-        first = min((known[h] for h in live if known[h] > now), default=now)
-        return HoldReply(False, len(live), first - now, now)
+        deadlines = [known[h] for h in live if known[h] > now]
+        last = max((at for at in deadlines if at <= now + command.ttl_ms), default=None)
+        age_ms = 0 if last is None else now + command.ttl_ms - last
+        first = min(deadlines, default=now)
+        return HoldReply(False, len(live), first - now, now, ahead, age_ms)
+
+    def _put(self, name: bytes, scores: dict[bytes, int], now: int) -> None:
+        """Keep a set that may be new; an empty one is not kept."""
+        if not scores:
+            self._deadlines.pop(name, None)
+            return
+        if name not in self._deadlines and len(self._deadlines) >= self._sweep_size:
+            self._sweep(now)
+        self._deadlines[name] = scores
 
     def _renew(self, command: Renew, now: int) -> RenewReply:
         deadlines = self._deadlines.get(command.slots_name, {})
@@ -95,13 +122,47 @@ class MemorySlots:
         return HoldersReply({holder: ends_ms for ends_ms, holder in live}, now)
 
     def _sweep(self, now: int) -> None:
-        """Drop the resources of which no slot is held any more. It is done again when their number
-        has doubled, so the cost per call is constant.
+        """Drop the resources of which no slot is held any more, and the lines in which nobody
+        waits. It is done again when their number has doubled, so the cost per call is constant.
         """
-        idle = [name for name, held in self._deadlines.items() if max(held.values()) <= now]
+        end = line_name(b"")
+        idle = [
+            name
+            for name, scores in self._deadlines.items()
+            if (-min(scores.values()) if name.endswith(end) else max(scores.values())) <= now
+        ]
         for name in idle:
             del self._deadlines[name]
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._deadlines))
+
+
+class _Line:
+    """The line of a resource, without the places of processes that have told nothing for a while:
+    see lua/shared/slot_line.lua.
+    """
+
+    def __init__(self, scores: dict[bytes, int], now: int) -> None:
+        self._now = now
+        self.scores = scores.copy()
+        for process, score in scores.items():
+            if score < 0 and not now < -score <= now + PLACE_MS:
+                self.leave(process)
+
+    def leave(self, process: bytes) -> None:
+        """Take the places of `process` from it."""
+        for name in (process, *(b"%s.%d" % (process, i + 1) for i in range(MAX_PLACES))):
+            self.scores.pop(name, None)
+
+    def count_before(self, arrival: float) -> int:
+        """Return how many waiters have come before `arrival`."""
+        return sum(0 <= score < arrival for score in self.scores.values())
+
+    def take_places(self, process: bytes, arrivals: list[int]) -> None:
+        """Give `process` these places, unless it has some."""
+        if arrivals and process not in self.scores:
+            self.scores[process] = -(self._now + PLACE_MS)
+            for i, arrival in enumerate(arrivals):
+                self.scores[b"%s.%d" % (process, i + 1)] = arrival
 
 
 def _ttl_ms(holder: bytes) -> int:

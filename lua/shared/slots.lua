@@ -35,5 +35,5 @@ local function renew_expiry()
 end
 
 -- The time of the call as an argument is a whole number; so are those that `TIME` gives.
-local is_malformed = #KEYS ~= 1 or not (now >= 0 and now <= MAX_TOTAL)
+local is_malformed = not (now >= 0 and now <= MAX_TOTAL)
   or client_now and string.find(client_now, '%D')

@@ -20,6 +20,8 @@ class Held(NamedTuple):
     process: str
     told: bool
     """Whether it was then told that the slot was lost."""
+    asked: float = 0.0
+    """When it asked for the slot."""
 
 
 def held_spans(logs: ClientLogs) -> list[Held]:
@@ -28,7 +30,8 @@ def held_spans(logs: ClientLogs) -> list[Held]:
     for process, line in logs.having("slot"):
         name = process, line["slot"]
         if name not in found:
-            found[name] = Held(line["key"], line["at"], line["at"], process, line["lost"])
+            at, asked = line["at"], line.get("asked", 0.0)
+            found[name] = Held(line["key"], at, at, process, line["lost"], asked)
         elif line["lost"]:
             found[name] = found[name]._replace(told=True)
         else:
@@ -57,6 +60,29 @@ def check_at_most(spans: Iterable[Held], limit: int, history: Iterable[Any] = ()
                 raise Violation(
                     f"{len(now)} slots of {key!r} are held at once, of {limit}",
                     [*history, *(one._asdict() for one in now)],
+                )
+    return most
+
+
+def check_order(
+    spans: Sequence[Held], bound_ms: float, logs: ClientLogs, history: Iterable[Any] = ()
+) -> float:
+    """Raise `Violation` if somebody got a slot before another who had asked for it more than
+    `bound_ms` earlier, and whose process did not pause meanwhile. Return the most, ms.
+    """
+    most = 0.0
+    for span in spans:
+        for other in spans:
+            if other.key != span.key or other.began >= span.began:
+                continue
+            later_ms = other.asked - span.asked
+            if later_ms > most:
+                later_ms -= logs.paused_ms(span.process, span.asked, span.began)
+                most = max(most, later_ms)
+            if later_ms > bound_ms:
+                raise Violation(
+                    f"a slot of {span.key!r} went to one who had asked {later_ms:.0f} ms later",
+                    [*history, span._asdict(), other._asdict()],
                 )
     return most
 

@@ -3,6 +3,8 @@
 `shared`: over a faulty link, with kills, freezes, forks, interruptions and cancellations: never
 more slots are held than the limit, and none stays held.
 `taken`: an operator takes all slots of a key away now and then: each holder is told.
+`order`: callers wait in processes that are frozen, killed and forked: nobody is overtaken by those
+who came more than `BOUND_MS` later.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from tests.attack.client import now_ms
 from tests.attack.client_logs import ClientLogs, read_client_logs
 from tests.attack.faulty_fleet import ALL_FAULTS, PROCESS_FAULTS, FaultyFleet
 from tests.attack.harness import Run, Violation, derive_seed
-from tests.attack.slot_checks import check_at_most, check_told, held_spans
+from tests.attack.slot_checks import check_at_most, check_order, check_told, held_spans
 from tests.servers import Standalone
 
-VARIANTS = ["shared", "taken"]
+VARIANTS = ["shared", "taken", "order"]
 RUN_S = 8.0
 TTL_S, TIMEOUT_S = 1.0, 0.2
 SLACK_MS = 500
 """What a busy machine may add to a time, beyond the pauses that a process has noticed."""
+BOUND_MS = SLACK_MS
+"""By how much later those may have come who overtake a process that did not pause."""
+WAITS_S = 5.0
 
 
 def slots(run: Run) -> None:
@@ -36,19 +41,23 @@ def slots(run: Run) -> None:
             return
         rng = random.Random(derive_seed(run.seed, "slots", turn))
         variant = run.only or rng.choice([*VARIANTS, "shared"])
-        seconds = min(RUN_S, max(2.0, left - 2))
+        seconds = min(RUN_S, max(4.0 if variant == "order" else 2.0, left - 2))
         with Standalone() as server:
-            _play(run, rng, server, taken=variant == "taken", seconds=seconds)
+            _play(run, rng, server, variant, seconds)
         run.count("fleets")
 
 
-def _play(run: Run, rng: random.Random, server: Standalone, *, taken: bool, seconds: float) -> None:
+def _play(run: Run, rng: random.Random, server: Standalone, variant: str, seconds: float) -> None:
+    taken, order = variant == "taken", variant == "order"
     limit, keys = rng.randint(1, 4), ["a", "b"][: rng.randint(1, 2)]
+    if order:
+        limit, keys = 1, ["a"]
     plan = {
         "prefix": "slots", "limit": limit, "keys": keys, "ttl": TTL_S, "timeout": TIMEOUT_S,
-        "long_share": 0.3 if taken else 0.05, "planted": run.planted,
+        "long_share": 0.3 if taken else 0.0 if order else 0.05, "planted": run.planted,
+        "waits_s": WAITS_S if order else 0.0,
     }  # fmt: skip
-    faults = PROCESS_FAULTS if taken else ALL_FAULTS
+    faults = PROCESS_FAULTS if taken or order else ALL_FAULTS
     taken_at: list[tuple[str, float]] = []
     with FaultyFleet(rng, server, "slots_child", plan, faults) as fleet:
 
@@ -60,7 +69,8 @@ def _play(run: Run, rng: random.Random, server: Standalone, *, taken: bool, seco
                 taken_at.append((key, now_ms()))
                 fleet.note(f"slots of {key} deleted")
 
-        fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)], take)
+        kinds = ["sync", "async", "sync", "async"][: 4 if order else rng.randint(2, 3)]
+        fleet.run_for(seconds, kinds, take)
         history = [f"plan {plan}", *fleet.notes[-25:]]
         try:
             logs = read_client_logs(fleet.folder, run)
@@ -74,6 +84,9 @@ def _play(run: Run, rng: random.Random, server: Standalone, *, taken: bool, seco
             run.count("holders told", check_told(spans, taken_at, bound_ms, logs, history))
         else:
             run.maximum("held at once", check_at_most(spans, limit, history))
+        if order:
+            later_ms = check_order(spans, BOUND_MS, logs, history)
+            run.maximum("ms that an overtaker came later", round(later_ms))
         _check_free(server, keys, logs, history)
 
 

@@ -31,8 +31,12 @@ class Holding(Op):
         is_long = rng.random() < plan["long_share"]
         self.seconds = rng.random() * (3 * plan["ttl"] if is_long else 0.02)
         self.how = rng.choice(["hold", "hold", "try", "drop"])
+        if plan["waits_s"]:
+            self.how, self.timeout, self.seconds = "hold", plan["waits_s"], 0.01
+        self.asked = 0.0
 
     def run(self) -> None:
+        self.asked = now_ms()
         if self.how == "hold":
             with self.slots.hold(self.key, timeout=self.timeout) as slot:
                 self._use(slot)
@@ -44,6 +48,7 @@ class Holding(Op):
                 slot.release()
 
     async def run_async(self) -> None:
+        self.asked = now_ms()
         if self.how == "hold":
             async with self.slots.hold(self.key, timeout=self.timeout) as slot:
                 await self._await_use(slot)
@@ -70,7 +75,7 @@ class Holding(Op):
     def _is_held(self, slot: Any) -> bool:
         at = now_ms()  # before it looks, so that it surely had the slot at that time
         lost = bool(slot.lost)
-        self.log.write(slot=self.number, key=self.key, at=at, lost=lost)
+        self.log.write(slot=self.number, key=self.key, asked=self.asked, at=at, lost=lost)
         return not lost
 
     def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
@@ -126,11 +131,15 @@ def plant(what: str) -> None:
     """Put a fault into the library, so that a test can see that the scenario finds it."""
     from distwindow.concurrency.slot import _BaseSlot
     from distwindow.operations.held_slots import HeldSlots
+    from distwindow.protocol.slot_commands import Hold
 
     held_slots: Any = HeldSlots
     base_slot: Any = _BaseSlot
     if what == "not told":
         base_slot.lost = False
+    elif what == "no places":
+        hold: Any = Hold
+        hold.arguments = lambda self: [self.limit, self.ttl_ms, self.holder]
     elif what == "leak":
         held_slots.end = lambda *_: None
     else:

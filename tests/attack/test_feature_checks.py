@@ -180,6 +180,7 @@ def test_a_breaker_that_does_not_open_is_found() -> None:
         (slots, "shared", "one more", "are held at once, of"),
         (slots, "shared", "leak", "stay held, although no block has them"),
         (slots, "taken", "not told", "was not told within"),
+        (slots, "order", "no places", "who had asked"),
         (breakers, "bound", "lets all through", "let a call through"),
         (breakers, "bound", "own probes", "probes of the fleet run at once"),
         (breakers, "bound", "heard twice", "has heard"),

@@ -72,6 +72,20 @@ def test_stats_of_slots_alone(cli: Cli, redis_url: str, prefix: str) -> None:
         assert json.loads(cli("stats", "--slots", "--json").out)[0]["held"] == 1
 
 
+def test_the_line_of_those_who_wait_is_no_foreign_name_and_is_reset(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with Concurrency(redis_url, 1, prefix=prefix) as slots, redis.Redis.from_url(redis_url) as own:
+        mine = slots.try_hold("k")
+        shown = cli("stats")
+        own.zadd(f"{prefix}:{{k}}:slots:line", {"ab.1": 1})
+        with_line = cli("stats")
+        assert (with_line.err, len(with_line.out)) == (shown.err, len(shown.out))
+        cli("reset", "k")
+        assert not own.exists(f"{prefix}:{{k}}:slots", f"{prefix}:{{k}}:slots:line")
+        del mine
+
+
 def test_a_key_of_another_program_with_that_name_is_left_alone(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import AsyncLimiter, Key, Limiter, RateLimitExceeded, StoreError
+from distwindow import (
+    AsyncLimiter,
+    ConfigurationError,
+    Key,
+    Limiter,
+    RateLimitExceeded,
+    StoreError,
+)
 from distwindow.core.minute_view import OTHER_ORIGINS
+from distwindow.protocol.view_commands import views_name
 from tests.servers.faults import DropReply
 from tests.servers.proxy import Proxy
 from tests.unit.clock_and_stores import ManualClock, fresh_key
@@ -163,3 +171,18 @@ def test_views_alone_keep_a_process_from_ending_before_they_are_sent(
         limiter.flush()
         assert limiter._strategy.unacknowledged_counts() == 0
     limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(b"", "word;"), (b"origin", "1 2 3;"), (b"\xff", "1 2 3 4 5 6 7;")]
+)
+def test_a_hash_of_another_program_is_named(
+    redis_url: str, prefix: str, field: bytes, value: str
+) -> None:
+    name = views_name(prefix, "k")
+    with redis.Redis.from_url(redis_url) as server:
+        server.hset(name, field, value)
+    with Limiter(redis_url, "2/hour", prefix=prefix, timeout=5.0) as limiter:
+        for read in (limiter.minute, limiter.origins):
+            with pytest.raises(ConfigurationError, match=r":minute' holds no minute views"):
+                read("k")

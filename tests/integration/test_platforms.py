@@ -205,3 +205,14 @@ def test_calls_work_under_eventlet(
     run(EVENTLET, url, prefix, mode)
     with admin(url) as client:
         assert used(client, prefix, "k") == 81
+
+
+def test_without_hiredis_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['hiredis'] = None; import distwindow"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "with hiredis, which is not installed: pip install 'redis[hiredis]'"
+    )

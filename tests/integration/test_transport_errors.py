@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import ConfigurationError, StoreError, StoreUnavailable
+from distwindow import AsyncLimiter, ConfigurationError, StoreError, StoreUnavailable
 from tests.integration.harness import Harness, LimiterAdapter, admin, count_outcomes
 from tests.integration.responder import Responder, admitting
 from tests.servers import Standalone, until
@@ -251,3 +252,32 @@ def test_a_server_with_too_many_clients_is_used_again_later(harness: Harness) ->
         server.config_set("maxclients", 100)
         time.sleep(0.15)  # for 0.1 s after a failure calls fail without connecting
         assert limiter.try_acquire("k")
+
+
+@pytest.mark.event_loops
+def test_a_refusal_by_a_replica_concerns_its_own_call() -> None:
+    """Also where many calls are in flight on the connection of an event loop: each gets its own
+    answer, and not every refusal opens another connection.
+    """
+
+    async def main(url: str, server: redis.Redis) -> None:
+        async with AsyncLimiter(url, "1000/minute", timeout=5) as limiter:
+            assert await limiter.try_acquire("k")
+            server.replicaof("127.0.0.1", 1)
+            before = server.info("stats")["total_connections_received"]
+            outcomes: list[Any] = []
+            for _ in range(5):
+                calls = []
+                for number in range(100):  # of several rounds of the loop, so of several writes
+                    calls.append(asyncio.ensure_future(limiter.try_acquire(f"k{number}")))
+                    await asyncio.sleep(0)
+                outcomes += await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(one) for one in outcomes} == {StoreUnavailable}
+            assert {one.charged for one in outcomes} == {False}
+            opened = server.info("stats")["total_connections_received"] - before
+            assert opened <= 100, "a connection for each call"
+            server.replicaof("NO", "ONE")
+            assert await limiter.try_acquire("k")
+
+    with Standalone() as own, own.client() as server:
+        asyncio.run(main(own.url, server))

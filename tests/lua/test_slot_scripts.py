@@ -11,10 +11,13 @@ import pytest
 import redis
 
 from distwindow.protocol.frames import Command
+from distwindow.protocol.keys import line_name
 from distwindow.protocol.replies import PAST_DEADLINE
 from distwindow.protocol.scripts import load_script
 from distwindow.protocol.slot_commands import (
     MAX_HOLDERS,
+    MAX_PLACES,
+    PLACE_MS,
     SLOT_COMMANDS,
     Free,
     FreeReply,
@@ -47,14 +50,16 @@ class Slots:
         for number in range(held):
             assert self.run("hold", self.words(self.hold(number)))[3] == 1
 
-    def hold(self, number: int = 9) -> Hold:
-        return Hold((), T0, slots_name=self.name, limit=LIMIT, ttl_ms=TTL_MS, holder=holder(number))
+    def hold(self, number: int = 9, **asks: Any) -> Hold:
+        return Hold(
+            (), T0, slots_name=self.name, limit=LIMIT, ttl_ms=TTL_MS, holder=holder(number), **asks
+        )
 
     def command(self, name: str) -> Command[Any]:
         """Return a call that is executed, with all its arguments."""
         holders = (holder(0), holder(9))
         if name == "hold":
-            return self.hold()
+            return self.hold(is_head=True, waited_ms=(5, 4))
         if name == "renew":
             return Renew((), T0, slots_name=self.name, ttl_ms=2 * TTL_MS, holders=holders)
         if name == "free":
@@ -64,24 +69,31 @@ class Slots:
     def words(self, command: Command[Any]) -> list[Any]:
         return [GUARD, *command.arguments()]
 
-    def run(self, name: str, words: list[Any], keys: int = 1) -> Any:
+    def run(self, name: str, words: list[Any], keys: int | None = None) -> Any:
+        named = [self.name, line_name(self.name)]
+        keys = len(KEYS[name]) if keys is None else keys
         try:
-            return self.server.evalsha(load_script(name).sha, keys, *[self.name] * keys, *words)
+            return self.server.evalsha(load_script(name).sha, keys, *(2 * named)[:keys], *words)
         except redis.ResponseError as exc:
             return exc
 
     def content(self) -> Any:
-        return self.server.zrange(self.name, 0, -1, withscores=True), self.server.pttl(
-            self.name
-        ) > 0
+        names = self.name, line_name(self.name)
+        return [
+            (self.server.zrange(name, 0, -1, withscores=True), self.server.pttl(name) > 0)
+            for name in names
+        ]
 
 
 PLACES = {
-    "hold": ["guard", "limit", "ttl_ms", "holder", "now_ms"],
+    "hold": ["guard", "limit", "ttl_ms", "holder", "now_ms", "asks", "waited_ms", "waited_ms"],
     "renew": ["guard", "ttl_ms", "now_ms", "holder", "holder"],
     "free": ["guard", "now_ms", "holder", "holder"],
     "holders": ["guard", "now_ms"],
 }
+
+
+KEYS = {"hold": ["slots", "line"], "renew": ["slots"], "free": ["slots"], "holders": ["slots"]}
 
 
 def lines(name: str, word: str) -> list[str]:
@@ -92,7 +104,7 @@ def lines(name: str, word: str) -> list[str]:
 @pytest.mark.parametrize("name", SLOT_COMMANDS)
 def test_the_head_names_the_key_and_the_arguments(server: redis.Redis, name: str) -> None:
     assert load_script(name).head[0].startswith(f"{name}: ")
-    assert lines(name, "KEYS") == ["slots"]
+    assert lines(name, "KEYS") == [" ".join(KEYS[name])]
     (line,) = lines(name, "ARGV")
     named = [word.strip("[]") for word in line.split()]
     sent = Slots(server).words(Slots(server).command(name))
@@ -117,10 +129,10 @@ def test_each_reply_is_parsed_as_the_head_says() -> None:
     hold, renew, free, holders = (SLOT_COMMANDS[name](()) for name in SLOT_COMMANDS)
     assert lines("hold", "RETURN")[:2] == [
         "guard held now_ms 1 ttl_ms",
-        "guard held now_ms 0 first_ends_ms",
+        "guard held now_ms 0 first_ends_ms ahead age_ms",
     ]
     assert hold.reply([guard, 7, now, 1, 500]) == HoldReply(True, 7, 500, now)
-    assert hold.reply([guard, 7, now, 0, 400]) == HoldReply(False, 7, 400, now)
+    assert hold.reply([guard, 7, now, 0, 400, 3, 20]) == HoldReply(False, 7, 400, now, 3, 20)
     assert lines("renew", "RETURN")[0] == "guard renewed now_ms place..."
     assert renew.reply([guard, 3, now, 1, 4]) == RenewReply((0, 3), now)
     assert lines("free", "RETURN")[0] == "guard freed now_ms"
@@ -173,9 +185,9 @@ def test_arguments_missing_or_too_many_change_nothing(server: redis.Redis, name:
     fewest = {"hold": 4, "renew": 4, "free": 3, "holders": 1}[name]
     for count in range(fewest):
         assert isinstance(slots.run(name, words[:count]), redis.ResponseError)
-    too_many = [*words, *[holder(1)] * (MAX_HOLDERS + 1)]
+    too_many = [*words, *[1 if name == "hold" else holder(1)] * (MAX_HOLDERS + 1)]
     assert isinstance(slots.run(name, too_many), redis.ResponseError)
-    for keys in (0, 2):
+    for keys in {0, 1, 2, 3} - {len(KEYS[name])}:
         assert isinstance(slots.run(name, words, keys), redis.ResponseError)
     assert slots.content() == before
 
@@ -208,6 +220,20 @@ def test_as_many_holders_as_allowed_are_renewed_and_freed_by_one_call(server: re
     free = Free((), T0, slots_name=slots.name, holders=holders)
     assert slots.run("free", slots.words(free))[1] == MAX_HOLDERS
     assert server.exists(slots.name) == 0
+
+
+def test_who_is_new_takes_one_place(server: redis.Redis) -> None:
+    slots = Slots(server)
+    for asks, waited in (("new", []), ("new", [1, 1]), ("head", [1] * (MAX_PLACES + 1))):
+        words = [*slots.words(slots.hold()), asks, *waited]
+        assert malformed(slots.run("hold", words))
+
+
+def test_a_line_expires_when_nobody_asks_any_more(server: redis.Redis) -> None:
+    slots = Slots(server, held=2)
+    refused = slots.hold(is_head=True, waited_ms=(5, 4))
+    assert slots.run("hold", slots.words(refused))[3] == 0
+    assert 0 < server.pttl(line_name(slots.name)) <= PLACE_MS
 
 
 def test_the_key_expires_with_its_last_deadline(server: redis.Redis) -> None:

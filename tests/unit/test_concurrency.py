@@ -325,8 +325,8 @@ def test_waiters_are_served_in_order() -> None:
 
 
 def test_a_waiter_is_woken_by_a_release_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_operations, "FIRST_POLL_S", 3600.0)
-    monkeypatch.setattr(slot_operations, "LAST_POLL_S", 3600.0)
+    monkeypatch.setattr(slot_operations, "MIN_POLL_S", 3600.0)
+    monkeypatch.setattr(slot_operations, "MAX_POLL_S", 3600.0)
     with Concurrency("memory://", 1, ttl=3600) as shared:
 
         def hold() -> None:

@@ -41,7 +41,7 @@ class Request:
     guard's deadline needs the server's clock.
     """
 
-    __slots__ = ("_command", "_deadline", "_send_script", "asking", "guard", "node")
+    __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "guard", "node")
 
     def __init__(
         self,
@@ -52,8 +52,11 @@ class Request:
         send_script: bool = False,
         asking: bool = False,
         guard: bytes = b"",
+        generation: int | None = None,
     ) -> None:
         self.node = node
+        self.generation = node.generation if generation is None else generation
+        """That of the connection over which it is sent."""
         self.asking = asking
         """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
         self.guard = guard
@@ -106,7 +109,7 @@ def execute_once(
         elif not isinstance(raw, Exception):
             # Replies and requests no longer match on this connection, so its later replies would
             # belong to other calls, too.
-            node.invalidate_connections()
+            node.invalidate_connections(request.generation)
             raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
         else:
             error = error_reply(str(raw), node.name, command.keys[0])
@@ -114,21 +117,22 @@ def execute_once(
                 send_script = True
                 continue
             failure = failure_of_reply(node.name, error)
-            node, asking = _next_node(node, error, topology, command)
+            node, asking = _next_node(request, error, topology, command)
         if retried or settings.clock.monotonic() >= deadline:
             raise failure
         retried = True
 
 
 def _next_node(
-    node: Node, error: ErrorReply, topology: Topology, command: Command[Any]
+    refused: Request, error: ErrorReply, topology: Topology, command: Command[Any]
 ) -> tuple[Node, bool]:
     """Return where the second request goes, and whether ASKING goes before it."""
+    node = refused.node
     if (address := error.redirect()) is not None:
         asking = error.code == "ASK"
         return topology.follow_redirect(node, *address, command, permanent=not asking), asking
     if error.code in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
-        node.invalidate_connections()
+        node.on_refused(refused.generation)
         topology.request_refresh()
         return topology.node_of(command), False
     return node, False

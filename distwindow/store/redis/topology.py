@@ -6,6 +6,7 @@ retries: a client library that sends a call again, because no reply came, may ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ...protocol.frames import Command
 from .guard import ServerClock
 
 _BACKOFF_S = 0.1
-"""Seconds in which a node is not connected to again, see `Node.on_connect_failed`."""
+"""Seconds in which a node is not connected to again, see `Node.on_connect_failed`, `on_refused`."""
 
 _MIN_REFRESH_S = 1.0
 """The least number of seconds between two readings of a cluster's map of slots."""
@@ -65,12 +66,25 @@ class Node:
         """Until when connecting is not tried (monotonic seconds), and why."""
         self._failed_before = False
         """True if the last attempt to connect has failed."""
+        self._kept_until = -math.inf
+        """Until when connections are kept although the server refuses calls (monotonic seconds)."""
 
-    def invalidate_connections(self) -> None:
-        """Have every connection opened again, because the server is no longer a primary, or its
-        replies no longer match the requests.
+    def invalidate_connections(self, generation: int) -> None:
+        """Have every connection of this generation opened again before its next call, because the
+        replies of one no longer match the requests. Later ones are kept.
         """
-        self.generation += 1
+        if generation == self.generation:
+            self.generation += 1
+
+    def on_refused(self, generation: int) -> None:
+        """Note that the server has refused a call of this generation, because it is no primary any
+        more. Connections are opened again, as another server may be the primary now; but no sooner
+        than `_BACKOFF_S` after the last time, since each call may be refused.
+        """
+        now = self._clock.monotonic()
+        if generation == self.generation and now >= self._kept_until:
+            self._kept_until = now + _BACKOFF_S
+            self.generation += 1
 
     def on_connect_failed(self, why: object, *, slow: bool = False) -> None:
         """Note that connecting failed. After the second failure in a row, or if it took a whole

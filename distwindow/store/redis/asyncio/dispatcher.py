@@ -72,7 +72,9 @@ class LoopDispatcher:
         self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
         self._connections: dict[Node, PipelinedConnection] = {}
         self._retired: set[PipelinedConnection] = set()
-        """Connections that were too slow for a call, and may still bring replies to others."""
+        """Connections that were too slow for a call, or were given up after an earlier reply. They
+        may still bring replies to others.
+        """
         self._shutdown_hook = self._end_with_loop()
         with suppress(StopIteration):
             self._shutdown_hook.__anext__().send(None)  # up to its `yield`
@@ -207,8 +209,13 @@ class LoopDispatcher:
         assert self.topology is not None
         sent = None
         if batch.connection is not None:  # `_send_tick` has sent its frame without an execution
+            connection = batch.connection
             sent = Request(
-                batch.connection.node, batch.command, batch.deadline, guard=batch.guard or b""
+                connection.node,
+                batch.command,
+                batch.deadline,
+                guard=batch.guard or b"",
+                generation=connection.generation,
             )
             batch.guard = None
         execution = batch.execution = execute_once(
@@ -279,7 +286,7 @@ class LoopDispatcher:
             return
         connection = self._connections.get(request.node)
         if connection is not None and connection.generation != request.node.generation:
-            connection.end("it was given up after an earlier reply")
+            self._retire(connection, "it was given up after an earlier reply")
             connection = None
         if connection is None:
             connection = self._connections[request.node] = PipelinedConnection(
@@ -299,9 +306,15 @@ class LoopDispatcher:
         sent = not connection.opening
         batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
         if sent and self._connections.get(connection.node) is connection:
-            self.on_connection_ended(connection)
-            self._retired.add(connection)
-            self._loop.call_later(self._settings.timeout, connection.end, "timeout")
+            self._retire(connection, "timeout")
+
+    def _retire(self, connection: PipelinedConnection, why: str) -> None:
+        """Use the connection for no further calls, and end it once all that were sent over it have
+        their replies, or have timed out.
+        """
+        self.on_connection_ended(connection)
+        self._retired.add(connection)
+        self._loop.call_later(self._settings.timeout, connection.end, why)
 
     async def _read_map(self) -> None:
         try:
