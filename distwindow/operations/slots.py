@@ -170,5 +170,13 @@ def _with_places(command: Hold, waiter: Waiter | None, *, is_head: bool) -> Hold
 
 
 def exceeded(claim: SlotClaim, reply: HoldReply) -> ConcurrencyExceeded:
-    """Return the error of a caller whose last reply was this refusal."""
-    return ConcurrencyExceeded(claim.key, claim.command.limit, reply.held, reply.ends_ms / 1000)
+    """Return the error of a caller whose last reply was this refusal.
+
+    Its `retry_after` is an estimate: whoever asks at any moment finds that half of the time between
+    two grants is over. Each place before the caller takes one grant. Holders that died are gone
+    after `ends_ms`.
+    """
+    seconds = (2 * reply.ahead + 1) * reply.age_ms / 1000 if reply.ends_ms else MAX_POLL_S
+    longest = reply.ends_ms / 1000 or MAX_POLL_S
+    seconds = min(max(seconds, MIN_POLL_S), longest)
+    return ConcurrencyExceeded(claim.key, claim.command.limit, reply.held, seconds)
