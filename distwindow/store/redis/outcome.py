@@ -28,10 +28,21 @@ _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
     r"OOM|MISCONF|max number of clients)\b"
 )
+RIGHTS = (
+    "+time +info +evalsha +eval +hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del "
+    "+pexpire"
+)
+"""The least rights of a user with which limiters work, in the words of an ACL rule."""
+RIGHTS_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+"""Those that concurrency limits need besides."""
+GRANT = (
+    f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
+    "the keys that begin with the prefix"
+)
 _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
-    ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
-    ("user executing the script can't", "grant the user the rights in docs/operations.md (ACL)"),
+    ("NOPERM", GRANT),
+    ("user executing the script can't", GRANT),
     ("NOAUTH", "the server requires a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
