@@ -340,6 +340,8 @@ def test_two_threads_ask_for_one_probe(redis_url: str, prefix: str) -> None:
         for _ in range(20):
             with pytest.raises(BreakerOpen):
                 breaker.call("k").__enter__()
+        # The others are refused: one that asks still when the probe ends would find it closed.
+        until(lambda: sum(thread.is_alive() for thread in threads) == 1)
         done.set()
         for thread in threads:
             thread.join()
