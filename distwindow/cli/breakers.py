@@ -103,7 +103,7 @@ def _read(names: Any) -> Iterator[FoundBreaker]:
 def _rule_text(name: BreakerNameParts) -> str:
     """Return the kind of the rule, and its parameters that are not the usual ones."""
     usual = _DEFAULTS.get(name.kind, {})
-    unusual = [f"{one}={value}" for one, value in name.settings.items() if value != usual.get(one)]
+    unusual = [f"{one}={value}" for one, value in name.settings if value != usual.get(one)]
     return " ".join([name.kind, *unusual])
 
 
@@ -141,7 +141,7 @@ def breaker_object(one: FoundBreaker) -> dict[str, Any]:
     return {
         "key": json_text(one.name.key),
         "rule": one.name.kind,
-        "settings": one.name.settings,
+        "settings": dict(one.name.settings),
         "state": one.state,
         "since_ms": one.stored.epoch,
         "retry_ms": one.stored.retry_ms if one.state == "open" else 0,

@@ -40,8 +40,8 @@ class BreakerNameParts(NamedTuple):
     key: str
     """As `unescape` has it; of a tagged key `{tag}resource`."""
     kind: str
-    settings: dict[str, float]
-    """The parameters of the rule, by name."""
+    settings: tuple[tuple[str, float], ...]
+    """The parameters of the rule, each with its name."""
     bucket_ms: int
     buckets: int
     is_senders: bool
@@ -67,7 +67,8 @@ def parse_breaker_name(prefix: str, name: bytes) -> BreakerNameParts | None:
         return None
     if bucket_ms < 1 or buckets < 1:
         return None
-    return BreakerNameParts(key, kind.decode(), settings, bucket_ms, buckets, senders is not None)
+    pairs = tuple(settings.items())
+    return BreakerNameParts(key, kind.decode(), pairs, bucket_ms, buckets, senders is not None)
 
 
 class BreakerReply(NamedTuple):

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 from distwindow import (
@@ -257,6 +258,7 @@ class Breakers(Work):
 
 def plant(what: str) -> None:
     """Put a fault into the library, so that a test can see that the scenario finds it."""
+    from distwindow.breaker import call
     from distwindow.breaker.listeners import Listeners
     from distwindow.consistency import breaker_states
     from distwindow.consistency.breaker_key_state import BreakerKeyState, Probe
@@ -265,7 +267,7 @@ def plant(what: str) -> None:
     module: Any = breaker_states
     states: Any = BreakerStates
     key_state: Any = BreakerKeyState
-    probe: Any = Probe
+    calls: Any = call
     listeners: Any = Listeners
     if what == "lets all through":
         states.decide_by_known = lambda self, state, now: Admission(
@@ -285,7 +287,7 @@ def plant(what: str) -> None:
     elif what == "refused inside":
         module._open_probes = list
     elif what == "child decides":
-        probe.is_own = True
+        calls._fork = SimpleNamespace(forks=0)
     else:
         send_flushes_twice()
 

@@ -63,8 +63,8 @@ def test_what_is_left_out_is_counted(cli: Cli, redis_url: str, prefix: str) -> N
     left_out = "50 of 60 circuit breakers left out (50 not closed): --breakers"
     first = "the first 10 by blocked, then by share used, of 70 limits in use"
     lines = cli("stats", "--top", "10").out.splitlines()
-    assert (lines[1].split()[:3], lines[-1]) == (
-        ["service:00", "error_count", "open"],
+    assert (lines[1].split()[:5], lines[-1]) == (
+        ["service:00", "error_count", "count=2", "open_for=600", "open"],
         f"{first}; {left_out}",
     )
     assert cli("stats", "--breakers", "--top", "58").out.splitlines()[-1] == (
@@ -84,7 +84,7 @@ def test_watch_has_rows_of_each_kind(redis_url: str, prefix: str) -> None:
     where = ("stats", "--watch", "--url", redis_url, "--prefix", prefix)
     with Terminal(*where, columns=120, rows=9) as terminal:
         terminal.shows(
-            r"service:00 +error_count +open(?s:.*)\nuser:0(?s:.*)"
+            r"service:00 +error_count count=2 open_for=600 +open(?s:.*)\nuser:0(?s:.*)"
             r"the first 2 by blocked, then by share used, of 70 limits in use; "
             r"2\s+of\s+3\s+circuit\s+breakers\s+left\s+out\s+\(2\s+not\s+closed\):\s+--breakers"
         )
