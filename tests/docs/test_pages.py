@@ -73,13 +73,12 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_the_first_screen_of_the_readme() -> None:
     page = ROOT / "README.md"
-    first = "\n".join(page.read_text(encoding="utf-8").splitlines()[:50])
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    first = "\n".join(lines[:50])
     for command in ("scripts/demo", "scripts/test"):
         assert command in first
         assert (ROOT / command).stat().st_mode & 0o111, f"{command} is not executable"
-    code = next(block for block in blocks(page) if block.language == "python")
-    assert len(code.text.splitlines()) <= 12
-    assert "|---|" in first
     assert "Not in this version" in page.read_text(encoding="utf-8")
 
 
