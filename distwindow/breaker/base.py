@@ -13,6 +13,7 @@ from ..core.errors import ConfigurationError, closed_failure
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle.base import check_handle_sigterm
 from ..protocol.keys import check_prefix
+from ..store.base import AsyncStore, Store
 
 
 class BreakerOptions(NamedTuple):
@@ -95,13 +96,14 @@ def check_is_no_function(key: Any) -> None:
         )
 
 
-def source_options(options: BreakerOptions, clock: Clock, source: str) -> SourceOptions:
-    """Return what the states in this process are made with. `source` is that of the store."""
+def source_options(options: BreakerOptions, store: Store | AsyncStore, name: str) -> SourceOptions:
+    """Return what the states in this process are made with. `name` is that of the store."""
     return SourceOptions(
         options.prefix,
-        clock,
+        store.clock,
         options.flush_interval,
         options.sync_interval,
         options.max_local_keys,
-        source == "local",
+        store.source == "local",
+        f"{name} {id(store)}" if store.source == "local" else name,
     )

@@ -29,9 +29,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
         super().__init__(store, options)
         self._open_store(store, options.timeout, options.clock, name, options.time)
-        self._states = self._open_states(
-            source_options(options, self._store.clock, self._store.source)
-        )
+        self._states = self._open_states(source_options(options, self._store, self._store_name))
         self._add_flush_job(
             self._states,
             self._name,

@@ -32,7 +32,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.errors import ConcurrencyExceeded, DistwindowError, StoreError
+from ..core.errors import ConcurrencyExceeded, DistwindowError, StoreError, StoreTimeout
 from ..core.slot_stats import ConcurrencyStats, Holder
 from ..protocol.slot_commands import MAX_PLACES, Free, Hold, HolderName, Holders, HoldReply
 from .held_slots import HeldSlots
@@ -151,8 +151,11 @@ class SlotOperations:
                 reply: HoldReply = yield _with_places(claim.command, waiter, is_head=is_head)
             except DistwindowError as exc:
                 claim.on_failure(exc, sent_at)
-                is_unknown = isinstance(exc, StoreError) and exc.charged is None
-                if not is_unknown or self._monotonic() + pause >= give_up_at:
+                # A server that is silent may answer the next request; one that refuses may not.
+                may_answer = isinstance(exc, StoreTimeout) or (
+                    isinstance(exc, StoreError) and exc.charged is None
+                )
+                if not may_answer or self._monotonic() + pause >= give_up_at:
                     raise
             else:
                 claim.on_reply(reply, sent_at)

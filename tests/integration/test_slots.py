@@ -182,11 +182,14 @@ def test_while_every_reply_is_lost_nobody_holds_and_nothing_leaks(
         all_freed(slots, faulty)
 
 
-def test_a_wait_outlasts_lost_replies(proxy: Proxy, slots: Concurrency, prefix: str) -> None:
-    """A caller with time left asks until it knows."""
+@pytest.mark.parametrize("fault", [DropReply(only=SCRIPT, times=4), Blackhole(times=4)])
+def test_a_wait_outlasts_a_silent_store(
+    proxy: Proxy, slots: Concurrency, prefix: str, fault: Any
+) -> None:
+    """A caller with time left asks until it knows, also where a new connection is not answered."""
     with Concurrency(proxy.url, 2, prefix=prefix, ttl=TTL, timeout=0.4) as faulty:
         warm(faulty)
-        proxy.fault = DropReply(only=SCRIPT, times=4)
+        proxy.fault = fault
         with faulty.hold("k", timeout=20) as slot:
             assert slot
             assert number_held(slots) == 1

@@ -192,6 +192,18 @@ def test_a_call_inside_a_probe_belongs_to_it(enter: Any) -> None:
         rest[2].run(enter, breaker, inner)  # a task that the block has left behind
 
 
+def test_a_probe_says_nothing_of_a_breaker_in_another_store() -> None:
+    clock = ManualClock()
+    one, other = [CircuitBreaker("memory://", RULE, time=clock) for _ in range(2)]
+    for breaker in (one, other):
+        for _ in range(2):
+            with suppress(OSError), breaker.call("k"):
+                raise OSError
+        clock.advance(5 if breaker is one else 0)
+    with one.call("k"), pytest.raises(BreakerOpen):
+        other.call("k").__enter__()
+
+
 async def test_a_task_inside_a_probe_belongs_to_it() -> None:
     clock = ManualClock()
     breaker = AsyncCircuitBreaker("memory://", RULE, time=clock)

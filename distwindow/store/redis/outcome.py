@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
 from redis.sentinel import MasterNotFoundError
 
 from ...core.errors import (
@@ -117,11 +118,11 @@ def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
     )
 
 
-def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreUnavailable:
+def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
     """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
     if isinstance(why, MasterNotFoundError):  # its own text shows all settings of its clients
         why = "no sentinel that could be reached knows its primary"
     outcome = "; the outcome of the call is unknown" if sent else ""
-    return StoreUnavailable(
-        f"{node} is not reachable: {why}{outcome}", charged=None if sent else False
-    )
+    # A server that accepts a connection and stays silent may be busy for a moment.
+    kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable
+    return kind(f"{node} is not reachable: {why}{outcome}", charged=None if sent else False)
