@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
@@ -118,7 +119,13 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return _Attempt(self, key, cost)
 
     async def _try_special(self, key: AnyKey, cost: int, priority: bool, enqueue: bool) -> Decision:
-        return await self._run(self._special_attempt(key, cost, priority, enqueue))
+        decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
+        if decision.source != "store":
+            self._calls_without_wait += 1
+            if self._calls_without_wait >= _YIELD_EVERY:
+                self._calls_without_wait = 0
+                await asyncio.sleep(0)
+        return decision
 
     async def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
         """Return the decision that takes the store, after `decide_locally` has returned None."""
