@@ -66,7 +66,7 @@ def test_operator_limits_are_read_again_after_a_lost_connection() -> None:
     stored: Any = SimpleNamespace(read=read, close=lambda: None)
     gate: Any = SimpleNamespace(
         admission=SimpleNamespace(store_is_up=True), open=lambda: None,
-        surroundings=SimpleNamespace(begin_connection=lambda consumer: None),
+        surroundings=SimpleNamespace(begin_connection=lambda consumer, end: None),
     )  # fmt: skip
     limits = OperatorLimits(stored, EffectiveLimits(LimitTable(None)), gate, timers)
     worker = SimpleNamespace(distwindow_gate=gate, distwindow_operator_limits=limits)
