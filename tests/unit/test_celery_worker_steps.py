@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state
 from kombu.common import QoS
 
 from distwindow.contrib.celery.effective_limits import EffectiveLimits
@@ -41,6 +42,16 @@ def test_celery_may_set_the_prefetch_count_anew() -> None:
     assert qos.value == 8 + 79
     assert around.adjust_prefetch(raised, 0) == 0
     assert qos.value == 8
+
+
+@pytest.mark.parametrize("flag", ["should_stop", "should_terminate"])
+def test_a_worker_stops_from_the_signal_on(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    assert not around.is_stopping()
+    monkeypatch.setattr(state, flag, False)
+    assert not around.is_stopping()
+    monkeypatch.setattr(state, flag, 0)  # the exit code of a worker that ends well
+    assert around.is_stopping()
 
 
 class Timers:

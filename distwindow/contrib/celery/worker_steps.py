@@ -100,6 +100,10 @@ class WorkerSurroundings:
         """
         return self._worker.hub is None and not getattr(self._worker.pool, "is_green", False)
 
+    def is_stopping(self) -> bool:
+        codes = (state.should_stop, state.should_terminate)
+        return any(code is not None and code is not False for code in codes)  # 0 is one, too
+
     def received_s(self, request: Any) -> float:
         received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
         return received_s
