@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from .admission import AsyncAdmission
 from .base_limiter import BaseLimiter, OnStoreError
 from .breaker.entry import AsyncBreakerEntry, AsyncEntryBreaker, async_call_of
 from .connect import ClockChoice, Consistency, LimiterOptions, in_process_attempt
+from .core.async_use import Unawaited, UnawaitedCoroutine
 from .core.call_end import CallEnd
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
@@ -19,7 +19,7 @@ from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.minute_view import MinuteStats
 from .core.stats import Stats
-from .decorator import F, LimitDecorator, check_arguments, limit_async_function, requires_key
+from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function
 from .entry import AsyncEntry
 from .entry_options import check_max_origins, check_origin
 from .failure_types import ErrorTypes, FailureTypes
@@ -29,6 +29,29 @@ from .operations import key_operations, minute_views
 
 _YIELD_EVERY = 64
 """Calls in a row that may return without letting other tasks run."""
+
+
+class _Attempt(Unawaited[Decision]):
+    """`try_acquire` without `priority` and `enqueue`, which begins when it is awaited."""
+
+    __slots__ = ("_cost", "_key", "_limiter")
+
+    def __init__(self, limiter: AsyncLimiter, key: AnyKey, cost: int) -> None:
+        self._limiter = limiter
+        self._key = key
+        self._cost = cost
+
+    def __await__(self) -> Generator[Any, Any, Decision]:
+        limiter = self._limiter
+        decision = limiter._decide_locally(self._key, self._cost)
+        if decision is None:
+            return (yield from limiter._acquire_remote(self._key, self._cost).__await__())
+        limiter._calls_without_wait += 1
+        if limiter._calls_without_wait >= _YIELD_EVERY:
+            # Let other tasks run: a loop of calls that are decided here would stop them all.
+            limiter._calls_without_wait = 0
+            yield
+        return decision
 
 
 class AsyncLimiter(BaseLimiter, AsyncLifecycle):
@@ -71,6 +94,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._open_store(store, timeout, clock, name, time)
         self._monotonic = self._store.clock.monotonic
         self._open_strategy(options, self._store, in_process_attempt(self._store), max_origins)
+        self._decide_locally = self._strategy.decide_locally
         self._admission = AsyncAdmission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.sleep,
@@ -86,40 +110,43 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.unknown_total`."""
         return self._store.unknown_total
 
-    async def try_acquire(
+    def try_acquire(
         self, key: AnyKey, cost: int = 1, priority: bool = False, enqueue: bool = False
-    ) -> Decision:
-        """See `Limiter.try_acquire`."""
-        decision: Decision | None
+    ) -> Unawaited[Decision]:
+        """See `Limiter.try_acquire`; it has no truth value before it is awaited."""
         if priority or enqueue:
-            attempt = self._special_attempt(key, cost, priority, enqueue)
-            decision = await self._run(attempt)
-            if decision.source == "store":
-                return decision
-        else:
-            decision = self._strategy.decide_locally(key, cost)
-        if decision is None:
-            self._calls_without_wait = 0
-            sent_at = self._monotonic()
-            command = self._strategy.store_command(key, cost)
-            if command is None:
-                return await self._run(self._strategy.acquire_remote(key, cost))
-            # The same as `acquire_remote`, without a generator and its driver.
-            decision = await self._store.attempt(command)
-            return (
-                decision
-                if decision[0]
-                else self._strategy.cache_refusal(decision[1], decision, sent_at)
-            )
-        self._calls_without_wait += 1
-        if self._calls_without_wait >= _YIELD_EVERY:
-            # Let other tasks run: a loop of calls that are decided here would stop them all.
-            self._calls_without_wait = 0
-            await asyncio.sleep(0)
+            return UnawaitedCoroutine(self._try_special(key, cost, priority, enqueue))
+        return _Attempt(self, key, cost)
+
+    async def _try_special(self, key: AnyKey, cost: int, priority: bool, enqueue: bool) -> Decision:
+        decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
+        if decision.source != "store":
+            self._calls_without_wait += 1
+            if self._calls_without_wait >= _YIELD_EVERY:
+                self._calls_without_wait = 0
+                await asyncio.sleep(0)
         return decision
 
-    async def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
-        """See `Limiter.try_acquire_all`."""
+    async def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
+        """Return the decision that takes the store, after `decide_locally` has returned None."""
+        self._calls_without_wait = 0
+        sent_at = self._monotonic()
+        command = self._strategy.store_command(key, cost)
+        if command is None:
+            return await self._run(self._strategy.acquire_remote(key, cost))
+        # The same as `acquire_remote`, without a generator and its driver.
+        decision = await self._store.attempt(command)
+        return (
+            decision
+            if decision[0]
+            else self._strategy.cache_refusal(decision[1], decision, sent_at)
+        )
+
+    def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Unawaited[Decision]:
+        """See `Limiter.try_acquire_all`; it has no truth value before it is awaited."""
+        return UnawaitedCoroutine(self._try_acquire_all(items))
+
+    async def _try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         command = self._command_cache.acquire_all_command(items)
         deadline = self._store.clock.monotonic() + self._timeout
         await self._run(
@@ -134,9 +161,9 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.acquire`."""
         return await self._admission.acquire(key, cost, timeout, priority)
 
-    async def peek(self, key: AnyKey) -> Decision:
-        """See `Limiter.peek`."""
-        return await self._peek(key, 1)
+    def peek(self, key: AnyKey) -> Unawaited[Decision]:
+        """See `Limiter.peek`; it has no truth value before it is awaited."""
+        return UnawaitedCoroutine(self._peek(key, 1))
 
     async def _peek(self, key: AnyKey, cost: int) -> Decision:
         charges = self._command_cache.acquire_command(key, cost).charges
@@ -172,16 +199,19 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         await self._run(key_operations.reset(self._strategy, charges))
         self._wait_queues.on_freed(charges)
 
-    @requires_key
     def limit(
-        self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        cost: int | Callable[..., int] = 1,
     ) -> Callable[[F], F]:
         """See `Limiter.limit`; for coroutine functions, and for asynchronous generators, whose
         first step is refused.
         """
-        here = sys._getframe(2)  # above `requires_key`
-        check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_async_function, self._admit, key, cost))
+        source = DecoratorKey("limiter.limit", self.prefix, text, key)
+        check_decorator_cost(cost, self.limits)
+        return functools.partial(limit_async_function, self._admit, source, cost)
 
     def entry(
         self,

@@ -29,6 +29,8 @@ OnStoreError = Literal["raise"]
 class BaseLimiter:
     """What `Limiter` and `AsyncLimiter` share. They document the arguments."""
 
+    _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
+
     def __init__(
         self,
         limits: LimitSpec,

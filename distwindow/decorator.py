@@ -1,21 +1,27 @@
-"""The decorator `limit`: the limited functions that it makes, and the checks when it is applied.
+"""What the decorators `limit` and `protect` share, their key, and the functions that `limit` makes.
 
-Without the checks a mistake would be silent: `@limiter.limit` without parentheses makes the
-function the key, and nothing is ever limited, or even called. Therefore everything that cannot be
-intended raises `ConfigurationError`.
+A mistake in a decorator would be silent: a key that is the same for everybody limits all together,
+and a function in the place of the key is never called. So everything that cannot be intended is an
+error when the decorator is applied.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import linecache
-import re
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from types import CodeType, FunctionType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
+from .callables import (
+    FunctionArguments,
+    KeyTemplate,
+    check_decorated,
+    check_not_async,
+    check_signatures,
+    describe_function,
+    function_name,
+    is_async_callable,
+    is_async_generator,
+)
 from .core.decision import Decision
 from .core.errors import ConfigurationError, RateLimitExceeded, short_repr
 from .core.key import AnyKey, normalize_key
@@ -25,105 +31,73 @@ from .protocol.keys import ring_name_prefix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HOW_TO_WRITE = 'write @limiter.limit("key") or @limiter.limit(key_function) above the function'
-
-
 _Acquire: TypeAlias = "Callable[[AnyKey, int], Decision]"
 _AsyncAcquire: TypeAlias = "Callable[[AnyKey, int], Awaitable[Decision]]"
+_OfCall: TypeAlias = "Callable[[tuple[Any, ...], dict[str, Any]], Any]"
+"""Returns the key or the cost of a call from its arguments."""
 
 
-class LimitDecorator:
-    """What `limiter.limit(key)` returns. It is called once for each function that is to be limited;
-    `make` returns the limited function.
+class DecoratorKey:
+    """The key that a decorator was given: `text`, a template over the arguments of the decorated
+    function (bytes and a `Key` are taken as they are), or `key`, a function of these arguments.
+
+    `decorator` is how users write it, such as "limiter.limit". Raises `TypeError` unless one of
+    both is given, and for a function in the place of the text; `ConfigurationError` for what can
+    never be a key.
     """
 
-    def __init__(self, key: Any, make: Callable[[Any], Any]) -> None:
-        self._key = key
-        self._make = make
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or self._has_name_of_key():
-            raise ConfigurationError(self._key_message())
-        function = args[0]
-        if isinstance(function, (staticmethod, classmethod)):
-            kind = type(function).__name__
-            raise ConfigurationError(
-                f"limit was put above @{kind} on {function_name(function.__func__)}; "
-                f"write @{kind} above it and limit below"
+    def __init__(self, decorator: str, prefix: str, text: Any, key: Any) -> None:
+        self._name = decorator.partition(".")[2]
+        self._prefix = prefix
+        how = f'@{decorator}("key:{{argument}}") or @{decorator}(key=function)'
+        if callable(text):
+            raise TypeError(
+                f"the first argument of {self._name} is the text of a key, and not a function "
+                f"({function_name(text)}): write {how}"
             )
-        if not callable(function):
-            why = f"{short_repr(function)} is not callable, so it cannot be limited; "
-            raise ConfigurationError(
-                why + (self._key_message() if callable(self._key) else _HOW_TO_WRITE)
-            )
-        if inspect.isclass(function):
-            raise ConfigurationError(_class_message(function))
-        return self._make(function)
+        if (text is None) == (key is None):
+            given = "both were given" if text is not None else "there is none"
+            raise TypeError(f"{self._name} takes one key, and {given}: write {how}")
+        self._key = text if key is None else key
+        if callable(self._key):
+            check_not_async(f"{self._name}: key", self._key)
+        elif not isinstance(self._key, str):
+            self._check(self._key)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Raise where `@limiter.limit` without parentheses has replaced a method by this object.
-        Python calls this when the class is created.
+    def bind(self, function: Any) -> _OfCall:
+        """Return what gives the key of a call of `function`. Raises `ConfigurationError` for a
+        template that names no argument of it, and for a key function that cannot take these.
         """
-        if getattr(self._key, "__name__", None) == name:
-            raise ConfigurationError(self._key_message())
+        key = self._key
+        if callable(key):
+            check_signatures(function, {f"{self._name}: key": key})
+            return lambda args, kwargs: key(*args, **kwargs)
+        if isinstance(key, str):
+            if "{" not in key and "}" not in key:
+                self._check(key)
+            else:
+                name = function_name(function)
+                shown = f"{self._name}({short_repr(key)}) of {name}"
+                template = KeyTemplate(key, FunctionArguments(name, function), shown)
+                if not template.is_fixed:
+                    return template.fill
+                key = template.fill((), {})  # literal braces alone
+        return lambda args, kwargs: key
 
-    def _has_name_of_key(self) -> bool:
-        """True if this object has taken the name of its key function, as happens with
-        `@limiter.limit` without parentheses.
-        """
-        found: Any = sys.modules.get(getattr(self._key, "__module__", None) or "")
-        for part in getattr(self._key, "__qualname__", "").split("."):
-            found = getattr(found, part, None)
-        return found is self
-
-    def _key_message(self) -> str:
-        if not callable(self._key):
-            return (
-                f"the decorator limit({short_repr(self._key)}) takes one function; {_HOW_TO_WRITE}"
-            )
-        return (
-            f"{function_name(self._key)} was given to limit as the key function, and is not "
-            f"limited; if it was to be limited, {_HOW_TO_WRITE}"
-        )
-
-
-def requires_key(limit: F) -> F:
-    """Return the method `limit` with an error for a call without a key."""
-
-    @functools.wraps(limit)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        if len(args) < 2 and "key" not in kwargs:  # the first one is the limiter
-            raise ConfigurationError(f"limit() needs a key: {_HOW_TO_WRITE}")
-        return limit(*args, **kwargs)
-
-    return cast(F, checked)
-
-
-def check_arguments(
-    key: Any, cost: Any, prefix: str, limits: tuple[Limit, ...], line: int, caller: CodeType
-) -> None:
-    """Raise `ConfigurationError` for a key or a cost with which no call could ever be decided.
-
-    `line` and `caller`: the line and the code object that call `limit`.
-    """
-    if callable(key):
-        if inspect.isclass(key) and _is_class_statement_there(key, line, caller):
-            raise ConfigurationError(_class_message(key))
-        if _is_decorated_there(key, line, caller) or _is_bare_decorator(line, caller):
-            raise ConfigurationError(
-                f"@limiter.limit without parentheses on {function_name(key)}: {_HOW_TO_WRITE}"
-            )
-        _check_not_async(key, "key")
-    else:
+    def _check(self, key: Any) -> None:
         try:
-            ring_name_prefix(prefix, normalize_key(key))
+            ring_name_prefix(self._prefix, normalize_key(key))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
-                f"limit({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function of "
-                "the limited function's arguments that returns one"
+                f"{self._name}({short_repr(key)}): {exc}; the key is text, in which {{name}} "
+                "stands for an argument, bytes, a Key, or key=function"
             ) from exc
+
+
+def check_decorator_cost(cost: Any, limits: tuple[Limit, ...]) -> None:
+    """Raise `ConfigurationError` for a cost with which no call could ever be admitted."""
     if callable(cost):
-        _check_not_async(cost, "cost")
+        check_not_async("limit: cost", cost)
         return
     most = min(limit.amount for limit in limits)
     try:
@@ -135,20 +109,9 @@ def check_arguments(
         ) from exc
 
 
-def is_async_callable(function: Any) -> bool:
-    """True if what `function` returns is awaited: for coroutine functions, methods and partials of
-    them, and objects whose `__call__` is a coroutine function.
-    """
-    return any(inspect.iscoroutinefunction(form) for form in _function_and_call(function))
-
-
-def is_async_generator(function: Any) -> bool:
-    """True if `function` returns an asynchronous generator."""
-    return any(inspect.isasyncgenfunction(form) for form in _function_and_call(function))
-
-
-def limit_function(acquire: _Acquire, key: Any, cost: Any, function: Any) -> Any:
+def limit_function(acquire: _Acquire, key: DecoratorKey, cost: Any, function: Any) -> Any:
     """Return `function` with a call of `acquire(key, cost)` before each of its calls."""
+    key_of, cost_of = _bind(key, cost, function)
     if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
             f"{describe_function(function)}; use AsyncLimiter.limit, "
@@ -157,20 +120,21 @@ def limit_function(acquire: _Acquire, key: Any, cost: Any, function: Any) -> Any
 
     @functools.wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        _raise_if_refused(acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs)))
+        _raise_if_refused(acquire(key_of(args, kwargs), cost_of(args, kwargs)))
         return function(*args, **kwargs)
 
     return limited
 
 
-def limit_async_function(acquire: _AsyncAcquire, key: Any, cost: Any, function: Any) -> Any:
+def limit_async_function(
+    acquire: _AsyncAcquire, key: DecoratorKey, cost: Any, function: Any
+) -> Any:
     """Do as `limit_function`, for coroutine functions and asynchronous generators."""
+    key_of, cost_of = _bind(key, cost, function)
     if is_async_generator(function):
 
         async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            _raise_if_refused(
-                await acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs))
-            )
+            _raise_if_refused(await acquire(key_of(args, kwargs), cost_of(args, kwargs)))
 
         return _limit_generator(function, admit)
     if not is_async_callable(function):
@@ -178,10 +142,19 @@ def limit_async_function(acquire: _AsyncAcquire, key: Any, cost: Any, function: 
 
     @functools.wraps(function)
     async def limited(*args: Any, **kwargs: Any) -> Any:
-        _raise_if_refused(await acquire(_resolve(key, args, kwargs), _resolve(cost, args, kwargs)))
+        _raise_if_refused(await acquire(key_of(args, kwargs), cost_of(args, kwargs)))
         return await function(*args, **kwargs)
 
     return limited
+
+
+def _bind(key: DecoratorKey, cost: Any, function: Any) -> tuple[_OfCall, _OfCall]:
+    """Return what gives the key, and the cost, of a call of `function`."""
+    check_decorated("limit", function)
+    check_signatures(function, {"limit: cost": cost})
+    if callable(cost):
+        return key.bind(function), lambda args, kwargs: cost(*args, **kwargs)
+    return key.bind(function), lambda args, kwargs: cost
 
 
 def _limit_generator(
@@ -214,99 +187,6 @@ def _limit_generator(
     return limited
 
 
-def _resolve(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the key or cost of one call, from what was given to the decorator."""
-    return value(*args, **kwargs) if callable(value) else value
-
-
 def _raise_if_refused(decision: Decision) -> None:
     if not decision.allowed:
         raise RateLimitExceeded(decision)
-
-
-def function_name(function: Any) -> str:
-    """Return the name of `function` for error messages."""
-    return getattr(function, "__qualname__", None) or short_repr(function)
-
-
-def describe_function(function: Any) -> str:
-    """Return the name and the kind of `function` for error messages."""
-    if not is_async_callable(function) and not is_async_generator(function):
-        return f"{function_name(function)} is no coroutine function"
-    kind = "a coroutine function" if is_async_callable(function) else "an async generator"
-    below, _ = _function_and_call(function)
-    of_itself = inspect.iscoroutinefunction(below) or inspect.isasyncgenfunction(below)
-    if not of_itself:
-        kind = f"an object whose __call__ is {kind}"
-    return f"{function_name(function)} is {kind}"
-
-
-def _class_message(found: type) -> str:
-    return (
-        f"{function_name(found)} is a class, and limit would put a function in its place; put it "
-        'above one of its methods, as in @limiter.limit("key"), or above a function that makes the '
-        "object"
-    )
-
-
-def _function_and_call(function: Any) -> tuple[Any, Any]:
-    """Return the function inside `functools.partial`, and the `__call__` of its class."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if inspect.isclass(function):
-        return function, None
-    return function, inspect.getattr_static(type(function), "__call__", None)
-
-
-def _check_not_async(function: Any, argument: str) -> None:
-    if is_async_callable(function) or is_async_generator(function):
-        raise ConfigurationError(
-            f"limit({argument}={function_name(function)}): the {argument} function may not be "
-            f"asynchronous; if {function_name(function)} was to be limited, {_HOW_TO_WRITE}"
-        )
-
-
-def _is_bare_decorator(line: int, caller: CodeType) -> bool:
-    """True if the source line that calls `limit` is `@limiter.limit`, without parentheses. Python
-    3.10 names the line of the `def` below it; not if it has a `=`: that may be a call in a default.
-
-    Finds functions that another decorator has wrapped without `functools.wraps`. False where the
-    source cannot be read; then the first call of the function raises.
-    """
-    text = linecache.getline(caller.co_filename, line).rstrip()
-    pattern = r"\s*@[\w.\s]+(#.*)?"
-    if sys.version_info < (3, 11):
-        pattern += r"|\s*(async\s+)?def\s[^=]*"
-    return re.fullmatch(pattern, text) is not None
-
-
-def _is_class_statement_there(key: type, line: int, caller: CodeType) -> bool:
-    """True if `key` is the class of a `class` statement that the caller is executing."""
-    bodies = [const for const in caller.co_consts if isinstance(const, CodeType)]
-    return any(
-        body.co_name == key.__name__ and body.co_firstlineno <= line <= _last_line(body)
-        for body in bodies
-    )
-
-
-def _is_decorated_there(key: Any, line: int, caller: CodeType) -> bool:
-    """True if `key` is the function of a `def` statement that the caller is executing.
-
-    Then it is being decorated: its code is a constant of the caller's code, and the caller is at a
-    line between the first decorator and the end of the function. A key function that was defined
-    before is not at that line. False where another decorator has wrapped the function without
-    `functools.wraps`; then the call of the decorator raises.
-    """
-    key = inspect.unwrap(key)
-    if not isinstance(key, FunctionType) or key.__name__ == "<lambda>":
-        return False
-    code = key.__code__
-    if not any(const is code for const in caller.co_consts):
-        return False
-    return code.co_firstlineno <= line <= _last_line(code)
-
-
-def _last_line(code: CodeType) -> int:
-    lines = [line for _, _, line in code.co_lines() if line is not None]
-    inner = [_last_line(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return max([code.co_firstlineno, *lines, *inner])

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from . import _fork
-from .core.async_with import only_async_with
+from .core.async_use import only_async_with
 from .core.call_end import CallEnd
 from .core.clock import Clock
 from .core.decision import Decision

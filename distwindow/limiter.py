@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from .core.key import AnyKey
 from .core.limit import LimitSpec
 from .core.minute_view import MinuteStats
 from .core.stats import Stats
-from .decorator import F, LimitDecorator, check_arguments, limit_function, requires_key
+from .decorator import DecoratorKey, F, check_decorator_cost, limit_function
 from .entry import Entry
 from .entry_options import check_max_origins, check_origin
 from .failure_types import ErrorTypes, FailureTypes
@@ -233,19 +232,25 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         self._run(key_operations.reset(self._strategy, charges))
         self._wait_queues.on_freed(charges)
 
-    @requires_key
     def limit(
-        self, key: AnyKey | Callable[..., AnyKey], *, cost: int | Callable[..., int] = 1
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        cost: int | Callable[..., int] = 1,
     ) -> Callable[[F], F]:
         """Return a decorator: each call of the function acquires first, and raises
         `RateLimitExceeded` when it is refused. The decorated function keeps its signature.
 
-        `key` and `cost` may be callables of the function's own arguments. Raises
-        `ConfigurationError` for what can never work, when it is applied.
+        `text` is the key, in which `{name}` stands for the argument `name` of the function, as in
+        `str.format`; a brace that is meant literally is written twice. `key` is a function of the
+        function's own arguments that returns the key, and `cost` may be one that returns the cost.
+        Raises `TypeError` for a function in the place of `text`, and `ConfigurationError` for what
+        can never work, when it is applied.
         """
-        here = sys._getframe(2)  # above `requires_key`
-        check_arguments(key, cost, self.prefix, self.limits, here.f_lineno, here.f_code)
-        return LimitDecorator(key, functools.partial(limit_function, self._admit, key, cost))
+        source = DecoratorKey("limiter.limit", self.prefix, text, key)
+        check_decorator_cost(cost, self.limits)
+        return functools.partial(limit_function, self._admit, source, cost)
 
     def entry(
         self,

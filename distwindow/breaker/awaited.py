@@ -6,14 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ..callables import check_handler
 from ..consistency.breaker_source import BreakerSource, FollowedBreaker, SourceOptions
 from ..core.key import AnyKey
+from ..decorator import DecoratorKey
 from ..lifecycle.base import ignore_wake, raise_failure
 from ..lifecycle.tasks import AsyncLifecycle
 from ..operations.breaker import admit, send_state
-from .base import BaseBreaker, BreakerOptions, source_options
+from .base import BaseBreaker, BreakerOptions, check_is_no_function, source_options
 from .call import AsyncCall
-from .protect import F, ProtectDecorator, protect_async_function
+from .protect import F, protect_async_function
 
 S = TypeVar("S", bound=FollowedBreaker)
 A = TypeVar("A")
@@ -25,9 +27,7 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
     def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
         super().__init__(store, options)
         self._open_store(store, options.timeout, options.clock, name, options.time)
-        self._states = self._open_states(
-            source_options(options, self._store.clock, self._store.source)
-        )
+        self._states = self._open_states(source_options(options, self._store, self._store_name))
         self._add_flush_job(
             self._states,
             self._name,
@@ -41,15 +41,21 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     def call(self, key: AnyKey) -> AsyncCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
+        check_is_no_function(key)
         admit = functools.partial(self._admit, key)
         return AsyncCall(self._failure_types, admit, self._finish, self._states.restarted)
 
     def protect(
-        self, key: AnyKey | Callable[..., AnyKey], *, fallback: Callable[..., Any] | None = None
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        fallback: Callable[..., Any] | None = None,
     ) -> Callable[[F], F]:
         """See `CircuitBreaker.protect`; for coroutine functions. `fallback` may be one, too."""
-        self._check_key(key)
-        return ProtectDecorator(functools.partial(protect_async_function, self, key, fallback))
+        source = DecoratorKey("breaker.protect", self._prefix, text, key)
+        check_handler("protect: fallback", fallback, may_be_async=True)
+        return functools.partial(protect_async_function, self, source, fallback)
 
     async def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn, get_args
 
+from ..callables import function_name
 from ..connect import ClockChoice, LimiterOptions, store_name
 from ..consistency.breaker_source import SourceOptions
 from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
-from ..core.errors import ConfigurationError, closed_failure, short_repr
-from ..core.key import normalize_key
+from ..core.errors import ConfigurationError, closed_failure
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle.base import check_handle_sigterm
-from ..protocol.keys import check_prefix, ring_name_prefix
+from ..protocol.keys import check_prefix
+from ..store.base import AsyncStore, Store
 
 
 class BreakerOptions(NamedTuple):
@@ -33,6 +34,8 @@ class BreakerOptions(NamedTuple):
 
 class BaseBreaker:
     """What all breakers share. They document the arguments."""
+
+    _instead = "@breaker.protect(key), or enter breaker.call(key)"
 
     def __init__(self, store: Any, options: BreakerOptions) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -82,26 +85,25 @@ class BaseBreaker:
         if self._is_closed:
             raise closed_failure("circuit breaker")
 
-    def _check_key(self, key: Any) -> None:
-        """Raise `ConfigurationError` for a key of `protect` that no call could ever have."""
-        if callable(key):
-            return
-        try:
-            ring_name_prefix(self._prefix, normalize_key(key))
-        except (TypeError, ValueError) as exc:
-            raise ConfigurationError(
-                f"protect({short_repr(key)}): {exc}; the key is text, bytes, a Key, or a function "
-                "of the protected function's arguments that returns one"
-            ) from exc
+
+def check_is_no_function(key: Any) -> None:
+    """Raise `TypeError` for a function in the place of the key of `call`: it would never run."""
+    if key.__class__ is not str and callable(key):
+        name = function_name(key)
+        raise TypeError(
+            f"call takes the key of a service, and never runs {name}: write "
+            f'`with breaker.call("key"): {name}()`, or @breaker.protect("key") above {name}'
+        )
 
 
-def source_options(options: BreakerOptions, clock: Clock, source: str) -> SourceOptions:
-    """Return what the states in this process are made with. `source` is that of the store."""
+def source_options(options: BreakerOptions, store: Store | AsyncStore, name: str) -> SourceOptions:
+    """Return what the states in this process are made with. `name` is that of the store."""
     return SourceOptions(
         options.prefix,
-        clock,
+        store.clock,
         options.flush_interval,
         options.sync_interval,
         options.max_local_keys,
-        source == "local",
+        store.source == "local",
+        f"{name} {id(store)}" if store.source == "local" else name,
     )

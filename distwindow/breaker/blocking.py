@@ -8,14 +8,16 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ..callables import check_handler
 from ..consistency.breaker_source import BreakerSource, FollowedBreaker, SourceOptions
 from ..core.key import AnyKey
+from ..decorator import DecoratorKey
 from ..lifecycle.base import ignore_wake, raise_failure
 from ..lifecycle.blocking import BlockingLifecycle
 from ..operations.breaker import admit, send_state
-from .base import BaseBreaker, BreakerOptions, source_options
+from .base import BaseBreaker, BreakerOptions, check_is_no_function, source_options
 from .call import Call
-from .protect import F, ProtectDecorator, protect_function
+from .protect import F, protect_function
 
 S = TypeVar("S", bound=FollowedBreaker)
 A = TypeVar("A")
@@ -27,9 +29,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
         super().__init__(store, options)
         self._open_store(store, options.timeout, options.clock, name, options.time)
-        self._states = self._open_states(
-            source_options(options, self._store.clock, self._store.source)
-        )
+        self._states = self._open_states(source_options(options, self._store, self._store_name))
         self._add_flush_job(
             self._states,
             self._name,
@@ -46,20 +46,26 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         beginning of its block if it is refused, and counts its end. `fail()` of the object that
         `as` gives counts it as failed though it raises nothing.
         """
+        check_is_no_function(key)
         admit = functools.partial(self._admit, key)
         return Call(self._failure_types, admit, self._finish, self._states.restarted)
 
     def protect(
-        self, key: AnyKey | Callable[..., AnyKey], *, fallback: Callable[..., Any] | None = None
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        fallback: Callable[..., Any] | None = None,
     ) -> Callable[[F], F]:
         """Return a decorator: each call of the function goes through the breaker. A refused call
         returns what `fallback` returns for the same arguments, or raises `BreakerOpen`.
 
-        `key` may be a callable of the function's own arguments. Raises `ConfigurationError` for
-        what can never work, when it is applied.
+        `text` and `key` are those of `Limiter.limit`. Raises `TypeError` for a function in the
+        place of `text`, and `ConfigurationError` for what can never work, when it is applied.
         """
-        self._check_key(key)
-        return ProtectDecorator(functools.partial(protect_function, self, key, fallback))
+        source = DecoratorKey("breaker.protect", self._prefix, text, key)
+        check_handler("protect: fallback", fallback, may_be_async=False)
+        return functools.partial(protect_function, self, source, fallback)
 
     def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""

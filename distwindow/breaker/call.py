@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .. import _fork
-from ..core.async_with import only_async_with
+from ..core.async_use import only_async_with
 from ..failure_types import FailureTypes
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ..callables import is_async_callable
 from ..core.breaker_state import BreakerChange
 from ..core.errors import ConfigurationError, short_repr
 from ..core.interrupts import was_raised_by_signal_handler
-from ..decorator import is_async_callable
 from ..worker.flush_job import RAISED_BY_CALLBACKS
 
 LOG = logging.getLogger("distwindow")

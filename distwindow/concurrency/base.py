@@ -24,6 +24,8 @@ _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
 class BaseConcurrency:
     """What `Concurrency` and `AsyncConcurrency` share. They document the arguments."""
 
+    _instead = "slots.try_hold(key), or enter slots.hold(key)"
+
     def __init__(
         self,
         store: Any,

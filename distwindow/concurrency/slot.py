@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
-from ..core.async_with import only_async_with
+from ..core.async_use import only_async_with
 from ..core.errors import ConcurrencyExceeded, short_repr
 from ..core.key import AnyKey
 from ..operations.slot_claim import SlotClaim
@@ -179,6 +179,13 @@ class _BaseBlock:
         self._timeout = timeout
         self._entered = False
         claim.owner = ref(self)
+
+    def __bool__(self) -> NoReturn:
+        """Raise: a block says nothing before it is entered."""
+        raise TypeError(
+            f"`hold` returns a block, which has no slot of {short_repr(self._claim.key)} before it "
+            "is entered: write `with slots.hold(key):`, or use `try_hold` in a condition"
+        )
 
     def _on_enter(self) -> None:
         if self._entered:

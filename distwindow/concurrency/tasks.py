@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..base_limiter import check_timeout
 from ..connect import ClockChoice
+from ..core.async_use import Unawaited, UnawaitedCoroutine
 from ..core.clock import SYSTEM, Clock
 from ..core.errors import DistwindowError
 from ..core.key import AnyKey
@@ -62,8 +63,13 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         """See `Concurrency.hold`; `async with`."""
         return AsyncSlotBlock(self._keeper, self._held.new_claim(key), check_timeout(timeout))
 
-    async def try_hold(self, key: AnyKey) -> AsyncSlot:
-        """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`."""
+    def try_hold(self, key: AnyKey) -> Unawaited[AsyncSlot]:
+        """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`. What it
+        returns has no truth value before it is awaited.
+        """
+        return UnawaitedCoroutine(self._try_hold(key))
+
+    async def _try_hold(self, key: AnyKey) -> AsyncSlot:
         claim = self._held.new_claim(key)
         try:
             reply = await self._keeper.ask(claim)

@@ -41,9 +41,9 @@ class Probe:
 
     __slots__ = ("__weakref__", "forks", "has_ended", "name", "probe_id", "renew_at")
 
-    def __init__(self, name: bytes, probe_id: str, renew_at: float) -> None:
+    def __init__(self, name: tuple[str, bytes], probe_id: str, renew_at: float) -> None:
         self.name = name
-        """That of its breaker in the store."""
+        """The store, and the name of its breaker there."""
         self.probe_id = probe_id
         """Empty for one that is not the fleet's."""
         self.renew_at = renew_at

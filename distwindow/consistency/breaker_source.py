@@ -105,6 +105,8 @@ class SourceOptions(NamedTuple):
     sync_interval: float
     max_keys: int
     in_process: bool
+    store: str
+    """Which store it is: breakers of one name in two stores are two."""
 
 
 class BreakerSource(ABC, Generic[S, A]):
@@ -118,6 +120,7 @@ class BreakerSource(ABC, Generic[S, A]):
         """True for a store in this process: it is asked by every call, and told of every end."""
         self._clock = options.clock
         self._prefix = options.prefix
+        self._store = options.store
         self._sync_s = options.sync_interval
         self._tick_s = min(options.flush_interval, options.sync_interval)
         self._max_keys = options.max_keys
@@ -206,7 +209,8 @@ class BreakerSource(ABC, Generic[S, A]):
             if state.key not in self._states:
                 if len(self._states) >= self._max_keys:
                     _, evicted = self._states.popitem(last=False)
-                    if len(self._active) > 2 * self._max_keys and evicted.has_counts:
+                    is_full = len(self._active) > 2 * self._max_keys
+                    if is_full and evicted.has_counts and self.is_away(evicted):
                         # The store does not take them, and nothing else bounds their number.
                         self.dropped += evicted.unacknowledged()
                         self._deactivate(evicted)

@@ -100,7 +100,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
                 raise BreakerOpen(state.key, "closed", self._sync_s)
             return Admission(state, state.generation, None, now)
         # The first half spares most refusals a microsecond.
-        if _probes_around.get() and any(p.name == state.name for p in _open_probes()):
+        if _probes_around.get() and (self._store, state.name) in {p.name for p in _open_probes()}:
             return Admission(state, _INSIDE, None, now)
         if now < state.retry_at or state.probe_asked:
             raise self._refusal(state, now)
@@ -131,7 +131,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         """Decide the call that has asked for a probe."""
         now = self.monotonic()
         if request.granted:
-            probe = Probe(state.name, request.probe_id, now + self._renew_s)
+            probe = Probe((self._store, state.name), request.probe_id, now + self._renew_s)
             return self._begin_probe(state, probe)
         if request.granted is None:
             return self.own_probe(state)
@@ -153,7 +153,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             if self._denies or now < state.own_probe_until or state.probes_under_way():
                 raise BreakerOpen(state.key, state.state, self._sync_s)
             state.own_probe_until = now + self.rule.open_ms / 1000
-        return self._begin_probe(state, Probe(state.name, "", math.inf))
+        return self._begin_probe(state, Probe((self._store, state.name), "", math.inf))
 
     def _begin_probe(self, state: BreakerKeyState, probe: Probe) -> Admission:
         """Let a call through as `probe`, which is renewed from now on."""

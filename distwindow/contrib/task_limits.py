@@ -12,8 +12,7 @@ from typing import Any
 from ..core.errors import ConfigurationError
 from ..core.key import AnyKey
 from ..core.limit import Limit, LimitSpec, parse_limits
-from .task_arguments import TaskArguments
-from .task_options import TASK_OPTIONS, KeyAndCost, check_has_limits
+from .task_options import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits
 from .task_spelling import check_spelling
 
 _log = logging.getLogger("distwindow")

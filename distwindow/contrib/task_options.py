@@ -4,22 +4,64 @@ each call. Shared by all integrations with task queues, Celery's included.
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ..callables import FunctionArguments, KeyTemplate, check_not_async
 from ..core.errors import ConfigurationError, short_repr
 from ..core.key import AnyKey, Key, encode_key
 from ..core.limit import Limit
 from ..operations.command_cache import check_cost
 from .failure_log import FailureLog
-from .task_arguments import KeyTemplate, TaskArguments
 
 TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
 """The options of a task, which have the same names for all queues."""
 REPORT_EVERY_S = 60.0
 """How long a worker does not log a kind of failure of an option again."""
+
+
+class TaskArguments(FunctionArguments):
+    """The parameters of a task's function; `own` and `injected` are those that the queue fills.
+    Templates may name `{task}`, the task's name.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        own: int = 0,
+        injected: Collection[str] = (),
+    ) -> None:
+        super().__init__(f"task {task!r}", function, own, injected, {"task": task})
+        self.task = task
+
+    def check_callable(self, option: str, function: Callable[..., Any]) -> None:
+        """Raise `ConfigurationError` if `function` must be awaited, or cannot take the arguments
+        that the task takes.
+
+        It is called with the bound arguments of a call: in the order of the parameters, with
+        defaults, and only keyword-only ones by name. The arguments of functions without a
+        signature, and of tasks with variable arguments, are not checked.
+        """
+        check_not_async(f"{self.subject}: {option}", function)
+        if self.takes_any_name or self.takes_any_number:
+            return
+        try:
+            theirs = inspect.signature(function)
+        except (TypeError, ValueError):
+            return
+        only_named = [name for name in self.names if name not in self.positional]
+        try:
+            theirs.bind(*self.positional, **dict.fromkeys(only_named))
+        except TypeError as exc:
+            raise ConfigurationError(
+                f"{self.subject}: {option} is called with the task's own arguments "
+                f"({', '.join(self.names) or 'none'}), and cannot take them: {exc}"
+            ) from None
 
 
 class KeyAndCost:
@@ -48,12 +90,20 @@ class KeyAndCost:
         self._log = log
         self._failures = FailureLog(REPORT_EVERY_S, monotonic)
         if isinstance(key, str):
-            template = self._key = KeyTemplate(key, arguments)
-            if template.unused_names:
+            if not key:
+                raise ConfigurationError(
+                    f"{arguments.subject}: limit_key is empty; write a template such as "
+                    '"tenant:{tenant}", or leave it out to count all calls together'
+                )
+            shown = f"{arguments.subject}: limit_key={short_repr(key)}"
+            template = self._key = KeyTemplate(key, arguments, shown)
+            words = set(re.findall(r"\w+", key)) if template.is_fixed else set()
+            unfilled = [name for name in arguments.names if name in words]
+            if unfilled:
                 log.warning(
                     "task %r: limit_key=%r names no argument in braces, so all calls count under "
                     "one key; write {%s} where its value is meant",
-                    *(arguments.task, key, template.unused_names[0]),
+                    *(arguments.task, key, unfilled[0]),
                 )
         elif callable(key):
             arguments.check_callable("limit_key", key)

@@ -131,6 +131,12 @@ class SlowRatio(BreakerRule):
             raise ConfigurationError(
                 f"max_rt={self.max_rt!r} is not a number of seconds from 0 to {MAX_SECONDS}"
             )
+        if self.max_rt > max(self.window, 60):
+            raise ConfigurationError(
+                f"max_rt={self.max_rt!r} is more than a minute, and longer than window="
+                f"{self.window!r}; both are seconds: write {self.max_rt / 1000:g} for "
+                f"{self.max_rt:g} ms, or a longer window"
+            )
 
     @property
     def threshold(self) -> float:

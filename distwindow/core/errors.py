@@ -113,8 +113,8 @@ class ConcurrencyExceeded(Blocked):
     """All slots of a concurrency limit were held until the caller's timeout was over.
 
     `.key`, `.limit`, and `.held`, which is above the limit where that was lowered.
-    `.retry_after`, in seconds: when the first of the slots is free if its holder died. A holder
-    that lives renews its slot, and may free it earlier.
+    `.retry_after`, in seconds, is an estimate by how long ago a slot was granted and how many wait
+    before this caller, and at most the time after which the slot of a holder that died is free.
     """
 
     def __init__(self, key: AnyKey, limit: int, held: int, retry_after: float) -> None:

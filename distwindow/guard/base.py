@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .._fork import register_after_fork
+from ..callables import function_name
 from ..connect import ClockChoice, Consistency, check_sync, check_url, store_name
 from ..core.breaker_rules import BreakerRule
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError, closed_failure, short_repr
 from ..core.limit import Limit
-from ..decorator import function_name
 from ..entry_options import check_origin
 from ..failure_types import ErrorTypes, FailureTypes
 from ..protocol.keys import check_prefix
@@ -75,6 +75,8 @@ class Parts(NamedTuple):
 
 class BaseGuard:
     """What `Guard` and `AsyncGuard` share. They document the arguments."""
+
+    _instead = "@guarded(guard, resource), or enter guard.entry(resource)"
 
     _clock: Clock
     _awaits_slots = False

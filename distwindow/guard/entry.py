@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _fork
-from ..core.async_with import only_async_with
+from ..core.async_use import only_async_with
 from ..core.errors import closed_failure, short_repr
 from ..core.interrupts import is_interruption
 from ..entry import LEFT_ELSEWHERE

@@ -7,25 +7,25 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ..core.errors import Blocked, ConfigurationError, short_repr
-from ..decorator import (
+from ..callables import (
+    check_call_ends_with_work,
+    check_decorated,
+    check_handler,
+    check_not_async,
+    check_signatures,
     describe_function,
-    function_name,
     is_async_callable,
 )
+from ..core.errors import Blocked, ConfigurationError, short_repr
+from ..entry_options import check_origin
 from .async_guard import AsyncGuard
-from .base import BaseGuard
+from .base import BaseGuard, check_cost, check_name
 from .guard import Guard
-from .guarded_checks import (
-    HOW_TO_WRITE,
-    check_call_arguments,
-    check_function,
-    check_handlers,
-    check_signatures,
-)
 
 F = TypeVar("F", bound=Callable[..., Any])
 G = TypeVar("G", bound=Callable[..., Any])
+
+_HOW_TO_WRITE = 'write @guarded(guard, "name") above the function'
 
 
 def _requires_resource(guarded: G) -> G:
@@ -36,7 +36,7 @@ def _requires_resource(guarded: G) -> G:
         if len(args) < 2 and not ("resource" in kwargs and (args or "guard" in kwargs)):
             given = short_repr(args[0]) if args else ", ".join(kwargs)
             raise ConfigurationError(
-                f"guarded({given}) needs a guard and the name of a resource; {HOW_TO_WRITE}"
+                f"guarded({given}) needs a guard and the name of a resource; {_HOW_TO_WRITE}"
             )
         return guarded(*args, **kwargs)
 
@@ -71,13 +71,16 @@ def guarded(
         raise ConfigurationError(
             f"guarded({short_repr(guard)}, ...): the first argument is a Guard or an AsyncGuard"
         )
-    check_call_arguments(resource, origin, cost)
-    check_handlers(fallback, on_block)
+    _check_call_arguments(resource, origin, cost)
+    is_async = isinstance(guard, AsyncGuard)
+    check_handler("fallback", fallback, may_be_async=is_async)
+    check_handler("on_block", on_block, may_be_async=is_async)
     handlers = (fallback, on_block)
     call = (resource, origin, cost)
 
     def decorate(function: Any) -> Any:
-        check_function(function)
+        check_decorated("guarded", function)
+        check_call_ends_with_work(function, "guard.entry")
         if isinstance(guard, AsyncGuard):
             made = _guard_async(guard, call, handlers, function)
         else:
@@ -86,10 +89,28 @@ def guarded(
             function,
             {"resource": resource, "origin": origin, "cost": cost}
             | {"fallback": fallback, "on_block": on_block},
+            "; the exception that is handled is sys.exc_info()[1]",
         )
         return made
 
     return decorate
+
+
+def _check_call_arguments(resource: Any, origin: Any, cost: Any) -> None:
+    """Raise for arguments of the entry with which no call could begin."""
+    for name, value, check in (
+        ("resource", resource, lambda value: check_name("resource", value)),
+        ("origin", origin, check_origin),
+        ("cost", cost, check_cost),
+    ):
+        if callable(value):
+            check_not_async(name, value)
+            continue
+        try:
+            check(value)
+        except (TypeError, ValueError) as exc:
+            hint = f"; {_HOW_TO_WRITE}" if name == "resource" else ""
+            raise ConfigurationError(f"guarded: {exc}{hint}") from exc
 
 
 _Handlers = tuple["Callable[..., Any] | None", "Callable[..., Any] | None"]
@@ -103,11 +124,6 @@ def _guard(
             f"{describe_function(function)}; use an AsyncGuard, as its call ends before its work "
             "begins"
         )
-    for handler in handlers:
-        if handler is not None and is_async_callable(handler):
-            raise ConfigurationError(
-                f"{function_name(handler)} is a coroutine function, which nothing awaits"
-            )
 
     @functools.wraps(function)
     def guarded_function(*args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,28 @@ def check_handle_sigterm(handle_sigterm: object) -> None:
         raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
 
 
+class EnteredOnce:
+    """Is a context manager for its own life, once, as `httpx.Client` is."""
+
+    _instead: str
+    """What limits a block, and what reads as if `with` of this object did."""
+    _is_entered = False
+    _has_ended = False
+    """True from `close` on."""
+
+    def _enter(self) -> None:
+        """Note that its `with` block begins. Raises `RuntimeError` the second time, and once it is
+        closed: `with limiter:` reads as if it limited the block.
+        """
+        if self._is_entered or self._has_ended:
+            raise RuntimeError(
+                f"this {type(self).__name__} was {'entered' if self._is_entered else 'closed'} "
+                "before, and its own `with` block limits nothing: it closes the object at its end; "
+                f"write {self._instead}"
+            )
+        self._is_entered = True
+
+
 def ignore_wake() -> None:
     """Replaces the function that wakes the worker, once its limiter is being closed."""
 

@@ -18,7 +18,7 @@ from ..protocol.commands import Acquire
 from ..store.base import Store
 from ..worker import THREAD_WORKER
 from ..worker.flush_job import FlushJob
-from .base import raise_failure
+from .base import EnteredOnce, raise_failure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BlockingClosable:
+class BlockingClosable(EnteredOnce):
     """Is closed by `close`, and at the end of a `with` block. An exception of a signal handler ends
     the wait for it, but not the closing.
     """
 
     def close(self) -> None:
         """Close it; closing twice is allowed."""
+        self._has_ended = True
         run_to_completion(self._close)
 
     def _close(self) -> None:
@@ -40,6 +41,7 @@ class BlockingClosable:
         raise NotImplementedError  # each kind has steps of its own
 
     def __enter__(self) -> Self:
+        self._enter()
         return self
 
     def __exit__(

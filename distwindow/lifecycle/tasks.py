@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..connect import ClockChoice, open_async_store
-from ..core.async_with import only_async_with
+from ..core.async_use import only_async_with
 from ..core.clock import Clock
 from ..core.errors import DistwindowError
 from ..operations.drivers import run_async
@@ -21,7 +21,7 @@ from ..store.base import AsyncStore
 from ..store.memory import MemoryStore
 from ..worker import TASK_WORKER
 from ..worker.flush_job import FlushJob
-from .base import raise_failure
+from .base import EnteredOnce, raise_failure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,13 +30,14 @@ T = TypeVar("T")
 
 
 @only_async_with
-class AsyncClosable:
+class AsyncClosable(EnteredOnce):
     """Is closed by `aclose`, and at the end of an `async with` block."""
 
     async def aclose(self) -> None:
         """Close it; closing twice is allowed. If it is cancelled, it goes on to its end before
         `CancelledError` is raised.
         """
+        self._has_ended = True
         closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(closing)
@@ -49,6 +50,7 @@ class AsyncClosable:
         raise NotImplementedError  # each kind has steps of its own
 
     async def __aenter__(self) -> Self:
+        self._enter()
         return self
 
     async def __aexit__(

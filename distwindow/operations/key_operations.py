@@ -95,7 +95,7 @@ def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]
 def _checked_charges(decision: Decision) -> tuple[Charge, ...]:
     """Return what `decision` was charged; raise if that is nothing, or if it is no decision."""
     if not isinstance(decision, Decision):
-        awaited = "; await the call first" if inspect.iscoroutine(decision) else ""
+        awaited = "; await the call first" if inspect.isawaitable(decision) else ""
         raise TypeError(
             f"refund takes the Decision that try_acquire or acquire has returned, not "
             f"{short_repr(decision)}{awaited}"

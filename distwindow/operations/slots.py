@@ -32,7 +32,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.errors import ConcurrencyExceeded, DistwindowError, StoreError
+from ..core.errors import ConcurrencyExceeded, DistwindowError, StoreError, StoreTimeout
 from ..core.slot_stats import ConcurrencyStats, Holder
 from ..protocol.slot_commands import MAX_PLACES, Free, Hold, HolderName, Holders, HoldReply
 from .held_slots import HeldSlots
@@ -151,8 +151,11 @@ class SlotOperations:
                 reply: HoldReply = yield _with_places(claim.command, waiter, is_head=is_head)
             except DistwindowError as exc:
                 claim.on_failure(exc, sent_at)
-                is_unknown = isinstance(exc, StoreError) and exc.charged is None
-                if not is_unknown or self._monotonic() + pause >= give_up_at:
+                # A server that is silent may answer the next request; one that refuses may not.
+                may_answer = isinstance(exc, StoreTimeout) or (
+                    isinstance(exc, StoreError) and exc.charged is None
+                )
+                if not may_answer or self._monotonic() + pause >= give_up_at:
                     raise
             else:
                 claim.on_reply(reply, sent_at)
@@ -170,5 +173,13 @@ def _with_places(command: Hold, waiter: Waiter | None, *, is_head: bool) -> Hold
 
 
 def exceeded(claim: SlotClaim, reply: HoldReply) -> ConcurrencyExceeded:
-    """Return the error of a caller whose last reply was this refusal."""
-    return ConcurrencyExceeded(claim.key, claim.command.limit, reply.held, reply.ends_ms / 1000)
+    """Return the error of a caller whose last reply was this refusal.
+
+    Its `retry_after` is an estimate: whoever asks at any moment finds that half of the time between
+    two grants is over. Each place before the caller takes one grant. Holders that died are gone
+    after `ends_ms`.
+    """
+    seconds = (2 * reply.ahead + 1) * reply.age_ms / 1000 if reply.ends_ms else MAX_POLL_S
+    longest = reply.ends_ms / 1000 or MAX_POLL_S
+    seconds = min(max(seconds, MIN_POLL_S), longest)
+    return ConcurrencyExceeded(claim.key, claim.command.limit, reply.held, seconds)

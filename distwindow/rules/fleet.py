@@ -102,7 +102,8 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
         _check_most("stat_interval_ms", rule.stat_interval_ms, MAX_SECONDS * 1000, "a week")
         _check_most("min_request_amount", rule.min_request_amount, MAX_CALLS, "the most counted")
         if rule.grade == "slow_request_ratio":
-            _check_most("count", rule.count, MAX_SECONDS * 1000, "a week in ms")
+            most_ms = max(60_000, window_ms)
+            _check_most("count", rule.count, most_ms, "a minute, and stat_interval_ms")
         _check_most("count", rule.count, MAX_CALLS - 1, "the most errors counted")
         if rule.grade == "slow_request_ratio":
             made = SlowRatio(

@@ -22,35 +22,9 @@ ROWS_FILE = Path(__file__).with_suffix(".json")
 OVER_RETURN_1 = ", 10 buckets, limit 100,000"
 README_ROWS = (
     ("server", f"allowed{OVER_RETURN_1}", "script time of an admitted call, over `return 1`"),
-    ("server", f"refused{OVER_RETURN_1}", "of a call refused again in the same bucket"),
-    ("server", f"bucket change{OVER_RETURN_1}", "of a call that opens a bucket"),
-    ("server", f"new ring{OVER_RETURN_1}", "of the first call on a key"),
-    ("server", f"first refusal of a bucket{OVER_RETURN_1}", "of the first refusal in a bucket"),
-    (
-        "server",
-        "hot path, dearest shape over cheapest",
-        "the slowest of 1 to 500 buckets and limits 10 to 100,000, over the fastest "
-        "(lower quartiles)",
-    ),
     ("latency", "p50: distwindow", "one synchronous call, p50, over a raw socket's `return 1`"),
     ("latency", None, "the same of the best peer"),
-    ("threads", "admitted: over the best peer", "8 threads on one key, calls/s over the best peer"),
     ("asyncio", "one hot key: over the best peer", "200 tasks on one key, over the best peer"),
-    ("asyncio", "10,000 keys: over the best peer", "200 tasks on 10,000 keys, over the best peer"),
-    (
-        "cold",
-        "200 tasks, 10,000 new keys: over the best peer",
-        "200 tasks on 10,000 new keys, over the best peer",
-    ),
-    (
-        "inprocess",
-        "distwindow",
-        "one call on `memory://`, over a clock, a lock and a dict increment",
-    ),
-    ("inprocess", None, "the same of the best peer"),
-    ("consistency", "one thread: leased hit", "one leased call, over the same"),
-    ("consistency", "one thread: cached refusal", "one cached refusal, over the same"),
-    ("consistency", "one thread: eventual hit", "one call under `eventual`, over the same"),
 )
 PEERS = ("limits", "throttled-py", "pyrate-limiter")
 MODES = ("direct", "leased", "eventual")
@@ -261,7 +235,6 @@ def parts(report: Report) -> list[tuple[str, str, str]]:
     """Return (page, name of the markers, text between them) for every page but benchmarks.md."""
     return [
         ("README.md", "benchmarks", readme_table(report)),
-        ("README.md", "strategies", strategies_table(report, "docs/consistency.md")),
         ("docs/index.md", "strategies", strategies_table(report, "consistency.md")),
         ("docs/consistency.md", "consistency", consistency_text(report)),
         ("docs/consistency.md", "memory", memory_table(report)),

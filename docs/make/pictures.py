@@ -12,6 +12,7 @@ from breaker_picture import breakers
 from celery_picture import celery_starts
 from drawing import FAINT, FILL, INK, MUTED, PAPER, WARM, Clock, box, line, path, steps, svg, text
 from minute_picture import minute_view
+from one_limit_picture import one_limit
 from shaping_pictures import pacing, warm_up
 from slots_picture import slots
 
@@ -456,6 +457,7 @@ def pictures() -> dict[str, str]:
         "leap-and-strict.svg": leap_and_strict(),
         "leases.svg": leases(),
         "minute-view.svg": minute_view(),
+        "one-limit.svg": one_limit(),
         "pacing.svg": pacing(),
         "ring.svg": ring(),
         "slots.svg": slots(),

@@ -18,6 +18,7 @@ FLOORS = {
     "_fork": 1,
     "_fork_wait": 1,
     "windows": 2,
+    "callables": 2,
     "protocol": 2,
     "operations": 3,
     "sentinel": 3,

@@ -17,12 +17,12 @@ from tests.attack.harness import Run, Scenario, Violation, derive_seed
 
 SCENARIOS = (
     *("model", "interruptions", "fleet", "process_exits", "timeouts", "cold_start"),
-    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights"),
+    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights", "tasks"),
 )
 TURNS = (
     *("model", "interruptions", "fleet", "interruptions", "process_exits"),
     *("interruptions", "timeouts", "interruptions", "cold_start", "interruptions"),
-    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights"),
+    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights", "tasks"),
 )
 """`interruptions` has twelve variants, of which a turn runs one."""
 TURN_S = {

@@ -23,6 +23,7 @@ from tests.attack.process_exits import process_exits
 from tests.attack.refused_rights import refused_rights
 from tests.attack.slots import VARIANTS as SLOTS
 from tests.attack.slots import slots
+from tests.attack.tasks import tasks
 from tests.attack.timeouts import timeouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -120,4 +121,15 @@ def test_a_guard_gives_back_what_it_took(mode: str) -> None:
 def test_a_server_that_refuses_loses_no_count_and_no_limit(variant: str, seed: int) -> None:
     run = Run(seed, 0, variant)
     refused_rights(run)
+    assert run.figures["calls"] > 100
+
+
+# Seeds that draw each pool for a connection that is cut.
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("variant", "seed"), [("cuts", 1), ("cuts", 2), ("cuts", 3), ("frozen", 1)]
+)
+def test_what_waits_in_workers_outlasts_the_broker_and_runs_once(variant: str, seed: int) -> None:
+    run = Run(seed, 0, variant)
+    tasks(run)
     assert run.figures["calls"] > 100

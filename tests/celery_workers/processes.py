@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def visible_again_after(seconds: float) -> dict[str, float]:
+    """The broker's options: kombu would look for unacknowledged messages each 100 s only."""
+    return {
+        "visibility_timeout": seconds,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_restore_limit": 100,
+    }
+
+
+def most_in_a_window(admitted_ms: list[int]) -> int:
+    """The most admissions in a second of whole buckets of 100 ms, by the limiter's clock."""
+    buckets = Counter(at_ms // 100 for at_ms in admitted_ms)
+    return max(sum(buckets[first + n] for n in range(10)) for first in buckets)
 
 
 class Fleet:
@@ -134,6 +151,11 @@ class Fleet:
         pattern = re.compile(r"\[([0-9a-f-]{36})\] received")
         logs = (self.log(number) for number in range(len(self.workers)))
         return [identity for log in logs for identity in pattern.findall(log)]
+
+    def messages_in_broker(self) -> int:
+        """Return how many messages wait in the queue or are not acknowledged."""
+        client: Any = self.broker_client
+        return int(client.llen("celery")) + int(client.hlen("unacked"))
 
     def wait_started(self, count: int, timeout: float = 40.0) -> None:
         """Wait until so many tasks have started and ended."""

@@ -131,6 +131,7 @@ class SimulatedWorker:
         self.forgotten: list[SimulatedRequest] = []
         self.visibility_timeout_s = math.inf
         self.broker_is_up = True
+        self.is_told_to_stop = False
         self.extra_prefetch = 0
         self.prefetch_bound = 1_000_000
         self.most_extra_prefetch = 0
@@ -198,6 +199,9 @@ class SimulatedWorker:
 
     def cancel(self, timer: int) -> None:
         self._timeline.cancel(timer)
+
+    def is_stopping(self) -> bool:
+        return self.is_told_to_stop
 
     def received_s(self, request: SimulatedRequest) -> float:
         return request.received_s

@@ -57,7 +57,7 @@ def test_every_page_has_the_figures_of_the_report(make: Any) -> None:
     """So no page quotes a figure that was not measured, or one of an earlier run."""
     report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     parts = make.parts(report)
-    assert len(parts) == 5
+    assert len(parts) == 4
     for page, name, text in parts:
         assert make.between(page, name) == text, page
 

@@ -1,14 +1,12 @@
-"""Every block of Python runs. The blocks of a page share their variables. In place of
-`redis://localhost:6379/0` the server of the tests is used, with a prefix for each page. A `print`
-with a comment behind it prints what the comment says.
+"""Every block of Python runs, as it would in a file. The blocks of a page share their variables. In
+place of `redis://localhost:6379/0` the server of the tests is used, with a prefix for each page. A
+`print` with a comment behind it prints what the comment says.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
-import inspect
 import io
 import re
 import sys
@@ -43,7 +41,7 @@ def test_every_block_of_python_runs(
         for block in runnable(page):
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                _run(block, block.text.replace(DOCUMENTED_URL, redis_url), module.__dict__, loop)
+                _run(block, block.text.replace(DOCUMENTED_URL, redis_url), module.__dict__)
             expected = _PRINTED.findall(block.text)
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
@@ -54,13 +52,10 @@ def test_every_block_of_python_runs(
                 loop.run_until_complete(value.aclose())
 
 
-def _run(block: Block, text: str, names: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+def _run(block: Block, text: str, names: dict[str, Any]) -> None:
     # So that a traceback has the line numbers of the page.
     source = "\n" * (block.line - 1) + text
-    code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    running = eval(code, names)
-    if inspect.iscoroutine(running):
-        loop.run_until_complete(running)
+    exec(compile(source, str(block.page), "exec"), names)
 
 
 def test_few_blocks_are_not_run() -> None:

@@ -113,7 +113,9 @@ def _here(words: list[str], block: Block) -> Shown:
 
 def _in_a_process(words: list[str]) -> Shown:
     """Run the command in another process: a demo starts processes and handles signals."""
-    env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    # With `distwindow` on the PATH, as in an environment into which it was installed.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8", "PATH": path}
     if words[0] == "demo":  # as documented: on a server that it starts
         del env["DISTWINDOW_URL"]
         env["DISTWINDOW_REDIS_SERVER"] = str(find_binary())

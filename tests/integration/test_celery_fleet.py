@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -12,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.celery_workers.processes import Fleet
+from tests.celery_workers.processes import Fleet, most_in_a_window, visible_again_after
 from tests.servers import Proxy, Standalone
-from tests.servers.faults import Blackhole, Pass, Refuse
+from tests.servers.faults import Blackhole, Pass
 from tests.servers.wait import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.timeout(180)]
@@ -25,22 +24,6 @@ LIMITED = {"limits": f"{PER_SECOND}/second"}
 
 REDELIVERED_S = 140.0
 """How long to wait for what is delivered again: kombu before 5.7 knows not all these options."""
-
-
-def visible_again_after(seconds: float) -> dict[str, float]:
-    """The broker's options: kombu would look for unacknowledged messages each 100 s only."""
-    return {
-        "visibility_timeout": seconds,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-        "unacked_restore_limit": 100,
-    }
-
-
-def most_in_a_window(admitted_ms: list[int]) -> int:
-    """The most admissions in a second of whole buckets of 100 ms, by the limiter's clock."""
-    buckets = Counter(at_ms // 100 for at_ms in admitted_ms)
-    return max(sum(buckets[first + n] for n in range(10)) for first in buckets)
 
 
 def check_bound(fleet: Fleet) -> None:
@@ -134,11 +117,6 @@ def test_a_killed_child_loses_nothing_that_waits(late: bool) -> None:
         check_bound(fleet)
 
 
-def messages_in_broker(fleet: Fleet) -> int:
-    client: Any = fleet.broker_client
-    return int(client.llen("celery")) + int(client.hlen("unacked"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_shutdown_gives_what_waits_back_to_the_broker(number: signal.Signals, pool: str) -> None:
@@ -185,44 +163,6 @@ def test_connections_to_the_broker_are_cut() -> None:
             check_bound(fleet)
 
 
-@pytest.mark.parametrize(("pool", "seed"), [("prefork", 1), ("threads", 2), ("gevent", 3)])
-def test_what_waits_while_the_broker_is_away_is_given_back_at_once(pool: str, seed: int) -> None:
-    """The visibility timeout is an hour here. Some wait for their limit, and some for their eta."""
-    count, workers, slots, cuts, draw = 200, 2, 4, 2, random.Random(seed)
-    conf = {"task_ignore_result": True}
-    with Standalone() as broker_server, Proxy(broker_server.port) as proxy:
-        publisher = broker_server.url
-        with Fleet(options=LIMITED, broker=proxy.url, publisher=publisher, conf=conf) as fleet:
-            for _ in range(workers):
-                fleet.start(pool=pool, slots=slots, wait=False)
-            fleet.wait_ready()
-            for number in range(count):
-                fleet.send("fetch", number, countdown=draw.choice([None, None, 3, 8]))
-
-            def losses() -> list[int]:
-                return [fleet.log(number).count("Cannot connect") for number in range(workers)]
-
-            for times in range(1, cuts + 1):
-                wanted = draw.randint(10, 30) + 60 * (times - 1)
-                until(lambda: len(fleet.started()) >= wanted, what="starts", timeout=30)  # noqa: B023
-                before = losses()
-                proxy.fault = Refuse()
-                until(lambda: all(map(int.__lt__, before, losses())), what="losses", timeout=30)  # noqa: B023
-                proxy.fault = Pass()
-            client: Any = broker_server.client(db=0)
-            # Celery itself strands what it has handed to its pool: one for each slot and cut.
-            of_celery = workers * slots * cuts
-            until(
-                lambda: not client.llen("celery") and client.hlen("unacked") <= of_celery,
-                what="all that waited",
-                timeout=60,
-            )
-            assert len(set(fleet.started())) >= count - of_celery - workers * cuts
-            assert len(fleet.started()) - len(set(fleet.started())) <= of_celery
-            assert all("Unrecoverable" not in fleet.log(number) for number in range(workers))
-            check_bound(fleet)
-
-
 @pytest.mark.parametrize("policy", ["hold", "run"])
 def test_the_store_of_the_limits_is_away(policy: str) -> None:
     count = 60
@@ -249,31 +189,6 @@ def test_the_store_of_the_limits_is_away(policy: str) -> None:
                 assert "answers again" in fleet.log()
                 check_bound(fleet)
             assert sorted(fleet.started()) == list(range(count))
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_worker_that_was_frozen_runs_nothing_that_others_have_got(pool: str) -> None:
-    """Frozen for longer than the visibility timeout, with tasks that wait for their limit."""
-    count = 160
-    conf = {"broker_transport_options": visible_again_after(4)}
-    with Fleet(options=LIMITED, conf=conf) as fleet:
-        frozen = fleet.start(pool=pool, wait=False)
-        fleet.start(pool=pool, wait=False)
-        fleet.wait_ready()
-        for number in range(count):
-            fleet.send("fetch", number)
-        until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
-        os.kill(frozen.pid, signal.SIGSTOP)
-        try:
-            # All but what it had begun, or handed to its two processes.
-            until(lambda: len(set(fleet.started())) >= count - 4, what="all", timeout=REDELIVERED_S)
-        finally:
-            os.kill(frozen.pid, signal.SIGCONT)
-        until(lambda: len(set(fleet.started())) == count, what="all", timeout=REDELIVERED_S)
-        until(lambda: messages_in_broker(fleet) == 0, what="an empty broker", timeout=30)
-        assert all(worker["line count"] == 0 for worker in fleet.inspect().values())
-        doubled = [number for number, times in Counter(fleet.started()).items() if times > 1]
-        assert len(doubled) <= 4
 
 
 def test_what_is_behind_more_than_max_parked_is_reached() -> None:
@@ -312,7 +227,7 @@ def test_a_backlog_longer_than_the_visibility_timeout(max_hold: float | None) ->
         for number in range(24):
             fleet.send("fetch", number)
         fleet.wait_started(24, timeout=120)
-        until(lambda: messages_in_broker(fleet) == 0, what="an empty broker", timeout=20)
+        until(lambda: fleet.messages_in_broker() == 0, what="an empty broker", timeout=20)
         assert all(worker["line count"] == 0 for worker in fleet.inspect().values())
         assert sorted(fleet.started()) == list(range(24))
         assert (fleet.records.llen("sent_back") > 0) == (max_hold is None)
@@ -378,11 +293,11 @@ def test_what_waits_in_workers_is_discarded() -> None:
         sent = [fleet.send("fetch", number) for number in range(31)]
         late = fleet.send("fetch", 31, countdown=3600)
         until(lambda: fleet.records.llen("parked") == 30, what="tasks that wait", timeout=20)
-        until(lambda: messages_in_broker(fleet) == 31, what="the one with an eta", timeout=20)
+        until(lambda: fleet.messages_in_broker() == 31, what="the one with an eta", timeout=20)
         fleet.command("purge", "-f")
         said = fleet.command("control", "discard", "tests.celery_workers.project.fetch")
         assert "31 waiting tasks tests.celery_workers.project.fetch are revoked" in said
-        until(lambda: messages_in_broker(fleet) == 0, what="all acknowledged", timeout=20)
+        until(lambda: fleet.messages_in_broker() == 0, what="all acknowledged", timeout=20)
         assert next(iter(fleet.inspect().values()))["parked"] == 0
         states = [result.state for result in [*sent, late]]
         assert states.count("REVOKED") == 31

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from distwindow.contrib.celery.send_back import (
     is_taken_away,
     survive_lost_connections,
 )
+from distwindow.contrib.celery.worker_steps import ConsumerStep, WorkerSurroundings
 from tests.servers import Standalone
 
 TIMEOUT_S = 60.0
@@ -102,7 +104,7 @@ def test_a_worker_survives_messages_of_a_connection_that_has_ended(server: Stand
     """
     worker = Worker(server)
     errors = worker.connection.connection_errors
-    survive_lost_connections(worker.channel)
+    survive_lost_connections(worker.channel, lambda: None)
     worker.queue.put(1)
     message, _ = worker.receive()
     worker.channel.connection.client = None
@@ -110,3 +112,43 @@ def test_a_worker_survives_messages_of_a_connection_that_has_ended(server: Stand
     message.ack_log_error(logging.getLogger("test"), errors)
     with pytest.raises(errors):
         message.reject()
+
+
+def test_what_ran_is_acknowledged_where_kombu_can_though_its_connection_has_ended(
+    server: Standalone,
+) -> None:
+    """kombu opens another one for the channel when it puts back what that had."""
+    server.client().flushall()
+    worker = Worker(server)
+    survive_lost_connections(worker.channel, lambda: None)
+    worker.queue.put(1)
+    message, _ = worker.receive()
+    worker.channel.connection.client = None
+    message.ack_log_error(logging.getLogger("test"), worker.connection.connection_errors)
+    assert server.client().hlen("app:unacked") == 0
+
+
+def test_the_gate_is_closed_before_the_first_message_is_put_back(server: Standalone) -> None:
+    """kombu makes a transaction for each, and under gevent the gate's timer fires meanwhile."""
+    server.client().flushall()
+    worker = Worker(server)
+    waiting: list[int] = []
+    gate: Any = SimpleNamespace(
+        surroundings=WorkerSurroundings(None), open=lambda: None,
+        close=lambda: waiting.append(server.client().llen("app:jobs")),
+    )  # fmt: skip
+    controller = SimpleNamespace(
+        distwindow_gate=gate, distwindow_operator_limits=SimpleNamespace(start=lambda: None)
+    )
+    consumer: Any = SimpleNamespace(
+        controller=controller, connection_errors=(),
+        task_consumer=SimpleNamespace(channel=worker.channel),
+    )  # fmt: skip
+    ConsumerStep.__new__(ConsumerStep).start(consumer)
+    for number in range(3):
+        worker.queue.put(number)
+    for _ in range(3):
+        worker.receive()
+    worker.connection.close()
+    assert waiting == [0]
+    assert server.client().llen("app:jobs") == 3

@@ -250,7 +250,7 @@ def test_key_and_cost_from_the_arguments(limiter: Limiter) -> None:
         def __init__(self, tenant: str) -> None:
             self.tenant = tenant
 
-        @limiter.limit(lambda self, *_, **__: self.tenant, cost=lambda self, items, **_: len(items))
+        @limiter.limit("{self.tenant}", cost=lambda self, items, **_: len(items))
         def sell(self, items: list[str], *, wrapped: bool = False) -> str:
             return f"{self.tenant} {items} {wrapped}"
 
@@ -282,7 +282,7 @@ async def test_limited_coroutine_functions(where: str, clock: ManualClock) -> No
         key = fresh_key()
 
         class Shop:
-            @limiter.limit(lambda self, n: key, cost=lambda self, n: n)
+            @limiter.limit(key=lambda self, n: key, cost=lambda self, n: n)
             async def sell(self, n: int) -> int:
                 return n
 

@@ -693,6 +693,31 @@ def test_with_more_than_max_parked_the_last_in_the_line_goes_back(
     assert stay == set(in_order[:max_parked])
 
 
+@pytest.mark.parametrize("is_asking", [False, True])
+def test_a_worker_that_is_told_to_stop_starts_nothing_more(is_asking: bool) -> None:
+    """Its event loop may still be in the pass in which a hanging broker answers again."""
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+
+    def ask(key, limits, cost):
+        worker.is_told_to_stop = is_asking and len(worker.started) == 4
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second")
+    worker = SimulatedWorker(timeline, store, [task], ask=ask)
+    for number in range(20):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(0.5)
+    begun = len(worker.started)
+    assert begun == (4 if is_asking else 5)
+    worker.is_told_to_stop = True
+    timeline.run_for(10.0)
+    assert len(worker.started) == begun
+    worker.gate.close()
+    assert len(worker.given_back) == 20 - begun
+
+
 def test_what_waits_when_the_connection_is_lost_is_given_back() -> None:
     timeline = Timeline()
     tasks = make_tasks()

@@ -88,7 +88,7 @@ def report(day: int, *, title: str = "") -> list[str]:
     return [title] * day
 
 
-@limiter.limit(lambda tenant: f"tenant:{tenant}")
+@limiter.limit("tenant:{tenant}")
 def handle(tenant: str) -> bytes:
     return tenant.encode()
 
@@ -208,7 +208,7 @@ breaker = CircuitBreaker("redis://localhost:6379/0", ErrorRatio(0.5, open_for=2)
 async_breaker = AsyncCircuitBreaker("redis://localhost:6379/0", ErrorCount(50))
 
 
-@breaker.protect(lambda order, **_: f"order:{order}", fallback=lambda order, **_: "later")
+@breaker.protect("order:{order}", fallback=lambda order, **_: "later")
 def pay(order: int, *, twice: bool = False) -> str:
     return "paid"
 
@@ -241,6 +241,12 @@ async def so_have_those_that_are_awaited() -> None:
         pass
 
 
+async def a_condition_without_await_is_refused() -> None:
+    """By pyright; mypy finds it with `warn_unreachable`."""
+    if async_limiter.try_acquire("k"):  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+
+
 def arguments(client: Any) -> None:
     Limiter(client, Limit("100/second"), consistency="leased", clock="server", timeout=1)
     Limiter("memory://", "1/second", time=ManualClock())
@@ -250,7 +256,8 @@ def arguments(client: Any) -> None:
     Limiter("memory://")  # type: ignore[call-arg]
     limiter.try_acquire(5)  # type: ignore[arg-type]
     limiter.try_acquire("k", "2")  # type: ignore[arg-type]
-    limiter.limit("k", 2)  # type: ignore[call-arg]
+    limiter.limit("k", 2)  # type: ignore[arg-type, call-arg]
+    limiter.limit(len)  # type: ignore[arg-type]
     store_conformance(lambda clock: clock)  # type: ignore[arg-type, return-value]
 
 

@@ -89,8 +89,13 @@ def test_what_a_listener_raises_is_logged_with_its_name_and_reaches_nobody(
 def test_ctrl_c_in_a_listener_reaches_the_caller() -> None:
     listeners = Listeners("breaker 'b'")
     listeners.add(lambda change: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        listeners.tell([BreakerChange("k", "closed", "open", 0)])
+    # A shell that starts the tests in the background ignores SIGINT in them.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            listeners.tell([BreakerChange("k", "closed", "open", 0)])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("handler")

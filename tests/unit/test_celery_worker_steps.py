@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state
 from kombu.common import QoS
 
 from distwindow.contrib.celery.effective_limits import EffectiveLimits
@@ -43,6 +44,16 @@ def test_celery_may_set_the_prefetch_count_anew() -> None:
     assert qos.value == 8
 
 
+@pytest.mark.parametrize("flag", ["should_stop", "should_terminate"])
+def test_a_worker_stops_from_the_signal_on(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    assert not around.is_stopping()
+    monkeypatch.setattr(state, flag, False)
+    assert not around.is_stopping()
+    monkeypatch.setattr(state, flag, 0)  # the exit code of a worker that ends well
+    assert around.is_stopping()
+
+
 class Timers:
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -66,7 +77,7 @@ def test_operator_limits_are_read_again_after_a_lost_connection() -> None:
     stored: Any = SimpleNamespace(read=read, close=lambda: None)
     gate: Any = SimpleNamespace(
         admission=SimpleNamespace(store_is_up=True), open=lambda: None,
-        surroundings=SimpleNamespace(begin_connection=lambda consumer: None),
+        surroundings=SimpleNamespace(begin_connection=lambda consumer, end: None),
     )  # fmt: skip
     limits = OperatorLimits(stored, EffectiveLimits(LimitTable(None)), gate, timers)
     worker = SimpleNamespace(distwindow_gate=gate, distwindow_operator_limits=limits)

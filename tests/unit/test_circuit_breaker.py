@@ -192,6 +192,18 @@ def test_a_call_inside_a_probe_belongs_to_it(enter: Any) -> None:
         rest[2].run(enter, breaker, inner)  # a task that the block has left behind
 
 
+def test_a_probe_says_nothing_of_a_breaker_in_another_store() -> None:
+    clock = ManualClock()
+    one, other = [CircuitBreaker("memory://", RULE, time=clock) for _ in range(2)]
+    for breaker in (one, other):
+        for _ in range(2):
+            with suppress(OSError), breaker.call("k"):
+                raise OSError
+        clock.advance(5 if breaker is one else 0)
+    with one.call("k"), pytest.raises(BreakerOpen):
+        other.call("k").__enter__()
+
+
 async def test_a_task_inside_a_probe_belongs_to_it() -> None:
     clock = ManualClock()
     breaker = AsyncCircuitBreaker("memory://", RULE, time=clock)
@@ -287,7 +299,7 @@ def test_a_block_may_say_that_its_call_failed() -> None:
 def test_a_protected_function_goes_through_the_breaker() -> None:
     breaker = CircuitBreaker("memory://", ErrorCount(1, open_for=5), time=ManualClock())
 
-    @breaker.protect(lambda order, **_: f"pay:{order}", fallback=lambda order, **_: -order)
+    @breaker.protect("pay:{order}", fallback=lambda order, **_: -order)
     def pay(order: int, *, fails: bool = False) -> int:
         """Pay."""
         if fails:
@@ -365,17 +377,29 @@ def generator() -> Any:
     yield
 
 
+def test_a_function_in_the_place_of_the_key() -> None:
+    def pay() -> None: ...
+
+    for kind in (CircuitBreaker, AsyncCircuitBreaker):
+        breaker: Any = kind("memory://", RULE)
+        with pytest.raises(TypeError, match=r'write `with breaker\.call\("key"\): .*pay\(\)`'):
+            breaker.call(pay)
+
+
 @pytest.mark.parametrize(
     ("use", "word"),
     [
         (lambda sync, aio: sync.protect("k")(coroutine_function), "AsyncCircuitBreaker.protect"),
         (lambda sync, aio: aio.protect("k")(len), "use CircuitBreaker.protect"),
         (lambda sync, aio: sync.protect("k")(generator), "generator"),
-        (lambda sync, aio: sync.protect("k")(int), "is not a function"),
-        (lambda sync, aio: sync.protect("k")(3), "takes one function"),
-        (lambda sync, aio: sync.protect("k")(len, fallback=len), "takes one function"),
+        (lambda sync, aio: sync.protect("k")(int), "is a class"),
+        (lambda sync, aio: sync.protect("k")(3), "is not a function"),
+        (lambda sync, aio: sync.protect("k", fallback=lambda: 0)(len), "fallback=.* takes"),
         (lambda sync, aio: sync.protect("k", fallback=3)(len), "fallback=3"),
-        (lambda sync, aio: sync.protect("k", fallback=coroutine_function)(len), "nothing awaits"),
+        (
+            lambda sync, aio: sync.protect("k", fallback=coroutine_function)(len),
+            "nothing is awaited",
+        ),
         (lambda sync, aio: sync.protect("")(len), "must not be empty"),
         (lambda sync, aio: sync.protect(3), "a key is str"),
         (lambda sync, aio: sync.on_change(3), "a function of one BreakerChange"),
@@ -401,6 +425,7 @@ def test_what_can_never_work_is_refused_at_once(
         (lambda: ErrorRatio("0.5"), "ratio='0.5'"),  # type: ignore[arg-type]
         (lambda: SlowRatio(NAN), "max_rt=nan"),
         (lambda: SlowRatio(-1), "max_rt=-1"),
+        (lambda: SlowRatio(200), "write 0.2 for 200 ms"),
         (lambda: SlowRatio(1, 0), "ratio=0"),
         (lambda: ErrorCount(0), "count=0"),
         (lambda: ErrorCount(1.5), "count=1.5"),  # type: ignore[arg-type]

@@ -57,6 +57,18 @@ def test_no_more_are_held_than_the_limit(slots: Concurrency) -> None:
     assert not first.lost
 
 
+@pytest.mark.parametrize(("age", "estimate"), [(0.0, 0.005), (0.25, 0.25), (2.0, 1.0)])
+def test_when_to_come_back_is_an_estimate_by_the_age_of_the_last_grant(
+    age: float, estimate: float, clock: ManualClock
+) -> None:
+    slots = Concurrency(MemoryStore(clock), 1, ttl=3)
+    with slots.hold("k"):
+        clock.advance(age)
+        with pytest.raises(ConcurrencyExceeded) as caught:
+            slots.hold("k", timeout=0).__enter__()
+        assert caught.value.retry_after == estimate  # at most until the holder's deadline
+
+
 def test_a_slot_is_freed_however_its_block_ends(slots: Concurrency) -> None:
     with pytest.raises(ZeroDivisionError), slots.hold("k"):
         _ = 1 / (number_held(slots) - 1)

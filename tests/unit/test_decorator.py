@@ -1,7 +1,4 @@
-"""The decorator `limit` of both limiters: what it limits, and which mistakes raise, and when.
-
-The file is long because each mistake stands beside the similar use that is correct.
-"""
+"""The decorator `limit` of both limiters: what it limits, and which mistakes raise, and when."""
 
 from __future__ import annotations
 
@@ -9,18 +6,19 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limiter, RateLimitExceeded
+from distwindow.callables import FunctionArguments, KeyTemplate
 
 each_limiter = pytest.mark.parametrize(
     "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"]
 )
-INSTEAD = r'write @limiter\.limit\("key"\)'
 
 
 def limiter_of(limiter_class: Any, limits: Any = "2/hour") -> Any:
@@ -48,216 +46,122 @@ def done(result: Any) -> Any:
     return asyncio.run(wait()) if inspect.isawaitable(result) else result
 
 
-# -- without parentheses --------------------------------------------------------------------------
+# -- the key --------------------------------------------------------------------------------------
 
 
-@each_limiter
-def test_without_parentheses_on_a_function(limiter_class: Any) -> None:
-    limiter = limiter_of(limiter_class)
-    with pytest.raises(ConfigurationError, match=f"without parentheses on .*plain: {INSTEAD}"):
-
-        @limiter.limit
-        def plain(x: int) -> int:
-            return x
-
-    with pytest.raises(ConfigurationError, match=f"without parentheses on .*coroutine: {INSTEAD}"):
-
-        @limiter.limit
-        async def coroutine(x: int) -> int:
-            return x
+class Tenant:
+    name = "acme"
 
 
-@each_limiter
-def test_without_parentheses_on_a_method_and_below_another_decorator(limiter_class: Any) -> None:
-    limiter = limiter_of(limiter_class)
-    with pytest.raises(ConfigurationError, match=r"without parentheses on .*method"):
-
-        class Shop:
-            # The cache keeps the instance alive, which does no harm in a test.
-            @functools.cache  # noqa: B019
-            @limiter.limit
-            def method(self) -> None: ...
+def order(tenant: Any, count: int = 1, *, region: str = "eu") -> Any:
+    return tenant
 
 
-def wraps(function: Any) -> Any:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-@each_limiter
-def test_without_parentheses_above_another_decorator(limiter_class: Any) -> None:
-    limiter = limiter_of(limiter_class)
-    with pytest.raises(ConfigurationError, match=r"without parentheses on .*plain"):
-
-        @limiter.limit
-        @wraps
-        def plain() -> None: ...
-
-
-def hidden(function: Any) -> Any:
-    """A decorator without `functools.wraps`."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return wrapper
+@pytest.mark.parametrize(
+    ("text", "args", "kwargs", "key"),
+    [
+        ("tenant:{tenant}", ("acme",), {}, "tenant:acme"),
+        ("tenant:{tenant}", (), {"tenant": "acme"}, "tenant:acme"),
+        ("{tenant}:{count}:{region}", ("acme",), {}, "acme:1:eu"),
+        ("{tenant}:{count}:{region}", ("acme", 2), {"region": "us"}, "acme:2:us"),
+        ("{tenant.name}:{count:03d}", (Tenant(), 7), {}, "acme:007"),
+        ("{0}:{tenant}", ("acme",), {}, "acme:acme"),
+        ("{{tenant}}", ("acme",), {}, "{tenant}"),
+        ("{{acme}}:{tenant}", ("x",), {}, "{acme}:x"),
+        ("orders", ("acme",), {}, "orders"),
+        (b"{tenant}", ("acme",), {}, b"{tenant}"),
+        (Key("{tenant}", tag="t"), ("acme",), {}, Key("{tenant}", tag="t")),
+    ],
+)
+def test_text_is_a_template_over_the_arguments(text: Any, args: Any, kwargs: Any, key: Any) -> None:
+    limiter = limiter_of(Limiter)
+    limiter.limit(text)(order)(*args, **kwargs)
+    assert limiter.peek(key).remaining == 1
 
 
-@each_limiter
-def test_without_parentheses_above_a_decorator_that_hides_the_function(limiter_class: Any) -> None:
-    limiter = limiter_of(limiter_class)
-    with pytest.raises(ConfigurationError, match=rf"without parentheses on .*wrapper: {INSTEAD}"):
+@given(
+    st.lists(st.integers(), max_size=4),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4),
+    st.sampled_from(["{a}", "{a}:{b}", "{c}:{d}", "{d}"]),
+)
+def test_a_template_gets_the_arguments_that_the_function_gets(
+    args: list[int], kwargs: dict[str, int], text: str
+) -> None:
+    def function(a: int, b: int = 2, *, c: int, d: int = 4) -> str:
+        return text.format(a=a, b=b, c=c, d=d)
 
-        @limiter.limit
-        @hidden
-        def function(callback: Any) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="without parentheses on"):
-
-        @limiter.limit  # a comment (with parentheses)
-        @hidden
-        def another(callback: Any) -> None: ...
-
-
-@each_limiter
-def test_a_key_function_in_a_default_argument(limiter_class: Any) -> None:
-    limiter = limiter_of(limiter_class)
-
-    # A call in a default is what is tested here.
-    def function(limited: Any = limiter.limit(by_first)) -> Any:  # noqa: B008
-        return limited
-
-    assert done(function()(functions_of(limiter_class))("a")) == ("a",)
-
-
-@each_limiter
-def test_without_a_key(limiter_class: Any) -> None:
-    for arguments in ({}, {"cost": 2}):
-        with pytest.raises(ConfigurationError, match=rf"limit\(\) needs a key: {INSTEAD}"):
-            limiter_of(limiter_class).limit(**arguments)
-
-
-@each_limiter
-def test_a_class(limiter_class: Any) -> None:
-    limiter = limiter_of(limiter_class)
-    instead = r"Shop is a class, .* put it above one of its methods, as in @limiter\.limit\("
-    with pytest.raises(ConfigurationError, match=instead):
-
-        @limiter.limit("key")
-        class Shop: ...
-
-    with pytest.raises(ConfigurationError, match=instead):
-
-        @limiter.limit
-        class BareShop: ...
+    template = KeyTemplate(text, FunctionArguments("function", function), "limit")
+    try:
+        expected = function(*args, **kwargs)
+    except TypeError:
+        return  # no call of the function is made either
+    assert template.fill(args, kwargs) == expected
 
 
 @each_limiter
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2), {}), ((), {"x": 1}), (("text",), {})]
+    ("text", "says"),
+    [
+        ("user:{user}", "names 'user', which is no argument of .*its arguments are tenant"),
+        ("user:{}", "names ''"),
+        ("user:{tenant", "is no template"),
+        ("user:{tenant.lower()}", "a template can call nothing"),
+        ("", "must not be empty"),
+    ],
 )
-def test_where_it_cannot_be_seen_at_decoration_the_first_call_raises(
-    limiter_class: Any, args: Any, kwargs: Any
-) -> None:
-    def function(*args: Any, **kwargs: Any) -> None: ...
+def test_a_template_that_can_fill_no_key(limiter_class: Any, text: str, says: str) -> None:
+    def plain(tenant: str) -> None: ...
+    async def coroutine(tenant: str) -> None: ...
 
-    function = limiter_of(limiter_class).limit(hidden(function))
-    with pytest.raises(ConfigurationError, match=rf"key function, and is not limited.*{INSTEAD}"):
-        function(*args, **kwargs)
-
-
-@each_limiter
-def test_a_class_that_gets_it_as_a_method_raises(limiter_class: Any) -> None:
-    def method(self: Any) -> None: ...
-
-    with pytest.raises((ConfigurationError, RuntimeError)) as caught:  # 3.11 wraps it
-        type("Shop", (), {"method": limiter_of(limiter_class).limit(method)})
-    error = caught.value if isinstance(caught.value, ConfigurationError) else caught.value.__cause__
-    assert isinstance(error, ConfigurationError)
-    assert "key function, and is not limited" in str(error)
-
-
-def subscribe(callback: Any) -> Any:
-    return callback
+    function = plain if limiter_class is Limiter else coroutine
+    decorator = limiter_of(limiter_class).limit(text)
+    with pytest.raises(ConfigurationError, match=says):
+        decorator(function)
 
 
 @each_limiter
-def test_a_function_of_one_function_is_no_exception(
-    limiter_class: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The decorator is bound to the name of its key function, so it has replaced that function."""
-    bare = limiter_of(limiter_class).limit(subscribe)
-    monkeypatch.setitem(globals(), "subscribe", bare)
-    with pytest.raises(ConfigurationError, match="subscribe was given to limit as the key"):
-        bare(functions_of(limiter_class))
-
-
-# -- key functions that are intended --------------------------------------------------------------
+def test_a_function_in_the_first_place_says_how_to_write_a_key(limiter_class: Any) -> None:
+    instead = r'write @limiter\.limit\("key:{argument}"\) or @limiter\.limit\(key=function\)'
+    limiter = limiter_of(limiter_class)
+    with pytest.raises(TypeError, match=f"functions_of.*: {instead}"):
+        limiter.limit(functions_of(limiter_class))
+    with pytest.raises(TypeError, match=f"by_first.*: {instead}"):
+        limiter.limit(by_first)(functions_of(limiter_class))
+    with pytest.raises(TypeError, match=f"there is none: {instead}"):
+        limiter.limit(cost=2)
+    with pytest.raises(TypeError, match=f"both were given: {instead}"):
+        limiter.limit("key", key=by_first)
 
 
 def by_first(*args: Any) -> str:
     return str(args[0])
 
 
-def key_factory() -> Callable[..., str]:
-    def key(*args: Any) -> str:
-        return str(args[0])
-
-    return key
-
-
 class KeyOf:
     def __call__(self, *args: Any) -> str:
         return str(args[0])
 
-    def method(self, *args: Any) -> str:
-        return str(args[0])
-
 
 @each_limiter
-@pytest.mark.parametrize(
-    "key",
-    [
-        by_first,
-        key_factory(),
-        lambda *args: str(args[0]),
-        KeyOf(),
-        KeyOf().method,
-        functools.partial(by_first),
-        wraps(by_first),
-        hidden(by_first),
-        str,
-        "{}".format,
-    ],
-)
+@pytest.mark.parametrize("key", [by_first, KeyOf(), functools.partial(by_first), str, "{}".format])
 def test_key_functions(limiter_class: Any, key: Any) -> None:
-    """Each is a key function, and none is mistaken for a function to be limited."""
     limiter = limiter_of(limiter_class)
-    limited = limiter.limit(key, cost=lambda *_: 2)(functions_of(limiter_class))
+    limited = limiter.limit(key=key, cost=lambda *_: 2)(functions_of(limiter_class))
     assert done(limited("a")) == ("a",)
     with pytest.raises(RateLimitExceeded):
         done(limited("a"))
     assert done(limited("b")) == ("b",)
 
 
-@each_limiter
-def test_a_key_function_of_the_same_scope_and_one_decorator_for_two_functions(
-    limiter_class: Any,
+@pytest.mark.parametrize("argument", ["key", "cost"])
+def test_a_function_that_cannot_take_the_arguments_is_refused_when_it_is_applied(
+    argument: str,
 ) -> None:
-    limiter = limiter_of(limiter_class)
+    def sell(tenant: str, count: int) -> None: ...
 
-    def by_name(name: str) -> str:
-        return name
-
-    limit = limiter.limit(by_name)
-    first, second = limit(functions_of(limiter_class)), limit(functions_of(limiter_class))
-    done(first("a"))
-    done(second("a"))
-    with pytest.raises(RateLimitExceeded):
-        done(first("a"))
+    options = {"key": "key", argument: lambda tenant: tenant}
+    with pytest.raises(ConfigurationError, match=rf"limit: {argument}=.* takes \(tenant\), and is"):
+        limiter_of(Limiter).limit(**options)(sell)
 
 
 # -- what cannot be limited -----------------------------------------------------------------------
@@ -266,7 +170,7 @@ def test_a_key_function_of_the_same_scope_and_one_decorator_for_two_functions(
 @each_limiter
 @pytest.mark.parametrize("thing", [None, 3, "text", object()])
 def test_what_is_not_callable(limiter_class: Any, thing: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"is not callable.*{INSTEAD}"):
+    with pytest.raises(ConfigurationError, match="is not a function, so limit cannot"):
         limiter_of(limiter_class).limit("key")(thing)
 
 
@@ -275,7 +179,7 @@ def test_a_generator_that_runs_already(limiter_class: Any) -> None:
     async def numbers() -> AsyncIterator[int]:
         yield 1
 
-    with pytest.raises(ConfigurationError, match="is not callable"):
+    with pytest.raises(ConfigurationError, match="is not a function"):
         limiter_of(limiter_class).limit("key")(numbers())
 
 
@@ -354,7 +258,7 @@ def test_the_error_names_the_kind_of_function(function: Any, message: str) -> No
 
 @GENERATORS
 def test_async_generators_are_limited_by_the_asyncio_limiter(function: Any) -> None:
-    limited = limiter_of(AsyncLimiter).limit(lambda x: f"key-{x}")(function)
+    limited = limiter_of(AsyncLimiter).limit("key-{x}")(function)
 
     async def all_of(x: int) -> list[int]:
         return [item async for item in limited(x)]
@@ -444,7 +348,6 @@ def test_what_is_not_awaited_is_refused_by_the_asyncio_limiter(function: Any) ->
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (None, r"limit\(None\): .*None"),
         ("", "empty"),
         (b"", "empty"),
         (7, r"limit\(7\)"),
@@ -453,9 +356,9 @@ def test_what_is_not_awaited_is_refused_by_the_asyncio_limiter(function: Any) ->
 )
 def test_a_key_that_is_none(limiter_class: Any, key: Any, message: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=rf"(?s){message}.*the key is text, bytes, a Key, or"
+        ConfigurationError, match=rf"(?s){message}.*the key is text, in which \{{name\}}"
     ):
-        limiter_of(limiter_class).limit(key)
+        limiter_of(limiter_class).limit(key)(functions_of(limiter_class))
 
 
 @each_limiter
@@ -484,18 +387,7 @@ def test_a_cost_above_the_smallest_limit(limiter_class: Any) -> None:
 @pytest.mark.parametrize("function", [double, count, Service(), functools.partial(double)])
 def test_a_key_or_cost_function_that_is_asynchronous(limiter_class: Any, function: Any) -> None:
     limiter = limiter_of(limiter_class)
-    with pytest.raises(ConfigurationError, match=r"the key function may not be asynchronous"):
-        limiter.limit(function)
-    with pytest.raises(ConfigurationError, match=r"the cost function may not be asynchronous"):
+    with pytest.raises(ConfigurationError, match=r"limit: key=.* is asynchronous"):
+        limiter.limit(key=function)
+    with pytest.raises(ConfigurationError, match=r"limit: cost=.* is asynchronous"):
         limiter.limit("key", cost=function)
-
-
-def test_a_function_on_one_line_that_applies_the_decorator(tmp_path: Any) -> None:
-    """Its line begins with `def`, as that below a bare decorator does."""
-    source = "def limited(function): return limiter.limit(by_first)(function)\n"
-    path = tmp_path / "application.py"
-    path.write_text(source)
-    names: dict[str, Any] = {"limiter": limiter_of(Limiter), "by_first": by_first}
-    exec(compile(source, str(path), "exec"), names)
-    if sys.version_info >= (3, 11):
-        assert names["limited"](lambda key: key)("a") == "a"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
+from distwindow.callables import KeyTemplate
 from distwindow.contrib.failure_log import FailureLog
-from distwindow.contrib.task_arguments import KeyTemplate, TaskArguments
-from distwindow.contrib.task_options import REPORT_EVERY_S, KeyAndCost
+from distwindow.contrib.task_options import REPORT_EVERY_S, KeyAndCost, TaskArguments
 from distwindow.testing import ManualClock
 
 _log = logging.getLogger("distwindow")
@@ -26,7 +26,9 @@ def anything(*args: Any, **named: Any) -> None: ...
 
 
 def template(text: str, function: Callable[..., Any] = pos) -> KeyTemplate:
-    return KeyTemplate(text, TaskArguments("proj.pos", function))
+    return KeyTemplate(
+        text, TaskArguments("proj.pos", function), f"task 'proj.pos': limit_key={text!r}"
+    )
 
 
 @given(st.integers(), st.text())

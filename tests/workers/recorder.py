@@ -46,7 +46,7 @@ def record_decisions() -> None:
         return answer
 
     Limiter.try_acquire = recording  # type: ignore[method-assign]
-    AsyncLimiter.try_acquire = recording_async  # type: ignore[method-assign]
+    AsyncLimiter.try_acquire = recording_async  # type: ignore[method-assign, assignment]
     Turns.ask = recording_ask  # type: ignore[method-assign]
 
 

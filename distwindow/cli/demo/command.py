@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +41,8 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.0002, 0.005
 def demo(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
     limit: Annotated[
-        str, typer.Option("--limit", "-l", metavar="LIMIT", help='"50/s strict", "10/s; 100/m".')
-    ] = "100/second",
+        str, typer.Option("--limit", "-l", metavar="LIMIT", help='"50/s", "10/s strict; 100/m".')
+    ] = "100/second strict",
     seconds: Annotated[float, typer.Option(min=0.2, help="Duration.")] = 8.0,
     url: Annotated[
         str | None,
@@ -81,8 +84,22 @@ def demo(
     held = _print_results(view, stats, console)
     if not held:
         raise typer.Exit(1)
+    console.print()
+    for line in _next_lines():
+        console.print(Text(line, style="dim"), soft_wrap=True)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _next_lines() -> Iterator[str]:
+    """Yield what else the command line has, as it is called on this machine."""
+    program = "distwindow"
+    if shutil.which(program) is None:
+        program = f"{os.path.relpath(sys.executable)} -m distwindow"
+    yield f"With a Redis of your own (--url): {program} ..."
+    yield "  try user:42 --limit 5/minute  one call against a limit"
+    yield "  stats --watch                 who uses how much, and who is refused"
+    yield "  doctor                        what is unsafe about the server, and the mend"
 
 
 def _pause_s(limits: Sequence[Limit], workers: int) -> float:
@@ -174,20 +191,22 @@ def _print_results(view: DemoView, stats: Stats, console: Console) -> bool:
 
 def _print_result(log: AdmissionLog, console: Console) -> bool:
     limit, fullest = log.limit, log.fullest()
-    kind = "" if limit.bound == "strict" else "aligned "
+    interval = interval_text(limit)
+    window = f"aligned window of {interval}"
+    if limit.bound == "strict":
+        window = interval.removeprefix("1 ")
     if fullest.admitted > limit.amount:
         console.print(
             Text(
-                f"BROKEN: {fullest.admitted:,} were admitted in the {kind}window of "
-                f"{interval_text(limit)} that began at {fullest.start_ms} ms; the limit is {limit}",
+                f"BROKEN: {fullest.admitted:,} were admitted in the {window} that began at "
+                f"{fullest.start_ms} ms; the limit is {limit}",
                 style="bold red",
             )
         )
         return False
     console.print(
         Text("held: ", style="bold green").append(
-            f"never more than {limit.amount:,} in any {kind}window of {interval_text(limit)} "
-            f"(fullest: {fullest.admitted:,})",
+            f"never more than {limit.amount:,} in any {window} (fullest: {fullest.admitted:,})",
             style="not bold",
         )
     )

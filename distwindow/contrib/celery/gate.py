@@ -217,8 +217,8 @@ class Gate:
 
     def _serve(self, line: Line[Any]) -> None:
         """Ask for the first task of a line, which holds a slot."""
-        # If a connection has ended, all lines are about to be forgotten.
-        entry = None if self._ended_connections else self._head(line)
+        # All lines are about to be forgotten then.
+        entry = None if self._is_ending() else self._head(line)
         if entry is None:
             self._slots.give_back()
             return
@@ -232,7 +232,7 @@ class Gate:
                 self.lines.ask_again(line)
                 raise
             line.failures = answer.failures
-        if entry.left or self._ended_connections:  # under gevent, while the store was asked
+        if entry.left or self._is_ending():  # while the store was asked
             self._slots.give_back()
             self.lines.ask_again(line)
         elif answer.admitted and not answer.wait_s:
@@ -247,6 +247,12 @@ class Gate:
             self._slots.give_back()
             self.lines.wait(line, self.surroundings.monotonic() + answer.wait_s)
             self._park(line, answer.wait_s, self.lines.park(line))
+
+    def _is_ending(self) -> bool:
+        """True if a connection has ended, or the worker is told to stop: its event loop may not go
+        on then, and what a prefork pool starts without it is not acknowledged.
+        """
+        return self._ended_connections > 0 or self.surroundings.is_stopping()
 
     def _go_on(self, line: Line[Any], answer: Answer) -> None:
         """Let the next task of a line ask: at once, or when there can be a permit for it again."""

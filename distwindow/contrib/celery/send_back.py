@@ -264,22 +264,37 @@ class _Pushes(list[tuple[str, Any]]):
         self.append((queue, text))
 
 
-def survive_lost_connections(channel: Any) -> None:
+def survive_lost_connections(channel: Any, end_connection: Callable[[], None]) -> None:
     """Have kombu raise what Celery expects when a message of a connection that has ended is
-    acknowledged or put back. On Redis it raises `AttributeError`, which ends the worker.
+    acknowledged or put back. On Redis it raises `AttributeError`, which ends the worker, where it
+    has no connection left for that.
+
+    `end_connection` is called before kombu puts the first message back. It does so with one
+    transaction for each, and under gevent others work meanwhile: nothing may start that is another
+    worker's by then.
     """
-    qos = getattr(channel, "qos", None)
+    qos: Any = getattr(channel, "qos", None)
     if not hasattr(qos, "restore_by_tag"):
         return
 
     def guard(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            if getattr(channel.connection, "client", None) is None:
-                raise ConnectionError("the connection to the broker has ended")
-            return method(*args, **options)
+            try:
+                return method(*args, **options)
+            except AttributeError:
+                if getattr(channel.connection, "client", None) is not None:
+                    raise
+                raise ConnectionError("the connection to the broker has ended") from None
 
         return call
 
+    restore_unacked = qos.restore_unacked
+
+    def end_and_restore(*args: Any, **options: Any) -> Any:
+        end_connection()
+        return restore_unacked(*args, **options)
+
+    qos.restore_unacked = end_and_restore
     for name in ("ack", "reject", "restore_unacked"):
         setattr(qos, name, guard(getattr(qos, name)))
 

@@ -24,6 +24,9 @@ class Surroundings(Protocol):
 
     def cancel(self, timer: Any) -> None: ...
 
+    def is_stopping(self) -> bool:
+        """True once the worker is told to shut down, warm or cold."""
+
     def received_s(self, request: Any) -> float:
         """Return when the worker received the message, by `monotonic`."""
 

@@ -22,8 +22,7 @@ from celery import Task
 from ...core.errors import ConfigurationError
 from ...core.key import AnyKey
 from ...core.limit import Limit, LimitSpec, parse_limits
-from ..task_arguments import TaskArguments
-from ..task_options import TASK_OPTIONS, KeyAndCost, check_has_limits
+from ..task_options import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits
 from ..task_spelling import check_spelling
 from .annotations import Annotations, similar
 from .logger import logger

@@ -56,6 +56,8 @@ class WorkerSurroundings:
         """The requests whose eta is to come, which Celery's timer keeps."""
         self.consumer: Any = None
         """The consumer, while it is connected."""
+        self._channel: Any = None
+        """The channel of its messages."""
         self._qos: Any = None
         self._max_prefetch: int | None = None
         """`max_prefetch` of `_qos` as Celery has set it."""
@@ -97,6 +99,10 @@ class WorkerSurroundings:
         there that sleeps until the moment it knows, up to two seconds, whatever is added meanwhile.
         """
         return self._worker.hub is None and not getattr(self._worker.pool, "is_green", False)
+
+    def is_stopping(self) -> bool:
+        codes = (state.should_stop, state.should_terminate)
+        return any(code is not None and code is not False for code in codes)  # 0 is one, too
 
     def received_s(self, request: Any) -> float:
         received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
@@ -150,13 +156,20 @@ class WorkerSurroundings:
         if self.consumer is not None:  # the next connection, under gevent
             self._put_back(())
 
-    def begin_connection(self, consumer: Any) -> None:
+    def begin_connection(self, consumer: Any, end: Callable[[], None]) -> None:
+        """`end` is called when kombu puts the messages of this connection back."""
         self.consumer = consumer
-        survive_lost_connections(consumer.task_consumer.channel)
+        channel = self._channel = consumer.task_consumer.channel
+
+        def end_if_current() -> None:
+            if self._channel is channel:
+                end()
+
+        survive_lost_connections(channel, end_if_current)
         self._put_back(consumer.connection_errors)
 
     def end_connection(self) -> None:
-        self.consumer = None
+        self.consumer = self._channel = None
         scheduled = list(self.scheduled)
         self.scheduled.clear()
         self.give_back(scheduled)
@@ -271,7 +284,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
 
     def start(self, consumer: Any) -> None:
         worker = consumer.controller
-        worker.distwindow_gate.surroundings.begin_connection(consumer)
+        worker.distwindow_gate.surroundings.begin_connection(consumer, lambda: self.stop(consumer))
         worker.distwindow_gate.open()
         # Celery 5.4 clears all timers when a connection is lost.
         worker.distwindow_operator_limits.start()

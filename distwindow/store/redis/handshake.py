@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from ...core.clock import Clock
 from ...core.errors import ConfigurationError, DistwindowError, StoreUnavailable
 from .attempts import RawReply
+from .outcome import GRANT
 from .topology import Node
 
 MIN_VERSION = (6, 2)
@@ -99,9 +100,7 @@ def configuration_failure(exc: BaseException, node: str) -> ConfigurationError |
     if isinstance(exc, AuthenticationError) or "WRONGPASS" in text or "invalid password" in text:
         return ConfigurationError(f"{node} refuses the user name or password: {text}")
     if isinstance(exc, NoPermissionError):
-        return ConfigurationError(
-            f"{node} refuses: {text}; grant the rights in docs/operations.md (ACL)"
-        )
+        return ConfigurationError(f"{node} refuses: {text}; {GRANT}")
     if "DB index is out of range" in text:
         return ConfigurationError(f"{node}: {text}; the URL names a database it does not have")
     if "CERTIFICATE_VERIFY_FAILED" in text:

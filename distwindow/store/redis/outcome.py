@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
 from redis.sentinel import MasterNotFoundError
 
 from ...core.errors import (
@@ -28,10 +29,21 @@ _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
     r"OOM|MISCONF|max number of clients)\b"
 )
+RIGHTS = (
+    "+time +info +evalsha +eval +hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del "
+    "+pexpire"
+)
+"""The least rights of a user with which limiters work, in the words of an ACL rule."""
+RIGHTS_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+"""Those that concurrency limits need besides."""
+GRANT = (
+    f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
+    "the keys that begin with the prefix"
+)
 _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
-    ("NOPERM", "grant the user the rights in docs/operations.md (ACL)"),
-    ("user executing the script can't", "grant the user the rights in docs/operations.md (ACL)"),
+    ("NOPERM", GRANT),
+    ("user executing the script can't", GRANT),
     ("NOAUTH", "the server requires a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
@@ -106,11 +118,11 @@ def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
     )
 
 
-def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreUnavailable:
+def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
     """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
     if isinstance(why, MasterNotFoundError):  # its own text shows all settings of its clients
         why = "no sentinel that could be reached knows its primary"
     outcome = "; the outcome of the call is unknown" if sent else ""
-    return StoreUnavailable(
-        f"{node} is not reachable: {why}{outcome}", charged=None if sent else False
-    )
+    # A server that accepts a connection and stays silent may be busy for a moment.
+    kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable
+    return kind(f"{node} is not reachable: {why}{outcome}", charged=None if sent else False)

@@ -1,0 +1,84 @@
+"""Mistakes in asynchronous code that would pass unnoticed: `with` in the place of `async with`, and
+a condition without its `await`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)
+
+
+class Unawaited(Coroutine[Any, Any, R]):
+    """What a call returns whose answer is awaited, and then used in a condition.
+
+    Without `await` a coroutine would be true, and `if limiter.try_acquire(key):` would admit all
+    calls. This has no truth value. Otherwise it is as a coroutine: `asyncio.create_task`, `gather`
+    and `wait_for` take it. Nothing begins before it is awaited.
+    """
+
+    __slots__ = ("_steps",)
+    _steps: Generator[Any, Any, R]
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        raise NotImplementedError  # each kind of call has steps of its own
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "this call has not been awaited, so it has no answer yet, and as a condition it would "
+            "admit everything: write `await` before it"
+        )
+
+    def send(self, value: Any) -> Any:
+        """Go on, as a coroutine does; for tasks."""
+        if not hasattr(self, "_steps"):
+            self._steps = self.__await__()
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise in it, as in a coroutine; for tasks."""
+        if not hasattr(self, "_steps"):
+            self._steps = self.__await__()
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        """End it, as a coroutine."""
+        if hasattr(self, "_steps"):
+            self._steps.close()
+
+
+class UnawaitedCoroutine(Unawaited[R]):
+    """`Unawaited` for the call that a coroutine makes."""
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self._coroutine.__await__()
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
+def only_async_with(cls: type[T]) -> type[T]:
+    """Have a class raise a `TypeError` that says what to write where it is entered by `with`. Type
+    checkers see nothing of this, and report such a `with`.
+    """
+    cls.__enter__ = _enter  # type: ignore[attr-defined]  # see above
+    cls.__exit__ = _exit  # type: ignore[attr-defined]  # `with` looks for both first
+    return cls
+
+
+def _enter(self: object) -> NoReturn:
+    raise TypeError(
+        f"{type(self).__name__} is entered by `async with`, because that awaits the store: write "
+        "`async with` in place of `with`, in an `async def`; where there are no tasks, use the "
+        "class without Async, such as Limiter in place of AsyncLimiter"
+    )
+
+
+def _exit(self: object, *exc: object) -> None: ...
