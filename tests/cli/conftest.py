@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -52,8 +53,16 @@ def redis_url(redis_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def cli(redis_url: str, prefix: str, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Return a function that runs a command in this process, by default on the plain server."""
+def cli(
+    redis_url: str,
+    prefix: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cli:
+    """Return a function that runs a command in this process, by default on the plain server. It
+    shows no progress, which a busy machine would add to what is compared.
+    """
+    monkeypatch.setattr("distwindow.cli.progress._PIPE_S", (math.inf, math.inf))
 
     def run(*arguments: str, store: str = redis_url, own: str = prefix) -> Result:
         capsys.readouterr()
