@@ -36,7 +36,13 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             preexec_fn=restore_sigint,
-            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+            # The size is that of the terminal; pytest-xdist sets these for its workers.
+            env={
+                **{name: os.environ[name] for name in os.environ.keys() - {"LINES", "COLUMNS"}},
+                "TERM": "xterm",
+                "NO_COLOR": "1",
+                "PYTHONIOENCODING": "utf-8",
+            },
         )
         os.close(theirs)
         os.set_blocking(self._ours, False)
