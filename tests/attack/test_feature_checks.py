@@ -174,6 +174,7 @@ def test_a_breaker_that_does_not_open_is_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.fleet
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("scenario", "variant", "planted", "words"),
     [
