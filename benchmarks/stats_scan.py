@@ -1,16 +1,20 @@
 """`distwindow stats` on a store with many keys: `python -m benchmarks.stats_scan`.
 
 Of each command it prints the seconds of CPU, the largest memory, and the seconds until something
-is written on stdout or stderr.
+is written on stdout or stderr; with stdout on a terminal, until it shows rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
+import pty
 import selectors
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 from benchmarks.resp import Socket, pack
@@ -23,6 +27,7 @@ COMMANDS: tuple[list[str], ...] = (
     ["--json"],
     [],
 )
+ON_TERMINAL: tuple[list[str], ...] = (["--top", "10"], ["--sort", "key"], [])
 MODELS = 100
 
 
@@ -74,6 +79,22 @@ def measure(server: Server, arguments: list[str]) -> str:
     return f"{cpu_s:6.1f} s CPU  {usage.ru_maxrss / 1024:4.0f} MB  {wall_s:6.1f} s in all  {first}"
 
 
+def first_rows_on_terminal(server: Server, arguments: list[str]) -> str:
+    """Run `stats` with stdout on a terminal of 24 rows until it shows a key, and end it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    command = [sys.executable, "-m", "distwindow", "stats", "--url", server.url, *arguments]
+    began, text = time.perf_counter(), b""
+    with subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(theirs)
+        while b"user:" not in text:
+            text += os.read(ours, 1 << 16)
+        first_s = time.perf_counter() - began
+        process.kill()
+    os.close(ours)
+    return f"rows on a terminal after {first_s:.1f} s"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stats_scan", description=__doc__)
     parser.add_argument("--rings", type=int, nargs="+", default=[100_000, 1_000_000])
@@ -83,6 +104,10 @@ def main() -> None:
             for arguments in COMMANDS:
                 name = " ".join(["stats", *arguments])
                 print(f"{count:>9,} rings  {name:<28} {measure(server, arguments)}", flush=True)
+            for arguments in ON_TERMINAL:
+                name = " ".join(["stats", *arguments])
+                first = first_rows_on_terminal(server, arguments)
+                print(f"{count:>9,} rings  {name:<28} {first}", flush=True)
 
 
 if __name__ == "__main__":

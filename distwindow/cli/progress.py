@@ -39,15 +39,19 @@ class ProgressLine:
         if not self._enabled or now < self._next_at:
             return
         self._next_at = now + self._interval_s
+        text = self.text(scanned)
+        self._shown = self._is_terminal
+        sys.stderr.write(f"\r  {text} " if self._is_terminal else f"distwindow: {text}\n")
+        sys.stderr.flush()
+
+    def text(self, scanned: int) -> str:
+        """Return how many names are scanned, and how many keys there are."""
         if not self._total:
             self._total = " so far"
             with suppress(redis.ResponseError):  # the user of the URL may lack the right
                 total = sum(server.client.dbsize() for server in self._servers)
                 self._total = f"; the store has {total:,} keys"
-        text = f"scanning: {scanned:,} names{self._total}"
-        self._shown = self._is_terminal
-        sys.stderr.write(f"\r  {text} " if self._is_terminal else f"distwindow: {text}\n")
-        sys.stderr.flush()
+        return f"scanning: {scanned:,} names{self._total}"
 
     def clear(self) -> None:
         """Erase the line from a terminal, which may be the one that is printed to next."""

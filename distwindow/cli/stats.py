@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
 from distwindow import ConfigurationError
@@ -232,7 +233,15 @@ class _View:
         """Print tables. That of a large store is printed page by page, and the others below it."""
         query, console = self._query, self._console
         width = console.width if has_size(console) else None
-        found, shown, omitted = query.run(servers), dict[str, int](), list[str]()
+        shown, omitted = dict[str, int](), list[str]()
+        live = Live(console=console, transient=True, auto_refresh=False, redirect_stdout=False)
+
+        def show_page(found: Found, page: Sequence[Any]) -> None:
+            lines, note = self._fitted(found, page, so_far=True)
+            live.start()
+            live.update(Group(*lines, Text(), Text(note, style="dim")), refresh=True)
+
+        found = query.run(servers, show_page=show_page if width is not None else None)
 
         def show(kind: Shown, items: Sequence[Any], after: Table | None = None) -> Table:
             if shown and after is None:
@@ -246,7 +255,10 @@ class _View:
 
         own, below = None, list[_Section]()
         pages = found.pages()
-        page = next(pages, [])
+        try:
+            page = next(pages, [])
+        finally:
+            live.stop()
         console.print(above, end="")
         if query.shown == "all" and not found.is_streamed:
             sections = _sections(found, page)
@@ -288,20 +300,39 @@ class _View:
         """Print the array in one line."""
         print_json(self._query.run(servers).pages(), _OBJECTS[self._query.shown], in_line=True)
 
-    def terminal_lines(self, servers: Sequence[Server]) -> tuple[list[Text], str]:
-        """Return as many rows as the terminal has room for, and the last line."""
-        query, console = self._query, self._console
-        width, height = console.size
-        # Until there is a table, the screen is empty.
-        found = query.run(servers, height, progress=not self._is_drawn)
+    def terminal_lines(
+        self, servers: Sequence[Server], draw: Callable[[list[Text], str], None]
+    ) -> tuple[list[Text], str]:
+        """Return as many rows as the terminal has room for, and the last line.
+
+        Until there is a table the screen is empty, so what a long scan has found is drawn.
+        """
+
+        def show_page(found: Found, page: Sequence[Any]) -> None:
+            draw(*self._fitted(found, page, so_far=True))
+
+        found = self._query.run(
+            servers,
+            self._console.height,
+            progress=not self._is_drawn,
+            show_page=None if self._is_drawn else show_page,
+        )
         items = [one for page in found.pages() for one in page]
+        self._is_drawn = True
+        return self._fitted(found, items)
+
+    def _fitted(
+        self, found: Found, items: Sequence[Any], *, so_far: bool = False
+    ) -> tuple[list[Text], str]:
+        """Return as many rows as the terminal has room for, and a note on what is left out."""
+        query, (width, height) = self._query, self._console.size
         if query.shown == "all":
             sections = _sections(found, items)
         else:
             sections = [_Section(query.shown, items, True)] if items else []
-        self._is_drawn = True
         if not sections:
-            return [Text(self._nothing)], _note(found, query, {}, ())
+            nothing = found.progress_text() if so_far else self._nothing
+            return [Text(nothing)], "" if so_far else _note(found, query, {}, ())
         lines, note = list[Text](), ""
         for room in range(height, 0, -1):  # until all fits, with keys and notes of several lines
             cut = [
@@ -315,7 +346,9 @@ class _View:
             shown = {str(one.kind): len(one.items) for one in cut}
             omitted = list(dict.fromkeys(name for table in tables for name in table.omitted))
             note = _note(found, query, shown, omitted)
-            if len(lines) + 1 + len(Text(f"{note}{_FOOTER}").wrap(console, width)) <= height:
+            if so_far:
+                note = f"the first ones so far; {found.progress_text()}"
+            if len(lines) + 1 + len(Text(f"{note}{_FOOTER}").wrap(self._console, width)) <= height:
                 break
         return lines, note
 

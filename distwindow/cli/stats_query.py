@@ -37,6 +37,8 @@ MOST_RANKED = 10_000
 """How many are ranked where no number is asked for."""
 _RANKED_WITHIN_S = 0.5
 """How long the scan of a large store may take before its first rows are shown."""
+_PAGE_EVERY_S = 1.0
+"""The time between two pages of what a long scan has found so far."""
 _READ_AT_ONCE = 500
 _SHOWN_AT_ONCE = 1000
 
@@ -158,9 +160,17 @@ class Found:
     """What one scan finds. `pages` makes the scan; all else is complete at its end."""
 
     def __init__(
-        self, servers: Sequence[Server], query: Query, top: int, line: ProgressLine
+        self,
+        servers: Sequence[Server],
+        query: Query,
+        top: int,
+        line: ProgressLine,
+        show_page: Callable[[Found, list[Any]], None] | None = None,
     ) -> None:
         self._servers, self._query, self._line = servers, query, line
+        self._show_page = show_page
+        self._page_at = time.monotonic() + _PAGE_EVERY_S
+        self._page: Callable[[], list[Any]] | None = None
         self.top, self._stream = top or MOST_RANKED, query.stream and not top
         self.counts = ScanCounts()
         self.breakers = First[FoundBreaker](self.top, breaker_rank, lambda one: one.name)
@@ -180,17 +190,21 @@ class Found:
 
     def _pages(self) -> Iterator[list[Any]]:
         if self._query.shown == "slots":
+            self._page = self.slots.ranked
             yield from self._streamed(map(self._read_slots, self._name_pages()), self.slots)
         elif self._query.shown == "breakers":
+            self._page = self.breakers.ranked
             yield from self._streamed(map(self._read_breakers, self._name_pages()), self.breakers)
         else:
             first = First[_Candidate](
                 self.top, lambda one: one.rank, lambda one: None if one.is_late else one.key_prefix
             )
+            self._page = lambda: self._sorted_keys(first.ranked(), ScanCounts())
             for candidates in self._streamed(self._candidates(first), first):
-                keys = list(self._read_keys(candidates))
-                if not self.is_streamed:  # what has changed since it was ranked moves a little
-                    keys.sort(key=functools.partial(_key_rank, self._query.sort))
+                if self.is_streamed:
+                    keys = list(self._read_keys(candidates, self.counts))
+                else:
+                    keys = self._sorted_keys(candidates, self.counts)
                 self.counts.keys_shown += len(keys)
                 if keys:
                     yield keys
@@ -208,10 +222,23 @@ class Found:
         for server in self._servers:
             for page in scan_names(server, query.prefix, query.selection):
                 if self.counts.names:  # a small store has one page
-                    self._line.update(self.counts.names)
+                    self._show_progress()
                 self.counts.names += page.names
                 self.counts.foreign += page.foreign
                 yield page
+
+    def _show_progress(self) -> None:
+        """Show the first ones of what is found so far, where that is wanted; else a number."""
+        if self._show_page is None or self._page is None or self.is_streamed:
+            self._line.update(self.counts.names)
+        elif time.monotonic() >= self._page_at:
+            self._line.clear()
+            self._show_page(self, self._page())
+            self._page_at = time.monotonic() + _PAGE_EVERY_S
+
+    def progress_text(self) -> str:
+        """Return how much is scanned, of how much."""
+        return self._line.text(self.counts.names)
 
     def _read_slots(self, page: NamePage) -> list[HeldSlots]:
         found = read_slots(page.slots)
@@ -300,7 +327,12 @@ class Found:
             if not was_asked or (count := next(counts)) == 0 or isinstance(count, Exception)
         ]
 
-    def _read_keys(self, keys: Sequence[_Candidate]) -> Iterator[Stats]:
+    def _sorted_keys(self, keys: Sequence[_Candidate], counts: ScanCounts) -> list[Stats]:
+        """Read keys, and sort them again: what has changed since it was ranked moves a little."""
+        key_rank = functools.partial(_key_rank, self._query.sort)
+        return sorted(self._read_keys(keys, counts), key=key_rank)
+
+    def _read_keys(self, keys: Sequence[_Candidate], counts: ScanCounts) -> Iterator[Stats]:
         """Yield the statistics of those keys that still have a ring, with all their windows."""
         columns = list(self._columns)
         by_server: dict[int, list[_Candidate]] = {}
@@ -315,9 +347,9 @@ class Found:
                     if windows := _windows(found, now_ms):
                         yield stats_of(one.key, windows, now_ms)
                     elif any(own):
-                        self.counts.foreign += 1
+                        counts.foreign += 1
                     else:
-                        self.counts.expired += 1
+                        counts.expired += 1
 
 
 class Query(NamedTuple):
@@ -332,10 +364,21 @@ class Query(NamedTuple):
     """Without a number, pass on all keys, and not only the first 10,000."""
     shown: Shown
 
-    def run(self, servers: Sequence[Server], at_most: int = 0, *, progress: bool = True) -> Found:
-        """Return a scan of the servers for no more than `at_most` keys, unless that is 0."""
+    def run(
+        self,
+        servers: Sequence[Server],
+        at_most: int = 0,
+        *,
+        progress: bool = True,
+        show_page: Callable[[Found, list[Any]], None] | None = None,
+    ) -> Found:
+        """Return a scan of the servers for no more than `at_most` keys, unless that is 0.
+
+        While a long scan ranks keys, `show_page` gets the first ones of those found so far, each
+        second.
+        """
         top = min(self.top, at_most) if self.top and at_most else self.top or at_most
-        return Found(servers, self, top, ProgressLine(servers, enabled=progress))
+        return Found(servers, self, top, ProgressLine(servers, enabled=progress), show_page)
 
 
 def print_json(

@@ -85,13 +85,16 @@ class StreamView:
 class TerminalView:
     """The output on a whole terminal. During an outage the last table stays, with its age.
 
-    `make_lines` queries the servers, and returns the lines of a table and a note on them.
+    `make_lines` queries the servers, and returns the lines of a table and a note on them. Until
+    then it may have others drawn.
     """
 
     def __init__(
         self,
         console: Console,
-        make_lines: Callable[[Sequence[Server]], tuple[list[Text], str]],
+        make_lines: Callable[
+            [Sequence[Server], Callable[[list[Text], str], None]], tuple[list[Text], str]
+        ],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._make_lines, self._clock = console, make_lines, clock
@@ -113,8 +116,10 @@ class TerminalView:
 
     def refresh(self, servers: Sequence[Server]) -> None:
         """See `View`."""
-        self._lines, note = self._make_lines(servers)
-        self._refreshed_at = self._clock()
+        self._show(*self._make_lines(servers, self._show))
+
+    def _show(self, lines: list[Text], note: str) -> None:
+        self._lines, self._refreshed_at = lines, self._clock()
         self._draw(f"{note}  (Ctrl-C ends)", "dim")
 
     def show_outage(self, reason: str) -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import redis
+from rich.console import Console
 
 from distwindow import Key, Limiter, Stats
 from distwindow.cli import stats_query
 from distwindow.cli.progress import ProgressLine
-from distwindow.cli.servers import Server
+from distwindow.cli.selection import all_keys
+from distwindow.cli.servers import Server, open_servers
+from distwindow.cli.stats import _View
+from distwindow.cli.stats_query import Order, Query
 from tests.cli.conftest import Cli, fill
 from tests.servers import Standalone
 
@@ -297,6 +303,24 @@ def test_a_window_that_is_met_late_is_shown(
     last = {one["key"]: one for one in json.loads(cli("stats", "--json").out)}
     assert len(last) == 3000
     assert [len(last[key]["limits"]) for key in rare] == [2] * len(rare)
+
+
+def test_a_terminal_shows_the_first_keys_of_those_found_so_far(
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ranked answer is known at the end of the scan, and a million keys take half a minute."""
+    monkeypatch.setattr(stats_query, "_PAGE_EVERY_S", 0.0)
+    fill(redis_url, prefix, 3000)
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    console = Console(file=screen, force_terminal=True, color_system=None, width=160, height=20)
+    query = Query(prefix, all_keys(prefix), Order.KEY, 5, False, "all")
+    with open_servers(redis_url) as servers:
+        _View(query, console, "nothing").print_tables(servers)
+    *pages, last = screen.getvalue().split("the first ones so far; scanning: ")
+    assert [page.count("user:") for page in pages] == [5] * len(pages) != []
+    assert re.findall(r"(user:\d+) ", last) == [f"user:{i}" for i in (0, 1, 10, 100, 1000)]
+    assert "the first 5 by key, of 3,000 limits in use" in last
 
 
 def test_in_a_pipe_the_progress_is_a_line_now_and_then(

@@ -228,7 +228,7 @@ def screen() -> Callable[..., Any]:
         console = Console(file=out, force_terminal=True, color_system=None, **size)  # type: ignore[arg-type]
         now = [100.0]
 
-        def make_lines(servers: Sequence[Server]) -> tuple[list[Text], str]:
+        def make_lines(servers: Sequence[Server], draw: object) -> tuple[list[Text], str]:
             return [Text(line) for line in lines], "a note"
 
         with watch.TerminalView(console, make_lines, clock=lambda: now[0]) as view:
