@@ -169,7 +169,7 @@ class Found:
     ) -> None:
         self._servers, self._query, self._line = servers, query, line
         self._show_page = show_page
-        self._page_at = time.monotonic() + _PAGE_EVERY_S
+        self._page_at = time.monotonic() + _RANKED_WITHIN_S
         self._page: Callable[[], list[Any]] | None = None
         self.top, self._stream = top or MOST_RANKED, query.stream and not top
         self.counts = ScanCounts()
