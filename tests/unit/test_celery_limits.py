@@ -289,9 +289,6 @@ def test_no_pace_may_outlast_half_of_the_time_that_a_message_is_kept(
 
     effective = EffectiveLimits(LimitTable(None), 4.0)
     assert bool(effective.of(task_of(limits=limit)).limits) == works
-    task = task_of(limits="5/s")
-    effective.check({task.name: task})
-    assert bool(effective.set_operator_limits({task.name: limit})) == works
     assert ("may be 2 s at most" in caplog.text) != works
 
 
@@ -306,17 +303,3 @@ def test_a_task_that_comes_late_runs_without_a_limit_if_its_options_cannot_work(
         assert effective.of(bad).limits == ()
     assert len(caplog.records) == 1
     assert "'fast'" in caplog.text
-
-
-def test_stored_limits_that_are_none_are_logged_and_ignored(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    effective = EffectiveLimits(LimitTable(None))
-    task = task_of(limits="5/s")
-    effective.check({task.name: task})
-    with caplog.at_level("ERROR", logger="celery.distwindow"):
-        assert effective.set_operator_limits({task.name: "fast", "unknown": "1/s"}) == ["unknown"]
-    assert effective.of(task).limits == (Limit("5/s"),)
-    assert effective.set_operator_limits({task.name: "9/s"}) != []
-    assert effective.of(task).limits == (Limit("9/s"),)
-    assert effective.set_operator_limits({task.name: "9/s"}) == []

@@ -1,7 +1,6 @@
-"""What limits a task: its own options, the configuration, or what an operator has set.
+"""What limits a task: its own options, or the configuration.
 
-    an operator's limits (`celery control limit`)     first
-    the task's name in `distwindow_limits`
+    the task's name in `distwindow_limits`            first
     `limits=` of the task, or its annotation
     a pattern in `distwindow_limits` that fits it     last; of several, the first
 
@@ -14,7 +13,7 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Task
@@ -45,14 +44,9 @@ class TaskLimits:
     def key_and_cost(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None
     ) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one message, as `KeyAndCost.of`. The cost may be above the
-        smallest limit, which an operator may change while the message waits.
-        """
+        """Return the key and the cost of one message, as `KeyAndCost.of`."""
         smallest = min((limit.amount for limit in self.limits), default=1)
         return self.charge.of(args, kwargs, smallest, call)
-
-    def with_limits(self, limits: tuple[Limit, ...], source: str) -> TaskLimits:
-        return replace(self, limits=limits, source=source)
 
 
 class LimitTable:
@@ -125,14 +119,6 @@ class LimitTable:
         if has_own:
             return None
         return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
-
-
-def parse_operator_limits(text: str) -> tuple[Limit, ...]:
-    """Return the limits of `celery control limit`: none for "none".
-
-    Raises `ConfigurationError` for what is no limit.
-    """
-    return () if text.strip().lower() == "none" else parse_limits(text)
 
 
 def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:
