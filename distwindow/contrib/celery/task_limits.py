@@ -21,9 +21,14 @@ from celery import Task
 from ...core.errors import ConfigurationError
 from ...core.key import AnyKey
 from ...core.limit import Limit, LimitSpec, parse_limits
-from ..task_options import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits
-from ..task_spelling import check_spelling
-from .annotations import Annotations, similar
+from ..task_options import (
+    TASK_OPTIONS,
+    KeyAndCost,
+    TaskArguments,
+    check_has_limits,
+    check_option_names,
+)
+from .annotations import Annotations, listed
 from .logger import logger
 
 _OF_CELERY = frozenset(dir(Task))
@@ -71,7 +76,7 @@ class LimitTable:
             options = {**options, **_options_of(pattern, self._configured[pattern])}
             source = f"distwindow_limits[{pattern!r}]"
         if not _is_celerys(name):
-            check_spelling(name, _others(task))
+            check_option_names(name, _others(task))
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
@@ -96,8 +101,8 @@ class LimitTable:
             if not _PATTERN.search(name):
                 raise ConfigurationError(
                     f"distwindow_limits names the task {name!r}, which is not registered in this "
-                    f"worker{similar(name, registered)} (a pattern, such as 'proj.*', may fit "
-                    "nothing)"
+                    f"worker, whose tasks are {listed(registered)} (a pattern, such as 'proj.*', "
+                    "may fit nothing)"
                 )
             if not any(_fits(name, task) for task in registered):
                 logger.warning(
