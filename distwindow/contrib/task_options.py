@@ -20,6 +20,7 @@ from .failure_log import FailureLog
 
 TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
 """The options of a task, which have the same names for all queues."""
+_OUR_NAMES = re.compile(r"limit|limits?_.*|distwindow_.*")
 REPORT_EVERY_S = 60.0
 """How long a worker does not log a kind of failure of an option again."""
 
@@ -199,6 +200,23 @@ class KeyAndCost:
             f", and for {unlogged} other calls since this was logged last" if unlogged else "",
             instead, REPORT_EVERY_S,
         )  # fmt: skip
+
+
+def check_option_names(task: str, options: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for an option that is none of ours and has a name of ours, where
+    the queue accepts options of any name: `limit`, and what begins with `limit_`, `limits_` or
+    `distwindow_`. Left alone are functions (a base class may have methods of such names), None,
+    and a `limit` that is a number, such as that of the rows of an application.
+    """
+    for option, value in options.items():
+        if option in TASK_OPTIONS or not _OUR_NAMES.fullmatch(option):
+            continue
+        if value is None or callable(value) or (option == "limit" and isinstance(value, int)):
+            continue
+        raise ConfigurationError(
+            f"task {task!r} has the unknown option {option}={short_repr(value)}; names that begin "
+            f"so are distwindow's, whose options are {', '.join(TASK_OPTIONS)}"
+        )
 
 
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:

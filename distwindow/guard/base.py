@@ -104,7 +104,7 @@ class BaseGuard:
 
         The store is `store`, else the URL `store` in the file, else that in the environment
         variable DISTWINDOW_URL, else redis://localhost:6379/0. `options` are the other arguments.
-        Raises `ConfigurationError`, which names the file, and as far as possible line, rule and
+        Raises `ConfigurationError`, which names the file, and as far as possible the rule and the
         field, for what cannot work.
         """
         content = read_rules(path)
@@ -112,7 +112,7 @@ class BaseGuard:
             try:
                 check_url(content.store)
             except ConfigurationError as exc:
-                raise ConfigurationError(f"{content.store_place}: store: {exc}") from exc
+                raise ConfigurationError(f"{os.fspath(path)}: store: {exc}") from exc
         if store is None:
             store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
         make: Any = cls

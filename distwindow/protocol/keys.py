@@ -29,7 +29,6 @@ _SENDERS = b":senders"
 _SHAPING = b":shaping"
 _LINE = b":line"
 _PRIORITY = b":priority"
-_OPERATOR_LIMITS = b":celery-limits"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -122,19 +121,6 @@ def is_priority_name(prefix: str, name: bytes) -> bool:
     """True if `name` is the `priority_name` of a ring of this prefix; no ring has such a name."""
     ring = name.removesuffix(_PRIORITY)
     return ring != name and parse_ring_name(prefix, ring) is not None
-
-
-def operator_limits_name(prefix: str, application: str) -> bytes:
-    """Return the name of the hash in which limits of Celery tasks are kept that an operator set.
-    `application` is the name of the Celery application; "" if it has none.
-    """
-    return prefix.encode() + _OPERATOR_LIMITS + (f":{application}" if application else "").encode()
-
-
-def is_operator_limits_name(prefix: str, name: bytes) -> bool:
-    """True if `name` is an `operator_limits_name` of this prefix."""
-    start = prefix.encode() + _OPERATOR_LIMITS
-    return name == start or name.startswith(start + b":")
 
 
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:

@@ -10,12 +10,6 @@ from ..sentinel.checks import check_word
 from ..sentinel.rules import Rule
 
 AuthorityStrategy = Literal["allow", "deny"]
-_SENTINELS_NAMES = {
-    "white": "allow",
-    "authority_white": "allow",
-    "black": "deny",
-    "authority_black": "deny",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class AuthorityRule(Rule):
                 f"{name}: limit_app must be origins separated by commas, such as 'app-a,app-b', "
                 f"not {short_repr(self.limit_app)}"
             )
-        check_word(name, "strategy", self.strategy, get_args(AuthorityStrategy), _SENTINELS_NAMES)
+        check_word(name, "strategy", self.strategy, get_args(AuthorityStrategy))
 
     def _listed(self) -> list[str]:
         return [origin.strip() for origin in self.limit_app.split(",")]

@@ -26,7 +26,7 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
     for rule in checked:
         place = place_of(rule)
         if place in seen:
-            raise ConfigurationError(clash(seen[place], rule))
+            raise ConfigurationError(_clash(seen[place], rule))
         seen[place] = rule
     return checked
 
@@ -52,7 +52,7 @@ def place_of(rule: Any) -> object:
     )
 
 
-def clash(first: Rule, second: Rule) -> str:
+def _clash(first: Rule, second: Rule) -> str:
     """Return why two rules of one place cannot be together, and what to do."""
     if isinstance(first, FlowRule) and isinstance(second, FlowRule):
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 
 from ..core.errors import ConfigurationError, short_repr
@@ -40,22 +39,10 @@ def check_int(name: str, value: int, least: int, most: int | None = None) -> Non
         raise ConfigurationError(f"{name} must be at most {most}, not {short_repr(value)}")
 
 
-def check_word(
-    rule: str,
-    field: str,
-    value: object,
-    words: tuple[str, ...],
-    other_names: dict[str, str] | None = None,
-) -> None:
-    """Raise unless `value` is one of `words`. `other_names` are Sentinel's own names of them."""
-    if value in words:
-        return
-    listed = ", ".join(repr(word) for word in words)
-    message = f"{rule}: {field} must be one of {listed}, not {short_repr(value)}"
-    if isinstance(value, str):
-        plain = value.lower()
-        near = difflib.get_close_matches(plain, words, 1)
-        meant = (other_names or {}).get(plain) or (near[0] if near else None)
-        if meant is not None:
-            message += f"; did you mean {meant!r}?"
-    raise ConfigurationError(message)
+def check_word(rule: str, field: str, value: object, words: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `words`."""
+    if value not in words:
+        listed = ", ".join(repr(word) for word in words)
+        raise ConfigurationError(
+            f"{rule}: {field} must be one of {listed}, not {short_repr(value)}"
+        )

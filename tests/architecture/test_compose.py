@@ -20,13 +20,6 @@ def services() -> dict[str, dict[str, Any]]:
     return services
 
 
-def test_the_topologies_are_all_there(services: dict[str, dict[str, Any]]) -> None:
-    names = set(services)
-    assert {"redis", "valkey", "cluster-init", "primary", "replica"} <= names
-    assert {"cluster-1", "cluster-2", "cluster-3"} <= names
-    assert {"sentinel-1", "sentinel-2", "sentinel-3"} <= names
-
-
 def test_ports_are_open_to_this_machine_alone_and_used_once(
     services: dict[str, dict[str, Any]],
 ) -> None:
@@ -34,21 +27,6 @@ def test_ports_are_open_to_this_machine_alone_and_used_once(
     assert all(port.startswith("127.0.0.1:") for port in ports)
     published = [port.split(":")[1] for port in ports]
     assert len(published) == len(set(published))
-
-
-def test_every_server_has_a_healthcheck(services: dict[str, dict[str, Any]]) -> None:
-    assert [name for name, service in services.items() if "healthcheck" not in service] == []
-
-
-def test_services_refer_to_services_that_exist(services: dict[str, dict[str, Any]]) -> None:
-    for service in services.values():
-        assert set(service.get("depends_on", {})) <= set(services)
-        if shared := service.get("network_mode"):
-            holder = services[shared.removeprefix("service:")]
-            # Docker refuses ports of a service that uses the network of another one.
-            assert "ports" not in service
-            if port := service.get("environment", {}).get("PORT"):
-                assert f"127.0.0.1:{port}:{port}" in holder["ports"]
 
 
 def test_docker_itself_accepts_the_file() -> None:

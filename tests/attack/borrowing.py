@@ -49,7 +49,7 @@ def _play(run: Run, rng: random.Random, server: Standalone, mode: str, seconds: 
     limit, share = Limit(rng.choice(SHORT)), rng.choice([0.3, 0.5, 1.0])
     plan = {
         "prefix": "borrowing", "mode": mode, "short": str(limit), "long": str(LONG),
-        "share": share, "timeout": 0.5, "planted": run.planted,
+        "share": share, "timeout": 0.5,
     }  # fmt: skip
     with FaultyFleet(rng, server, "borrowing_child", plan) as fleet:
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)])

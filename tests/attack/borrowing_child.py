@@ -120,27 +120,5 @@ class Calls(Work):
             await limiter.aclose()
 
 
-def plant(what: str) -> None:
-    """Put a fault into the library, so that a test can see that the scenario finds it."""
-    from distwindow.protocol.borrowing import Borrow
-    from distwindow.store.redis.blocking.store import RedisStore
-
-    planted: Any = RedisStore  # for this process only
-    real = RedisStore.execute
-
-    def execute(self: Any, command: Any, deadline: float | None = None) -> Any:
-        if isinstance(command, Borrow):
-            if what == "twice":  # as if a call whose reply is lost were sent again
-                real(self, command, deadline)
-            else:
-                command.max_borrowed = tuple(charge.limit.amount for charge in command.charges)
-        return real(self, command, deadline)
-
-    planted.execute = execute
-
-
 if __name__ == "__main__":
-    client = Client(Calls)
-    if client.plan["planted"]:
-        plant(client.plan["planted"])
-    client.run()
+    Client(Calls).run()

@@ -61,7 +61,7 @@ def breakers(run: Run) -> None:
 def _play(run: Run, rng: random.Random, server: Standalone, variant: str, seconds: float) -> None:
     plan = {
         "prefix": "breakers", "counts": variant == "counts", "probed": variant == "probes",
-        "planted": run.planted, "broken": _broken_times(rng, seconds),
+        "broken": _broken_times(rng, seconds),
     }  # fmt: skip
     faults = PROCESS_FAULTS if variant in ("bound", "probes") else ALL_FAULTS
     with FaultyFleet(rng, server, "breakers_child", plan, faults) as fleet:

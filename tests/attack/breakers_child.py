@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
-from types import SimpleNamespace
 from typing import Any
 
 from distwindow import (
@@ -20,7 +19,6 @@ from distwindow import (
     StoreError,
 )
 from tests.attack.client import Client, ClientLog, Op, Work, now_ms
-from tests.attack.planted import send_flushes_twice
 
 KEY = "service"
 SYNC_S = FLUSH_S = 0.1
@@ -256,44 +254,5 @@ class Breakers(Work):
             self.log.write(sure={"calls": 1, "failures": 0}, unsure={})
 
 
-def plant(what: str) -> None:
-    """Put a fault into the library, so that a test can see that the scenario finds it."""
-    from distwindow.breaker import call
-    from distwindow.breaker.listeners import Listeners
-    from distwindow.consistency import breaker_states
-    from distwindow.consistency.breaker_key_state import BreakerKeyState, Probe
-    from distwindow.consistency.breaker_states import Admission, BreakerStates
-
-    module: Any = breaker_states
-    states: Any = BreakerStates
-    key_state: Any = BreakerKeyState
-    calls: Any = call
-    listeners: Any = Listeners
-    if what == "lets all through":
-        states.decide_by_known = lambda self, state, now: Admission(
-            state, state.generation, None, now
-        )
-    elif what == "own probes":
-        states.decide_probe = lambda self, state, request: Admission(
-            state, state.generation, Probe(state.name, request.probe_id, 0), self.monotonic()
-        )
-    elif what == "heard twice":
-        real_tell = Listeners.tell
-        listeners.tell = lambda self, changes: real_tell(self, changes * 2)
-    elif what == "one name":
-        module.breaker_name_suffix = lambda kind, settings: b":breaker:error_count:window=2"
-    elif what == "not renewed":
-        key_state.add_probe = lambda self, probe: None
-    elif what == "refused inside":
-        module._open_probes = list
-    elif what == "child decides":
-        calls._fork = SimpleNamespace(forks=0)
-    else:
-        send_flushes_twice()
-
-
 if __name__ == "__main__":
-    client = Client(Breakers)
-    if client.plan["planted"]:
-        plant(client.plan["planted"])
-    client.run()
+    Client(Breakers).run()

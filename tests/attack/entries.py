@@ -43,7 +43,7 @@ def entries(run: Run) -> None:
 def _play(run: Run, rng: random.Random, server: Standalone, mode: str, seconds: float) -> None:
     plan = {
         "prefix": "entries", "mode": mode, "wide": WIDE, "tight": TIGHT, "keys": KEYS,
-        "timeout": 0.5, "max_origins": 3, "planted": run.planted,
+        "timeout": 0.5, "max_origins": 3,
     }  # fmt: skip
     with FaultyFleet(rng, server, "entries_child", plan) as fleet:
         fleet.run_for(seconds, ["sync", "async", "sync"][: rng.randint(2, 3)])

@@ -7,7 +7,6 @@ from typing import Any
 
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded, StoreError
 from tests.attack.client import Client, ClientLog, Op, Work
-from tests.attack.planted import send_flushes_twice
 
 ORIGINS = [f"app-{number}" for number in range(5)]
 """More than `max_origins`: some are counted together."""
@@ -107,26 +106,5 @@ class Entries(Work):
             await limiter.aclose()
 
 
-def plant(what: str) -> None:
-    """Put a fault into the library, so that a test can see that the scenario finds it."""
-    from distwindow import entry
-
-    planted_entry: Any = entry.Entry
-    if what == "twice":
-        real = entry.Entry.__exit__
-
-        def twice(self: Any, *exc: Any) -> None:
-            real(self, *exc)
-            self._has_ended = self.is_recorded = self.is_viewed = False
-            real(self, *exc)
-
-        planted_entry.__exit__ = twice
-    else:
-        send_flushes_twice()
-
-
 if __name__ == "__main__":
-    client = Client(Entries)
-    if client.plan["planted"]:
-        plant(client.plan["planted"])
-    client.run()
+    Client(Entries).run()

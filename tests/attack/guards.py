@@ -47,7 +47,7 @@ def _play(run: Run, rng: random.Random, server: Standalone, mode: str, seconds: 
     began = now_ms() + 1500
     plan = {
         "prefix": "guards", "mode": mode, "at_once": rng.randint(1, 4), "timeout": 0.3,
-        "broken": [[began, began + 1000 * (seconds - SOUND_S) / 2]], "planted": run.planted,
+        "broken": [[began, began + 1000 * (seconds - SOUND_S) / 2]],
     }  # fmt: skip
     # A frozen process does not renew its places, and those of a forked child whose link was broken
     # at its end are taken for half a minute; `slots` has both.

@@ -209,34 +209,5 @@ class Guards(Work):
         return any(holder.name == self.log.name for holder in holders)
 
 
-def plant(what: str) -> None:
-    """Put a fault into the library, so that a test can see that the scenario finds it."""
-    from distwindow.guard import slots
-
-    flow_slot: Any = slots.FlowSlot
-    concurrency_slot: Any = slots.ConcurrencySlot
-    breaker_slot: Any = slots.BreakerSlot
-    real_flow_exit, real_breaker_exit = flow_slot.exit, breaker_slot.exit
-
-    def exit_without_refund(self: Any, call: Any, token: Any, outcome: Any) -> Any:
-        if outcome.admitted:
-            yield from real_flow_exit(self, call, token, outcome)
-
-    def exit_without_probes(self: Any, call: Any, token: Any, outcome: Any) -> Any:
-        if token.probe is None:
-            yield from real_breaker_exit(self, call, token, outcome)
-
-    if what == "no refund":
-        flow_slot.exit = exit_without_refund
-    elif what == "kept place":
-        kept: list[Any] = []
-        concurrency_slot.exit = lambda self, *given: kept.append(given)
-    else:  # a breaker that hears of no end of a probe
-        breaker_slot.exit = exit_without_probes
-
-
 if __name__ == "__main__":
-    client = Client(Guards)
-    if client.plan["planted"]:
-        plant(client.plan["planted"])
-    client.run()
+    Client(Guards).run()

@@ -48,8 +48,6 @@ class Run:
     only: str | None = None
     """A variant of the scenario, such as one consistency; None for all, or for a random one."""
     figures: Counter[str] = field(default_factory=Counter)
-    planted: str = ""
-    """The fault that a client puts into the library, in a test of the scenario; empty for none."""
 
     def count(self, name: str, number: int = 1) -> None:
         self.figures[name] += number

@@ -78,8 +78,7 @@ class Calls:
 
     def op(self, counts: CallCounts, rng: random.Random) -> tuple[str, Callable[[], None]]:
         """Return the next operation and its name."""
-        # A planted fault shows in `peek` only.
-        draw = 0.92 if self.plan.get("planted") else rng.random()
+        draw = rng.random()
         if draw < 0.6:
             calls = [(rng.choice(self.keys), rng.choice([1, 1, 3])) for _ in range(40)]
             return "try_acquire", partial(self.hits, counts, calls)

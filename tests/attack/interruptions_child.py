@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -98,9 +97,7 @@ def call_interrupted(plan: dict[str, Any]) -> None:
                 faulthandler.dump_traceback()
                 break
         within = rng.choice([30e-6, 100e-6, 400e-6, 3e-3])
-        if plan.get("planted") == "twice":
-            within = 100.0  # no interruptions
-        if rng.random() < 0.002 and not plan.get("planted"):
+        if rng.random() < 0.002:
             close_during_calls(calls, interrupter, within)
             continue
         name, work = calls.op(own, rng)
@@ -211,35 +208,10 @@ def connect_interrupted(plan: dict[str, Any]) -> None:
     report(done=True, sums={}, figures=interrupter.figures, history=interrupter.history)
 
 
-def plant(what: str) -> None:
-    """Put a fault into the library, so that a test can see that the harness finds it."""
-    real = Limiter.peek
-
-    def swallowing(self: Limiter, key: Any) -> Any:
-        with suppress(Exception):
-            time.sleep(0.01)
-
-    def hanging(self: Limiter, key: Any) -> Any:
-        while True:
-            with suppress(BaseException):
-                time.sleep(1)
-
-    def counting_twice(self: Limiter, key: Any) -> Any:
-        self.try_acquire(key)  # which the caller has not called
-        return real(self, key)
-
-    planted: Any = {"swallow": swallowing, "hang": hanging, "twice": counting_twice}[what]
-    # A method of the class is replaced, for this process only.
-    Limiter.peek = planted  # type: ignore[method-assign]
-
-
 if __name__ == "__main__":
     dump_stacks_on_sigquit()
     sys.setswitchinterval(0.0005)
     plan = read_plan()
-    HANG_S = plan.get("hang_s", HANG_S)
-    if plan.get("planted"):
-        plant(plan["planted"])
     (connect_interrupted if plan["connecting"] else call_interrupted)(plan)
     # All is reported. A daemon thread that hangs would delay a normal exit.
     sys.stdout.flush()

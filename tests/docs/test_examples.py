@@ -95,9 +95,3 @@ def test_celery_limits(url: str) -> None:
     outcome = result_of("celery_limits.py", url)
     assert (outcome["done"], outcome["pings"]) == (12, 3)
     assert outcome["before the last of acme"] >= 9  # all tasks that are not of acme, at least
-
-
-def test_each_program_has_a_test() -> None:
-    files = (Path(__file__), Path(__file__).with_name("test_worker_examples.py"))
-    tests = "".join(path.read_text(encoding="utf-8") for path in files)
-    assert [path.name for path in PROGRAMS if f'"{path.name}"' not in tests] == []

@@ -61,23 +61,6 @@ def test_named_files_exist(page: Path) -> None:
     assert missing(page, page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "absent"),
-    [
-        ("`core/limit.py`, `stats.py` and `connect.py`", []),
-        ("redis://localhost:6379/0, `memory://`, 100/second, and/or, `.ci/run`, job.flush", []),
-        ("see `lua/shared/ring.lua` and operations/ and tests/lua", []),
-        ("`operations/stats.py`", ["operations/stats.py"]),
-        ("`background.py` calls", ["background.py"]),
-        ("`store/redis/blocking/store.py`, `limit.py`", ["limit.py"]),
-        ("the folder moved/ and tests/moved", ["moved/", "tests/moved"]),
-    ],
-)
-def test_a_missing_file_is_reported(text: str, absent: list[str]) -> None:
-    page = PAGES[0]
-    assert missing(page, text) == [f"{name(page)}:1: {path}" for path in absent]
-
-
 def test_every_module_is_listed() -> None:
     section = PAGES[0].read_text(encoding="utf-8").split("## The files\n")[1].split("\n## ")[0]
     package = ROOT / "distwindow"

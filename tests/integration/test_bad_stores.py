@@ -83,19 +83,18 @@ def test_a_client_of_the_other_kind() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://h?socket_timout=1", "no option 'socket_timout'; did you mean socket_timeout"),
-        ("rediss://h?ssl_ca_cert=x", "no option 'ssl_ca_cert'; did you mean ssl_ca_certs"),
-        ("unix:///x?usrname=x", "no option 'usrname'; did you mean username?"),
-        ("valkey://h?colour=blue", "no option 'colour'; leave it out; db, username, "),
+        ("redis://h?socket_timout=1", "no option 'socket_timout'; there are db, username, "),
+        ("rediss://h?ssl_ca_cert=x", "no option 'ssl_ca_cert'; there are "),
+        ("unix:///x?usrname=x", "no option 'usrname'; there are "),
         ("redis://h?timeout=1", "no option 'timeout'; give it to the limiter: timeout=..."),
         ("redis://h?ssl_ca_certs=x", "no option 'ssl_ca_certs'; write rediss:// for TLS"),
         ("redis://h?ssl=true", "no option 'ssl'; write rediss:// for TLS"),
-        ("redis+sentinel://h/s?usernam=x", "no option 'usernam'; did you mean username?"),
-        ("redis+sentinel://h/s?sentinel_usernam=x", "no option 'sentinel_usernam'; did you mean"),
-        ("redis+cluster://h?usernam=x", "no option 'usernam'; did you mean username?"),
+        ("redis+sentinel://h/s?usernam=x", "no option 'usernam'; there are "),
+        ("redis+sentinel://h/s?sentinel_usernam=x", "no option 'sentinel_usernam'; there are "),
+        ("redis+cluster://h?usernam=x", "no option 'usernam'; there are "),
     ],
 )
-def test_a_misspelt_option_is_reported_before_anything_is_connected_to(
+def test_an_unknown_option_is_reported_before_anything_is_connected_to(
     limiter_class: type, url: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:

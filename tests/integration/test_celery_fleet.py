@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -252,38 +253,21 @@ def test_what_finds_no_room_goes_back_about_once_in_a_fleet() -> None:
         assert fleet.records.llen("sent_back") <= 1.5 * without_room
 
 
-def test_limits_change_at_runtime_and_hold_for_later_workers() -> None:
+def test_celerys_own_rate_limit_changes_at_runtime_and_holds_beside_the_limits() -> None:
     name = "tests.celery_workers.project.fetch"
-    with Fleet(options={"limits": "1/hour"}) as fleet:
+    with Fleet(options={"limits": "3/hour"}) as fleet:
         fleet.start()
-        for number in range(11):
+        fleet.command("control", "rate_limit", name, "2/s")
+        for number in range(10):
             fleet.send("fetch", number)
-        until(lambda: fleet.records.llen("parked") == 10, what="a line", timeout=20)
+        until(lambda: fleet.records.llen("parked") == 7, what="a line", timeout=30)
         found = fleet.inspect()["w0@test"]
-        assert found["tasks"][name]["limits"] == ["1/hour"]
-        assert [(line["task"], line["waiting"]) for line in found["lines"]] == [(name, 10)]
-
-        def control(limits: str) -> dict[str, str]:
-            arguments = {"task": name, "limits": limits}
-            replies = until(
-                lambda: fleet.app.control.broadcast("limit", arguments, reply=True, timeout=2.0),
-                what="a reply",
-            )
-            reply: dict[str, str] = next(iter(replies[0].values()))
-            return reply
-
-        assert "not understood" in control("fast")["error"]
-        assert "are now 20/s" in fleet.command("control", "limit", name, "20/s", "-t", "5")
-        fleet.wait_started(11, timeout=5)
-        fleet.start()
-        fleet.send("free", 1)
-        later = fleet.inspect()["w1@test"]["tasks"][name]
-        assert later == {"limits": ["20/second"], "set by": "celery control limit"}
-        assert "ok" in control("default")  # either of them replies first
-        assert fleet.inspect()["w0@test"]["tasks"][name]["limits"] == ["1/hour"]
-        assert "celery control limit" not in fleet.command("inspect", "limits", "-t", "5")
+        assert found["tasks"][name] == {"limits": ["3/hour"], "set by": "the task's options"}
+        assert [(line["task"], line["waiting"]) for line in found["lines"]] == [(name, 7)]
+        starts = [json.loads(start)[1] for start in fleet.records.lrange("starts", 0, -1)]
+        assert len(starts) == 3
+        assert starts[-1] - starts[0] > 0.6  # without Celery's limit they start at once
         assert fleet.log().count("begin to wait") == 1
-        assert fleet.log().count("waits any more") == 1
 
 
 def test_what_waits_in_workers_is_discarded() -> None:

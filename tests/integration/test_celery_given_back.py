@@ -137,11 +137,8 @@ def test_the_gate_is_closed_before_the_first_message_is_put_back(server: Standal
         surroundings=WorkerSurroundings(None), open=lambda: None,
         close=lambda: waiting.append(server.client().llen("app:jobs")),
     )  # fmt: skip
-    controller = SimpleNamespace(
-        distwindow_gate=gate, distwindow_operator_limits=SimpleNamespace(start=lambda: None)
-    )
     consumer: Any = SimpleNamespace(
-        controller=controller, connection_errors=(),
+        controller=SimpleNamespace(distwindow_gate=gate), connection_errors=(),
         task_consumer=SimpleNamespace(channel=worker.channel),
     )  # fmt: skip
     ConsumerStep.__new__(ConsumerStep).start(consumer)

@@ -1,4 +1,4 @@
-"""`Limiter` and `AsyncLimiter` have the same names, signatures and docstrings."""
+"""`Limiter` and `AsyncLimiter` have the same names and signatures."""
 
 from __future__ import annotations
 
@@ -44,9 +44,3 @@ def test_methods_that_use_the_store_are_awaited() -> None:
     calls = {"try_acquire", "try_acquire_all", "acquire", "peek", "stats", "refund", "reset"}
     assert coroutines == calls | {"minute", "origins", "flush", "aclose"}
     assert not any(inspect.iscoroutinefunction(f) for f in public(Limiter).values())
-
-
-@pytest.mark.parametrize("name", sorted(n for n, f in public(Limiter).items() if callable(f)))
-def test_every_method_has_a_docstring(name: str) -> None:
-    assert inspect.getdoc(getattr(Limiter, name))
-    assert name == "close" or inspect.getdoc(getattr(AsyncLimiter, name))

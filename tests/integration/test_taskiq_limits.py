@@ -40,8 +40,8 @@ async def test_without_the_receiver_tasks_wait_as_well() -> None:
         ({"limits": "5/s", "limit_key": "{tennant}"}, "task 'job': .* names 'tennant'"),
         ({"limits": "5/fortnight"}, "task 'job': .* is not a unit of time"),
         ({"limit_cost": 2}, "limit_cost but no limits"),
-        ({"limit": "1/hour"}, r"unknown option limit='1/hour'; did you mean limits\?"),
-        ({"limits": "1/hour", "limit_keys": "x"}, r"limit_keys='x'; did you mean limit_key\?"),
+        ({"limit": "1/hour"}, "unknown option limit='1/hour'"),
+        ({"limits": "1/hour", "limit_keys": "x"}, "unknown option limit_keys='x'"),
     ],
 )
 async def test_wrong_labels_are_errors_when_the_worker_starts(

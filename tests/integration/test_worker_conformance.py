@@ -85,17 +85,6 @@ def started_after_new(fleet: Fleet, number: int) -> bool:
     return set(range(JOBS)) <= set(fleet.starts())
 
 
-def test_without_the_limit_the_bound_does_not_hold(
-    kind: Kind, broker: Standalone, tmp_path: Path
-) -> None:
-    with Fleet(kind, broker.url, "1000000/second", log=tmp_path / "log") as fleet:
-        fleet.enqueue(JOBS)
-        for _ in range(2):
-            fleet.start_worker()
-        fleet.finish(JOBS)
-        assert most_in_a_window(fleet.admitted_ms(), LIMIT) > LIMIT.amount
-
-
 def test_a_killed_worker_loses_only_what_its_library_loses(
     kind: Kind, broker: Standalone, tmp_path: Path
 ) -> None:

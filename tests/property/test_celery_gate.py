@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import pairwise
-from typing import Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -558,63 +557,6 @@ def test_while_the_result_backend_is_away_an_expired_task_is_looked_at_now_and_t
     next(iter(worker.gate.lines)).entries[-1].expires_s = received_s
     timeline.run_for(60.0)
     assert 10 <= len(looks) <= 13
-
-
-def test_changed_limits_start_no_paced_task_before_its_moment() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/second paced 60s")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
-    for number in range(5):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    for _ in range(5):
-        timeline.run_for(0.1)
-        worker.gate.limits_changed(["fetch"])
-    timeline.run_for(10.0)
-    moments = [at_s for _, at_s in worker.started]
-    assert [late - early for early, late in pairwise(moments)] == pytest.approx([1.0] * 4, abs=0.02)
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_task_that_waits_for_a_slot_is_limited_once_it_has_limits(
-    pool: Literal["prefork", "threads"],
-) -> None:
-    timeline = Timeline()
-    task, other = SimulatedTask("fetch", limits="1/second"), SimulatedTask("send", limits="1/day")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task, other], pool=pool)
-    for number in (100, 101):  # a line, because of which others wait here and not in the pool
-        worker.receive(SimulatedRequest(number, other, "", 0.0))
-    worker.limits.set_operator_limits({"fetch": "none"})
-    for number in range(12):
-        worker.receive(SimulatedRequest(number, task, "", 0.1))
-    begun = len(worker.started)
-    worker.limits.set_operator_limits({})
-    worker.gate.limits_changed(["fetch"])
-    timeline.run_for(3.0)
-    assert len(worker.started) - begun <= 4
-    timeline.run_for(20.0)
-    numbers = [request.number for request, _ in worker.started]
-    assert numbers == [100, *range(12)]
-
-
-def test_changed_limits_hold_for_those_that_wait() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/hour")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=100)
-    for number in range(31):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(60.0)
-    assert len(worker.started) == 1
-    worker.gate.limits_changed(worker.limits.set_operator_limits({"fetch": "10/second"}))
-    timeline.run_for(0.05)
-    assert len(worker.started) == 11
-    worker.gate.limits_changed(worker.limits.set_operator_limits({"fetch": "none"}))
-    assert len(worker.started) == 31
-    worker.receive(SimulatedRequest(31, task, "", 0.0))
-    assert len(worker.started) == 32
-    worker.gate.limits_changed(worker.limits.set_operator_limits({}))
-    worker.receive(SimulatedRequest(32, task, "", 0.0))
-    timeline.run_for(60.0)
-    assert len(worker.started) == 32
 
 
 def test_a_paced_limit_lets_one_task_after_the_other_start() -> None:

@@ -112,14 +112,6 @@ class LinesAgainstAModel(RuleBasedStateMachine):
             self.lines.keep_until(entry, self.now_s + 5.0)
             self.kept_until[entry.item] = self.now_s + 5.0
 
-    @rule(task=st.sampled_from(["fetch", "send"]))
-    def wake(self, task: str) -> None:
-        self.lines.wake(lambda line: line.task == task)
-        for name in list(self.until):
-            if name[0] == task:
-                del self.until[name]
-                self.states[name] = "ready"
-
     @precondition(lambda self: self.queues)
     @rule(data=st.data())
     def stop_waiting(self, data: st.DataObject) -> None:

@@ -29,7 +29,6 @@ from distwindow import (
     MinuteStats,
     RateLimitExceeded,
     Slot,
-    Stats,
     StoreError,
     guarded,
 )
@@ -55,29 +54,6 @@ def a_decision_is_truthy_when_allowed() -> str:
     assert_type(decision.remaining, int)
     assert_type(decision.retry_after, float)
     return "work" if decision else f"later, in {decision.retry_after:.1f} s"
-
-
-def every_method_has_its_type() -> None:
-    assert_type(limiter.acquire("k", timeout=2.0), Decision)
-    assert_type(limiter.try_acquire("k", 2, priority=True), Decision)
-    assert_type(limiter.try_acquire("k", 2, enqueue=True), Decision)
-    assert_type(limiter.acquire("k", priority=True).wait, float)
-    assert_type(limiter.stats("k").borrowed, int)
-    assert_type(limiter.try_acquire_all([("a", "1/second", 1), ("b", "2/second")]), Decision)
-    assert_type(limiter.peek("k"), Decision)
-    assert_type(limiter.stats("k"), Stats)
-    assert_type(limiter.stats("k").passed, int)
-    assert_type(limiter.stats("k").avg_rt_ms, "float | None")
-    assert_type(limiter.refund(limiter.peek("k")), int)
-    assert_type(limiter.limits, "tuple[Limit, ...]")
-
-
-async def so_has_every_method_that_is_awaited() -> None:
-    assert_type(await async_limiter.try_acquire("k"), Decision)
-    assert_type(await async_limiter.acquire("k", timeout=2.0), Decision)
-    assert_type(await async_limiter.try_acquire_all([("a", "1/second", 1)]), Decision)
-    assert_type(await async_limiter.stats("k"), Stats)
-    assert_type(await async_limiter.refund(await async_limiter.peek("k")), int)
 
 
 # -- a decorated function keeps its signature ------------------------------------------------------

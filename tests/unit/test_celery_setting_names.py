@@ -27,8 +27,7 @@ def rate_limits(conf: dict[str, Any], namespace: str | None = None) -> RateLimit
     "key",
     [
         "DISTWINDOW_LIMITS", "distwindow_Limits", "Distwindow_limits", "CELERY_DISTWINDOW_LIMITS",
-        "distwindows_limits", "dist_window_limits", "distwindowlimits", "distwindw_limits",
-        "distwindow_limit", "distwindow_", "MYAPP_DISTWINDOW_LIMITS",
+        "distwindow_limit", "distwindow_",
     ],
 )  # fmt: skip
 def test_a_setting_that_is_not_read_is_an_error(key: str) -> None:

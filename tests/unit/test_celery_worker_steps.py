@@ -1,4 +1,4 @@
-"""What the gate asks of Celery's worker, and what happens with a new connection to the broker."""
+"""What the gate asks of Celery's worker."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import pytest
 from celery.worker import state
 from kombu.common import QoS
 
-from distwindow.contrib.celery.effective_limits import EffectiveLimits
-from distwindow.contrib.celery.operator_limits import OperatorLimits
-from distwindow.contrib.celery.task_limits import LimitTable
-from distwindow.contrib.celery.worker_steps import ConsumerStep, WorkerSurroundings
+from distwindow.contrib.celery.worker_steps import WorkerSurroundings
 
 
 @pytest.mark.parametrize("bound", [None, 6])
@@ -52,40 +49,3 @@ def test_a_worker_stops_from_the_signal_on(monkeypatch: pytest.MonkeyPatch, flag
     assert not around.is_stopping()
     monkeypatch.setattr(state, flag, 0)  # the exit code of a worker that ends well
     assert around.is_stopping()
-
-
-class Timers:
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def call_after(self, seconds: float, callback: Any) -> Any:
-        self.calls.append(callback)
-        return callback
-
-    def cancel(self, timer: Any) -> None:
-        self.calls.remove(timer)
-
-
-def test_operator_limits_are_read_again_after_a_lost_connection() -> None:
-    """Celery 5.4 clears the timers of a worker whose connection was lost."""
-    timers, reads = Timers(), []
-
-    def read() -> dict[str, str]:
-        reads.append(1)
-        return {}
-
-    stored: Any = SimpleNamespace(read=read, close=lambda: None)
-    gate: Any = SimpleNamespace(
-        admission=SimpleNamespace(store_is_up=True), open=lambda: None,
-        surroundings=SimpleNamespace(begin_connection=lambda consumer, end: None),
-    )  # fmt: skip
-    limits = OperatorLimits(stored, EffectiveLimits(LimitTable(None)), gate, timers)
-    worker = SimpleNamespace(distwindow_gate=gate, distwindow_operator_limits=limits)
-    consumer: Any = SimpleNamespace(controller=worker)
-    step = ConsumerStep.__new__(ConsumerStep)
-    step.start(consumer)
-    assert (len(reads), len(timers.calls)) == (1, 1)
-    timers.calls.pop()()  # it fires, and is set again
-    assert (len(reads), len(timers.calls)) == (2, 1)
-    step.start(consumer)  # the timer is replaced, and not doubled
-    assert (len(reads), len(timers.calls)) == (3, 1)

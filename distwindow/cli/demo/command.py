@@ -50,7 +50,7 @@ def demo(
             "--url",
             envvar="DISTWINDOW_URL",
             metavar="URL",
-            help="The store. Without it the demo starts a redis-server, else fakeredis.",
+            help="The store. Without it the demo starts a server of its own.",
         ),
     ] = None,
     prefix: PrefixOption = DEFAULT_PREFIX,

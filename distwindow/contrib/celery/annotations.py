@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from ...core.errors import ConfigurationError
 from ..task_options import TASK_OPTIONS
-from ..task_spelling import misspelt
+
+_MOST_NAMES = 20
 
 
 class Annotations:
@@ -36,26 +36,21 @@ class Annotations:
             if not isinstance(item, dict):
                 continue
             for name, options in item.items():
-                if name != "*" and name not in registered and _has_limits(options):
+                if name == "*" or name in registered or not isinstance(options, dict):
+                    continue
+                if not options.keys().isdisjoint(TASK_OPTIONS):
                     raise ConfigurationError(
                         f"task_annotations limits the task {name!r}, which is not registered in "
-                        f"this worker{similar(str(name), registered)} (Celery knows no patterns "
-                        "there; write them in distwindow_limits)"
+                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
+                        "patterns there; write them in distwindow_limits)"
                     )
 
 
-def similar(name: str, registered: Collection[str]) -> str:
-    """Return the end of a sentence about an unknown task: the names that are like it."""
-    near = difflib.get_close_matches(name, registered, n=3)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-def _has_limits(options: Any) -> bool:
-    if not isinstance(options, dict):
-        return False
-    return any(
-        name in TASK_OPTIONS or misspelt(str(name), value) for name, value in options.items()
-    )
+def listed(registered: Collection[str]) -> str:
+    """Return the names of the application's tasks, or the first of many."""
+    names = sorted(name for name in registered if not name.startswith("celery."))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (", ".join(names[:_MOST_NAMES]) or "Celery's own") + more
 
 
 def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:

@@ -63,7 +63,6 @@ class Gate:
         self._arrivals: deque[Any] = deque()
         self._ended_connections = 0
         """How many times `_CONNECTION_ENDED` is among the arrivals."""
-        self._changed: list[str] = []
         self._with_revoked: list[str] = []
         """Tasks of which some that wait here have been revoked, and are to leave now."""
         self._granted: deque[Line[Any]] = deque()
@@ -113,11 +112,6 @@ class Gate:
         self.surroundings.give_back(self._slots.forget_tasks())
         self.pump()
 
-    def limits_changed(self, tasks: list[str]) -> None:
-        """Ask again for the tasks whose limits have changed."""
-        self._changed.extend(tasks)
-        self.pump()
-
     def drop_revoked(self, task: str) -> None:
         """Let the tasks of this name that are revoked leave now, and not when their lines ask."""
         self._with_revoked.append(task)
@@ -152,8 +146,6 @@ class Gate:
         ends_s = around.monotonic() + _WORK_S
         while True:
             self._take_arrivals()
-            if self._changed:
-                self._take_over_changes()
             if self._with_revoked:
                 self._drop_revoked()
             self.lines.advance(around.monotonic())
@@ -178,13 +170,6 @@ class Gate:
                 self._add(request)
             else:
                 self.surroundings.give_back([request])
-
-    def _take_over_changes(self) -> None:
-        changed, self._changed = set(self._changed), []
-        self._arrivals.extend(self._slots.withdraw(lambda task: bool(self.limits.of(task).limits)))
-        # A head that is admitted waits for its moment, not for the limiter.
-        self.lines.wake(lambda line: line.task in changed and not line.is_admitted)
-        self._take_arrivals()
 
     def _drop_revoked(self) -> None:
         tasks, self._with_revoked = set(self._with_revoked), []
@@ -223,8 +208,8 @@ class Gate:
             self._slots.give_back()
             return
         answer = RUN
-        limits = self.limits.of(entry.item.task).limits
-        if limits and not entry.admitted:
+        if not entry.admitted:
+            limits = self.limits.of(entry.item.task).limits
             try:
                 answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
             except BaseException:  # of a signal handler: the gate goes on with its next call

@@ -10,7 +10,7 @@ one per refusal, however long it is. (What is sent back for want of room may cos
     asking            a slot of the pool, then     ask_again    -> ready
                       the limiter's answer         wait         -> waiting
     waiting           the moment that the limiter  advance      -> ready
-                      has named                    wake         -> ready
+                      has named                    stop_waiting -> ready
     gone              nothing: its last task has left, or `clear` was called
 
 An empty line is gone in every state. The next task of that name and key makes a new line.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 
 from ...core.key import AnyKey
@@ -117,11 +117,6 @@ class Line(Generic[T]):
                 return None if entry.admitted else entry
         return None
 
-    @property
-    def is_admitted(self) -> bool:
-        """True if the permits of the first task are counted."""
-        return self.head is not None and self.head.admitted
-
 
 class Lines(Generic[T]):
     """All lines of one worker. Not safe to share between threads."""
@@ -202,12 +197,6 @@ class Lines(Generic[T]):
         while (line := self._due.pop_due(now_s)) is not None:
             line.state = "ready"
             self._ready.append(line)
-
-    def wake(self, chosen: Callable[[Line[T]], bool]) -> None:
-        """Let lines ask now, because what they wait for has changed."""
-        for line in self._lines.values():
-            if chosen(line):
-                self.stop_waiting(line)
 
     def stop_waiting(self, line: Line[T]) -> None:
         """Let a line ask now, if it waits."""

@@ -46,9 +46,6 @@ class PoolSlots(Protocol):
         does. No other pool blocks.
         """
 
-    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
-        """Return the requests that wait for a slot and whose task is `chosen`: they do no more."""
-
     def forget_tasks(self) -> list[Any]:
         """Drop the tasks without limits that wait, and return them: their connection to the broker
         has ended.
@@ -70,11 +67,6 @@ class _Waiting:
 
     def __len__(self) -> int:
         return len(self.lines) + len(self.tasks)
-
-    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
-        withdrawn = [request for request in self.tasks if chosen(request.task)]
-        self.tasks = deque(request for request in self.tasks if not chosen(request.task))
-        return withdrawn
 
     def is_turn_of_line(self) -> bool:
         return bool(self.lines) and (self._owed >= 0 or not self.tasks)
@@ -115,9 +107,6 @@ class SemaphoreSlots:
 
     def block_consumer(self) -> None:
         pass  # a pool with an event loop blocks nobody
-
-    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
-        return self._waiting.withdraw(chosen)
 
     def forget_tasks(self) -> list[Any]:
         # Celery has cleared the semaphore, so the lines that waited at it are not granted any more.
@@ -205,13 +194,10 @@ class CountedSlots:
             self._nothing_waits.clear()
             self._nothing_waits.wait(_LONGEST_HOLD_S)
 
-    def withdraw(self, chosen: Callable[[Any], bool]) -> list[Any]:
-        return self._waiting.withdraw(chosen)
-
     def forget_tasks(self) -> list[Any]:
-        forgotten = self._waiting.withdraw(lambda task: True)
+        forgotten, self._waiting.tasks = self._waiting.tasks, deque()
         self._nothing_waits.set()
-        return forgotten
+        return list(forgotten)
 
     def _give_to_pool(self, request: Any) -> None:
         if len(self._in_pool) >= self._prune_at:

@@ -14,7 +14,6 @@ from .annotations import Annotations
 from .effective_limits import EffectiveLimits
 from .setting_names import check_conf_keys
 from .settings import OnStoreError, Settings, check_celery_version, make_settings, max_hold_s
-from .stored_limits import StoredLimits
 from .task_limits import LimitTable
 from .worker_steps import ConsumerStep, GateStep
 
@@ -103,7 +102,6 @@ class RateLimits:
             self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
             handle_sigterm=False,
         ).close()  # fmt: skip
-        self.stored_limits(settings).close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""
@@ -119,10 +117,6 @@ class RateLimits:
     def effective_limits(self, settings: Settings) -> EffectiveLimits:
         """Return what is to limit the tasks of a worker; it is still to be given the tasks."""
         return EffectiveLimits(self.table(), self.max_hold_s(settings))
-
-    def stored_limits(self, settings: Settings) -> StoredLimits:
-        """Return what operators have set for this application. Nothing is connected to."""
-        return StoredLimits(self.store, settings.prefix, self.app.main, settings.timeout)
 
     def max_hold_s(self, settings: Settings) -> float:
         """Return how long a worker keeps a message, in seconds. Nothing is connected to."""

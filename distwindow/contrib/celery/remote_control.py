@@ -13,7 +13,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from celery.worker.request import Request
 
-from ...core.errors import ConfigurationError, short_repr
+from ...core.errors import short_repr
 from .surroundings import is_revoked
 
 _MOST_LINES = 100
@@ -53,36 +53,6 @@ def limits(state: Any, **_: Any) -> dict[str, Any]:
         "store failures": gate.admission.failures,
         "store is up": gate.admission.store_is_up,
     }
-
-
-@control_command(  # type: ignore[untyped-decorator]  # Celery has no types
-    name="limit",
-    args=[("task", str), ("limits", str)],
-    signature="<task> <limits | none | default>",
-    help="Set the limits of a task, for all workers and for those that start later.",
-)
-def set_limit(state: Any, task: Any = None, limits: Any = None, **_: Any) -> dict[str, str]:
-    """Set the limits of a task: text, or a list of texts. Each worker stores them, and all store
-    the same.
-    """
-    worker = state.consumer.controller
-    if not hasattr(worker, "distwindow_operator_limits"):
-        return {"error": _NO_GATE}
-    if wrong := _wrong_name(worker, task):
-        return {"error": wrong}
-    text = "; ".join(limits) if _is_list_of_texts(limits) else limits
-    if not isinstance(text, str):
-        return {
-            "error": f"the limits are {_shown(limits)}; write text such as '5/second; 1000/hour', "
-            "a list of such texts, 'none' for no limit, or 'default' for the configured ones"
-        }
-    try:
-        worker.distwindow_operator_limits.set(task, text)
-    except ConfigurationError as exc:
-        return {"error": str(exc)}
-    except Exception as exc:
-        return {"error": f"the limits could not be stored: {type(exc).__name__}: {exc}"}
-    return {"ok": f"the limits of {task} are now {text}"}
 
 
 @control_command(  # type: ignore[untyped-decorator]  # Celery has no types
@@ -180,15 +150,7 @@ def _ids_in_lines(gate: Any, task: str | None = None) -> set[str]:
 def _wrong_name(worker: Any, task: object) -> str | None:
     """Return what is wrong with the name of a task; None if the worker has such a task."""
     if not isinstance(task, str):
-        return f"the task is {_shown(task)}; give its name"
+        return f"the task is {short_repr(task)}; give its name"
     if task not in worker.app.tasks:
         return f"the task {short_repr(task)} is not registered in this worker"
     return None
-
-
-def _is_list_of_texts(limits: object) -> bool:
-    return isinstance(limits, (list, tuple)) and all(isinstance(limit, str) for limit in limits)
-
-
-def _shown(value: object) -> str:
-    return "None" if value is None else f"{short_repr(value)}, of type {type(value).__name__}"

@@ -1,7 +1,6 @@
-"""What limits a task: its own options, the configuration, or what an operator has set.
+"""What limits a task: its own options, or the configuration.
 
-    an operator's limits (`celery control limit`)     first
-    the task's name in `distwindow_limits`
+    the task's name in `distwindow_limits`            first
     `limits=` of the task, or its annotation
     a pattern in `distwindow_limits` that fits it     last; of several, the first
 
@@ -14,7 +13,7 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Task
@@ -22,9 +21,14 @@ from celery import Task
 from ...core.errors import ConfigurationError
 from ...core.key import AnyKey
 from ...core.limit import Limit, LimitSpec, parse_limits
-from ..task_options import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits
-from ..task_spelling import check_spelling
-from .annotations import Annotations, similar
+from ..task_options import (
+    TASK_OPTIONS,
+    KeyAndCost,
+    TaskArguments,
+    check_has_limits,
+    check_option_names,
+)
+from .annotations import Annotations, listed
 from .logger import logger
 
 _OF_CELERY = frozenset(dir(Task))
@@ -45,14 +49,9 @@ class TaskLimits:
     def key_and_cost(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None
     ) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one message, as `KeyAndCost.of`. The cost may be above the
-        smallest limit, which an operator may change while the message waits.
-        """
+        """Return the key and the cost of one message, as `KeyAndCost.of`."""
         smallest = min((limit.amount for limit in self.limits), default=1)
         return self.charge.of(args, kwargs, smallest, call)
-
-    def with_limits(self, limits: tuple[Limit, ...], source: str) -> TaskLimits:
-        return replace(self, limits=limits, source=source)
 
 
 class LimitTable:
@@ -77,7 +76,7 @@ class LimitTable:
             options = {**options, **_options_of(pattern, self._configured[pattern])}
             source = f"distwindow_limits[{pattern!r}]"
         if not _is_celerys(name):
-            check_spelling(name, _others(task))
+            check_option_names(name, _others(task))
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
@@ -102,8 +101,8 @@ class LimitTable:
             if not _PATTERN.search(name):
                 raise ConfigurationError(
                     f"distwindow_limits names the task {name!r}, which is not registered in this "
-                    f"worker{similar(name, registered)} (a pattern, such as 'proj.*', may fit "
-                    "nothing)"
+                    f"worker, whose tasks are {listed(registered)} (a pattern, such as 'proj.*', "
+                    "may fit nothing)"
                 )
             if not any(_fits(name, task) for task in registered):
                 logger.warning(
@@ -125,14 +124,6 @@ class LimitTable:
         if has_own:
             return None
         return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
-
-
-def parse_operator_limits(text: str) -> tuple[Limit, ...]:
-    """Return the limits of `celery control limit`: none for "none".
-
-    Raises `ConfigurationError` for what is no limit.
-    """
-    return () if text.strip().lower() == "none" else parse_limits(text)
 
 
 def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:

@@ -17,7 +17,6 @@ from .admission import Admission, FleetTurns
 from .autoscaling import leave_out_of_autoscaling
 from .gate import Gate
 from .logger import logger
-from .operator_limits import OperatorLimits
 from .pool_slots import make_slots
 from .send_back import (
     GivenBack,
@@ -251,9 +250,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             around, slots, admission, effective, max_parked=settings.max_parked,
             max_hold_s=limits.max_hold_s(settings),
         )  # fmt: skip
-        self.operator_limits = worker.distwindow_operator_limits = OperatorLimits(
-            limits.stored_limits(settings), effective, gate, around
-        )
 
         def process(request: Any) -> None:
             """Take a request when it has come and its eta, too. Before Celery 5.7 timers of a
@@ -270,7 +266,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         leave_out_of_autoscaling(worker, lambda: gate.waiting_for_limits)
 
     def stop(self, worker: Any) -> None:
-        self.operator_limits.stop()
         self.limiter.close()
         self.fleet_turns.close()
 
@@ -286,8 +281,6 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
         worker = consumer.controller
         worker.distwindow_gate.surroundings.begin_connection(consumer, lambda: self.stop(consumer))
         worker.distwindow_gate.open()
-        # Celery 5.4 clears all timers when a connection is lost.
-        worker.distwindow_operator_limits.start()
 
     def stop(self, consumer: Any) -> None:
         worker = consumer.controller

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -63,6 +62,11 @@ _OPTIONS = {"redis": _CONNECTION, "rediss": _CONNECTION | _TLS, "unix": _CONNECT
 """Options that may stand in a URL of one server, by its scheme. redis-py would raise for others
 only when it connects, and its cluster client ignores them.
 """
+_USUAL = (
+    "db, username, password, client_name, protocol, max_connections, health_check_interval, "
+    "socket_connect_timeout, socket_timeout, socket_keepalive; with TLS ssl_ca_certs, "
+    "ssl_certfile, ssl_keyfile, ssl_cert_reqs, ssl_check_hostname"
+)
 _LIMITER_ARGUMENTS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
 """Arguments of a limiter that look as if they might stand in a URL."""
 
@@ -238,10 +242,8 @@ def _check_option(name: str, plain: str, known: set[str], url: str) -> None:
         hint = f"give it to the limiter: {name}=..."
     elif name.startswith("ssl") and name in _TLS | _CLIENTS:
         hint = "write rediss:// for TLS"
-    elif near := get_close_matches(plain, [word for word in known if word[:5] != "orig_"], 3):
-        hint = f"did you mean {' or '.join(near)}?"
     else:
-        hint = "leave it out; db, username, password, ssl_ca_certs and the like may stand there"
+        hint = f"there are {_USUAL}, and what else redis-py takes"
     raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}; {hint}")
 
 
