@@ -12,7 +12,6 @@ from .base_limiter import BaseLimiter, OnStoreError
 from .breaker.entry import AsyncBreakerEntry, AsyncEntryBreaker, async_call_of
 from .connect import ClockChoice, Consistency, LimiterOptions, in_process_attempt
 from .core.async_use import Unawaited, UnawaitedCoroutine
-from .core.call_end import CallEnd
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.key import AnyKey
@@ -258,7 +257,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
                 await self._store.drain()
             self._strategy.wake = ignore_wake
 
-    async def _record(self, decision: Decision, failed: bool, rt_ms: int, end: CallEnd) -> None:
-        recording = key_operations.record(self._strategy, decision, failed, rt_ms, end)
+    async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
         if recording is not None:
             await self._run(recording)

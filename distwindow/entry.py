@@ -11,10 +11,6 @@ leaving raises `RuntimeError` and changes nothing: whoever has entered may still
 A process that is forked inside a block leaves the entry, too, but does not count its end: that is
 for the process that has entered it.
 
-Where a signal handler raises while an entry is left, its end is counted once all the same. It is
-not if Python has not come to the first line of `__exit__` yet, and with a store in memory, whose
-counting may itself be interrupted.
-
 Where the outcome cannot be recorded (the store does not answer, or the limiter was closed
 meanwhile), that is logged, and nothing is raised: the work is done, and its result must not be lost
 because of statistics.
@@ -30,11 +26,9 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from . import _fork
 from .core.async_use import only_async_with
-from .core.call_end import CallEnd
 from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError, RateLimitExceeded, short_repr
-from .core.interrupts import is_interruption
 from .failure_types import FailureTypes
 from .operations.minute_views import EntryEvent, EntryViews
 
@@ -67,15 +61,12 @@ class EntrySettings(NamedTuple):
 
 
 class _BaseEntry(Generic[D, R]):
-    """The decision of an entry, and the time at which its block began. A `CallEnd`."""
-
-    is_recorded = False
-    is_viewed = False
+    """The decision of an entry, and the time at which its block began."""
 
     def __init__(
         self,
         acquire: Callable[[], D],
-        record: Callable[[Decision, bool, int, CallEnd], R],
+        record: Callable[[Decision, bool, int], R],
         settings: EntrySettings,
         counted: FailureTypes,
         origin: str,
@@ -159,8 +150,6 @@ class _BaseEntry(Generic[D, R]):
         if self._thread_id != threading.get_ident() and not self._any_thread:
             raise RuntimeError(f"this entry {LEFT_ELSEWHERE}")
         self._has_ended = True
-        if self._forks != _fork.forks:
-            self.is_recorded = self.is_viewed = True  # by the parent, which has entered it
         failed = self._marked_failed if exc is None else self._counted.is_error(exc)
         return decision, failed, round((self._settings.clock.monotonic() - self._began_at) * 1000)
 
@@ -169,15 +158,10 @@ class _BaseEntry(Generic[D, R]):
         """True in the process that has entered it."""
         return self._forks == _fork.forks
 
-    def _end_again(self, exc: BaseException | None) -> tuple[Decision, bool, int]:
-        """Do as `_end`, after a signal handler has raised at any place of leaving."""
-        self._has_ended = False
-        return self._end(exc)
-
     def _view_end(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         views = self._settings.views
-        if views is not None and not self.is_viewed:
-            views.count(self._event(decision, rt_ms, 0, 0, int(not failed), int(failed)), self)
+        if views is not None:
+            views.count(self._event(decision, rt_ms, 0, 0, int(not failed), int(failed)))
 
     def _log_unrecorded(self, failed: bool, rt_ms: int, why: DistwindowError) -> None:
         LOG.warning(
@@ -204,23 +188,11 @@ class Entry(_BaseEntry[Decision, object]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        decision, failed, rt_ms = self._end(exc)
+        if self._forks != _fork.forks:
+            return
         try:
-            # What `_count_end` does, which would be one more call.
-            decision, failed, rt_ms = self._end(exc)
-            self._record(decision, failed, rt_ms, self)
-            self._view_end(decision, failed, rt_ms)
-        except DistwindowError as failure:
-            _, failed, rt_ms = self._end_again(exc)
-            self._log_unrecorded(failed, rt_ms, failure)
-        except BaseException as failure:
-            if is_interruption(failure):
-                self._count_end(*self._end_again(exc))
-            raise
-
-    def _count_end(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        try:
-            if not self.is_recorded:
-                self._record(decision, failed, rt_ms, self)
+            self._record(decision, failed, rt_ms)
             self._view_end(decision, failed, rt_ms)
         except DistwindowError as failure:
             self._log_unrecorded(failed, rt_ms, failure)
@@ -241,17 +213,11 @@ class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        decision, failed, rt_ms = self._end(exc)
+        if self._forks != _fork.forks:
+            return
         try:
-            await self._count_end(*self._end(exc))
-        except BaseException as failure:
-            if is_interruption(failure):
-                await self._count_end(*self._end_again(exc))
-            raise
-
-    async def _count_end(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        try:
-            if not self.is_recorded:
-                await self._record(decision, failed, rt_ms, self)
+            await self._record(decision, failed, rt_ms)
             self._view_end(decision, failed, rt_ms)
         except DistwindowError as failure:
             self._log_unrecorded(failed, rt_ms, failure)

@@ -14,7 +14,6 @@ from .async_limiter import AsyncLimiter
 from .base_limiter import BaseLimiter, OnStoreError
 from .breaker.entry import BreakerEntry, EntryBreaker, call_of
 from .connect import ClockChoice, Consistency, LimiterOptions
-from .core.call_end import CallEnd
 from .core.clock import SYSTEM, Clock
 from .core.decision import Decision
 from .core.interrupts import PATCH_STATE, check_patched_before_import, check_patched_whole
@@ -331,7 +330,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             else self._strategy.cache_refusal(decision[1], decision, sent_at)
         )
 
-    def _record(self, decision: Decision, failed: bool, rt_ms: int, end: CallEnd) -> None:
-        recording = key_operations.record(self._strategy, decision, failed, rt_ms, end)
+    def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
         if recording is not None:
             self._run(recording)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from queue import Empty
 from types import FrameType
 from typing import Any
 
@@ -23,10 +22,8 @@ def restore_sigint() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class Interruption(
-    KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, Empty
-):
-    """What the handler raises: of every type that code on the way may catch."""
+class Interruption(Exception):
+    """What the handler raises: a type of the application, like Celery's SoftTimeLimitExceeded."""
 
 
 def interrupt_at(number: int, action: Callable[[], Any], package: str) -> str | None:

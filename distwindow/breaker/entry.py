@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..core.errors import ConfigurationError, short_repr
-from ..core.interrupts import is_interruption
 from ..core.key import AnyKey
 from ..entry import AsyncEntry, Entry
 from .awaited import AwaitedBreaker
@@ -73,10 +72,6 @@ class BreakerEntry(Entry):
     ) -> None:
         try:
             super().__exit__(kind, exc, trace)
-        except BaseException as failure:
-            if is_interruption(failure) and not self._has_ended:
-                super().__exit__(kind, exc, trace)
-            raise
         finally:
             # Neither after an exit that was refused, nor a second time, nor in a forked process.
             if self._has_ended and self._is_own and self._call.is_under_way:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
-from ..core.call_end import CallEnd
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -149,10 +148,8 @@ class LocalStrategy(Generic[S]):
 
     # -- statistics -------------------------------------------------------------------------------
 
-    def record(
-        self, decision: Decision, failed: bool, rt_ms: int, end: CallEnd | None = None
-    ) -> Flush | None:
-        """Count the end of an admitted call, to be sent later; once for one `end`."""
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Count the end of an admitted call, to be sent later."""
         now = self._monotonic()
         # `now_ms` is the store's time when the call began, so this is its offset now, or less.
         offset_ms = decision.now_ms + rt_ms - now * 1000
@@ -160,20 +157,14 @@ class LocalStrategy(Generic[S]):
         state.offset_ms = max(state.offset_ms, offset_ms)
         if now >= state.bucket_ends_at:
             self._open_bucket(state, now)
-        if not state.dirty:
-            self._counts.mark_dirty(state)
         with self._lock:
-            if end is None or not end.is_recorded:
-                # No call from here to the end: it is counted and marked, or neither.
-                if end is not None:
-                    end.is_recorded = True
-                if state.success + state.error == 0 or rt_ms < state.rt_min_ms:
-                    state.rt_min_ms = rt_ms
-                if failed:
-                    state.error += 1
-                else:
-                    state.success += 1
-                state.rt_sum_ms += rt_ms
+            if state.success + state.error == 0 or rt_ms < state.rt_min_ms:
+                state.rt_min_ms = rt_ms
+            if failed:
+                state.error += 1
+            else:
+                state.success += 1
+            state.rt_sum_ms += rt_ms
         if not state.dirty:
             self._counts.mark_dirty(state)
         return None

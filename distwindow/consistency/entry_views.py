@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..core.call_end import CallEnd
 from ..core.errors import closed_failure
 from ..core.interrupts import PATCH_STATE
 from ..core.key import AnyKey
@@ -127,20 +126,11 @@ class EntryViewCounts:
         """Count nothing any more."""
         self._is_closed = True
 
-    def count(self, event: EntryEvent, end: CallEnd | None = None) -> None:
-        """Count what an entry did, to be sent later; if that is its end, once for one `end`."""
+    def count(self, event: EntryEvent) -> None:
+        """Count what an entry did, to be sent later."""
         if self._is_closed:
             raise closed_failure()
-        # Before it is counted, as a signal handler may raise in between; and again after it, where
-        # a flush has come in between.
-        if not self._is_scheduled:
-            self._schedule_flush()
-        if end is None:
-            self._events.append(event)
-        elif not end.is_viewed:
-            # No call has returned in between: it is queued and marked, or neither.
-            end.is_viewed = True
-            self._events.append(event)
+        self._events.append(event)
         if not self._is_scheduled:
             self._schedule_flush()
         if len(self._events) >= _MAX_QUEUED:
@@ -188,15 +178,15 @@ class EntryViewCounts:
         """Add all queued events to the counters of their keys. The caller holds the lock."""
         events = self._events
         names: dict[AnyKey, bytes] = {}
-        while events:
-            event = events[0]
+        while True:
+            try:
+                event = events.popleft()
+            except IndexError:
+                return
             name = names.get(event[0])
             if name is None:
                 name = names[event[0]] = views_name(self._prefix, event[0])
             counters = self._counters_of(name, event)
-            if not events or events[0] is not event:
-                continue  # a signal handler has flushed, and so has counted it
-            # No call from here to the end, so that it is counted and removed, or neither.
             is_first = counters.success + counters.error == 0
             if event[5] + event[6] and (is_first or event[7] < counters.rt_min_ms):
                 counters.rt_min_ms = event[7]
@@ -205,7 +195,6 @@ class EntryViewCounts:
             counters.success += event[5]
             counters.error += event[6]
             counters.rt_sum_ms += event[7]
-            del events[0]
 
     def _counters_of(self, name: bytes, event: EntryEvent) -> _Counters:
         views = self._keys.get(name)
@@ -262,7 +251,6 @@ class EntryViewCounts:
             )
             none: dict[str, dict[int, _Counters]] = {}
             batch = _Batch(command, views.pending(), self._monotonic())
-            # One step without a call, so that no signal handler runs in between.
             views.in_flight, views.counters = batch, none
         return OutgoingCommand(
             batch.command, lambda reply, sent_at: self._on_reply(views, batch, reply)

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from ..core.charge import Charge, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.interrupts import is_interruption
 from ..core.key import AnyKey, key_length, normalize_key
 from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation
@@ -68,9 +67,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
                 state = self._get(key)
             if state is not None:
                 self._touch(key)
-        except (TypeError, KeyError) as exc:  # not a key, or it was evicted in between
-            if is_interruption(exc):
-                raise
+        except (TypeError, KeyError):  # not a key, or it was evicted in between
             state = None
         # A memoryview is equal to the bytes in it, but is not a key.
         is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in exact.py
@@ -104,10 +101,6 @@ class Eventual(LocalStrategy[EventualKeyState]):
         """Count a call of `cost` if there are as many permits left, and have it flushed. Return how
         many are left afterwards (below 0: there were too few), and where it is charged.
         """
-        # Before the call is counted, as a signal handler may raise in between; and again after it,
-        # where a flush has taken `state` from the queue in between.
-        if not state.dirty:
-            self._counts.mark_dirty(state)
         with self._lock:
             left = state.permits_left - cost
             if left >= 0:
@@ -188,8 +181,6 @@ class Eventual(LocalStrategy[EventualKeyState]):
                 refusal = state.refusal = self._new_refusal(state, cost, now)
                 state.refused_cost, state.refused_until = cost, state.permits_until
         if counted:
-            if not state.dirty:
-                self._counts.mark_dirty(state)
             with self._lock:
                 state.blocked += cost
             if not state.dirty:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from ..core.charge import Charge, with_cost
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.interrupts import is_interruption
 from ..core.key import AnyKey, normalize_key
 from ..operations.command_cache import CommandCache
 from .base import CommandSource, LocalStrategy
@@ -59,9 +58,7 @@ class ExactStrategy(LocalStrategy[S]):
                 if state is None:
                     return None
             self._touch(key)
-        except (TypeError, KeyError) as exc:  # not a key, or it was evicted in between
-            if is_interruption(exc):
-                raise
+        except (TypeError, KeyError):  # not a key, or it was evicted in between
             return None
         if cost.__class__ is not int or cost < 1:
             return None
@@ -142,10 +139,6 @@ class ExactStrategy(LocalStrategy[S]):
         """Count `cost` refused permits in the bucket of `now`, and have them flushed."""
         if now >= state.bucket_ends_at:
             self._open_bucket(state, now)
-        # Before they are counted, as a signal handler may raise in between; and again after it,
-        # where a flush has taken `state` from the queue in between.
-        if not state.dirty:
-            self._counts.mark_dirty(state)
         with self._lock:
             state.blocked += cost
         if not state.dirty:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.call_end import CallEnd
 from ..core.key import AnyKey
 from ..core.stats import Bucket
 from ..operations.minute_views import EntryEvent
@@ -22,16 +21,12 @@ class ImmediateViews:
         self._max_origins = max_origins
         self._execute = execute
 
-    def count(self, event: EntryEvent, end: CallEnd | None = None) -> None:
-        """Count what an entry did; if that is its end, once for one `end`."""
+    def count(self, event: EntryEvent) -> None:
+        """Count what an entry did."""
         key, at_ms, origin, passed, blocked, success, error, rt_ms = event
         least = rt_ms if success or error else None
         bucket = Bucket(at_ms - at_ms % 1000, passed, blocked, success, error, rt_ms, least)
         name, counts = views_name(self._prefix, key), ((origin, (bucket,)),)
-        if end is not None:
-            if end.is_viewed:
-                return
-            end.is_viewed = True
         self._execute(ViewFlush((), name=name, counts=counts, max_origins=self._max_origins))
 
     def flush_command(self, key: AnyKey) -> None:

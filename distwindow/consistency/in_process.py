@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..core.call_end import CallEnd
 from ..core.decision import Decision
 from ..core.key import AnyKey
 from ..core.stats import Bucket
@@ -45,15 +44,8 @@ class InProcess:
         decision: Decision = yield self._acquire_command(key, cost)
         return decision
 
-    def record(
-        self, decision: Decision, failed: bool, rt_ms: int, end: CallEnd | None = None
-    ) -> Flush | None:
-        """Return the command that counts the end of an admitted call; None if it was given one."""
-        if end is not None:
-            if end.is_recorded:
-                return None
-            # The store may be interrupted after it has counted, so it is not asked twice.
-            end.is_recorded = True
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Return the command that counts the end of an admitted call."""
         ended = Bucket(
             CURRENT_BUCKET,
             success=int(not failed),

@@ -177,8 +177,7 @@ class KeyState:
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
         """Take in that `passed` permits were counted in the bucket of `start`. Does nothing here;
-        for a subclass that keeps these sums. Called twice for the same permits where a signal
-        handler raises right after the first call.
+        for a subclass that keeps these sums.
         """
 
     def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
@@ -205,10 +204,7 @@ class KeyState:
             self.bucket_start, self.bucket_ends_at = start, ends_at
 
     def _close_counters(self, counter_lock: Lock, start: int, ends_at: float) -> None:
-        """Move the counters to `closed_buckets`, and make the bucket of `start` the present one.
-        The last block does both without a call in it, so that an exception out of a signal handler
-        comes before or after all of it (`core/interrupts.py`).
-        """
+        """Move the counters to `closed_buckets`, and make the bucket of `start` the present one."""
         with counter_lock:
             before = self.bucket_start
             passed, blocked, success = self.passed, self.blocked, self.success

@@ -80,7 +80,6 @@ class KeyStateCache(Generic[S]):
                 # a key between them, and the iterator raises then.
                 for oldest_name in self._states:  # noqa: B007 - it is used after the loop
                     break
-                # In both dicts for a moment: a signal handler that raises in between loses nothing.
                 oldest = self._evicted_unacknowledged[oldest_name] = self._states[oldest_name]
                 del self._states[oldest_name]
                 if self.on_evicted is not None:
@@ -134,9 +133,7 @@ class KeyStateCache(Generic[S]):
         self.get = self._states.get
 
     def clear(self) -> None:
-        """Remove all key states. `all_including_cleared` still returns them. May be called again
-        where a signal handler has raised in it.
-        """
+        """Remove all key states. `all_including_cleared` still returns them."""
         self._states_at_close += self.all()
         with self.state_lock:
             self._states.clear()

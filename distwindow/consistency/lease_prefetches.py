@@ -86,9 +86,7 @@ class LeasePrefetches:
             self._leases.fetches.discard(completion)
             return
         state.lease_fetch = completion
-        # No signal handler runs between these two lines; from here on, the caller of `collect`
-        # calls `on_reply` in any case, which completes the fetch.
-        outgoing.append(pending)
+        outgoing.append(pending)  # whose `on_reply`, which is called in any case, completes it
 
     def _on_reply(
         self,

@@ -67,17 +67,14 @@ class LeaseRefunds:
         """Move the permits that `state` has left into the queue, so that no call spends them.
         Return how many.
         """
-        refund = LeaseRefund(state, state.charges, 0, state.charged_ms)
-        self._queue.append(refund)
-        # No call between these lines, so that no signal handler runs after the permits are taken
-        # and before they are in the queue.
         with self._states.counter_lock:
-            refund.charges, refund.charged_ms = state.charges, state.charged_ms
-            refund.permits = state.permits_left
-            state.left_at_observation -= state.permits_left
+            charges, charged_ms, permits = state.charges, state.charged_ms, state.permits_left
+            state.left_at_observation -= permits
             state.permits_left = 0
             state.prefetch_threshold = -1
-        return refund.permits
+        if permits:
+            self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
+        return permits
 
     def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
         """Do `queue_unspent`, and have the worker send the refund."""
@@ -95,13 +92,8 @@ class LeaseRefunds:
     def collect(self, outgoing: list[OutgoingCommand]) -> None:
         """Add the refunds in the queue to `outgoing`."""
         with self._states.state_lock:
-            refunds, self._queue = self._queue, deque()
-            try:
-                commands = [self._command_of(refund) for refund in refunds if refund.permits]
-            except BaseException:  # a signal handler may raise anything in it
-                self._queue.extend(refunds)
-                raise
-            outgoing.extend(commands)  # from here on, the caller calls their `on_reply`
+            while self._queue:
+                outgoing.append(self._command_of(self._queue.popleft()))
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""

@@ -55,7 +55,7 @@ class LeaseReviews:
             while self._heap and (everything or self._heap[0][0] <= now):
                 self._review(heapq.heappop(self._heap)[2], now, outgoing, everything)
             if everything:
-                # All key states: a signal handler may have raised after one had left the heap.
+                # All key states: one may have left the heap in a flush that was interrupted.
                 for state in self._states.all_including_cleared():
                     self._refunds.queue_unspent(state)
             self._refunds.collect(outgoing)

@@ -218,11 +218,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
         finally:
             if state.lease_fetch is completion:
                 state.lease_fetch = None
-            try:
-                completion.complete(failure)
-            finally:
-                completion.complete(failure)  # again, as a signal handler may raise in the first
-                self._leases.fetches.discard(completion)
+            completion.complete(failure)
+            self._leases.fetches.discard(completion)
 
     def _on_late_reply(
         self, state: LeasedKeyState, lease_reply: LeaseReply, sent_at: float

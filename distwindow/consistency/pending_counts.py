@@ -19,9 +19,9 @@ whose outcome is unknown can be sent again (docs/decisions/0011-flush-by-sequenc
 be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it, and
 the second is ignored.
 
-A key state with something to flush is in a queue, and its `dirty` is set. It is put there before a
-call is counted, and again after it if a flush has taken it meanwhile: an exception out of a signal
-handler at any moment then leaves no count that nobody sends.
+A key state with something to flush is in a queue, and its `dirty` is set. It is put there after a
+call is counted. Where a signal handler has raised in between, the next call of the key puts it
+there, or the last flush finds it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from ..core.interrupts import PATCH_STATE, is_interruption
+from ..core.interrupts import PATCH_STATE
 from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import Flush
 from ..protocol.replies import FleetCounts
@@ -108,20 +108,16 @@ class PendingCounts(Generic[S]):
         `ConfigurationError` if the standard library was patched since, as no flush would come.
         """
         PATCH_STATE.check()
-        at = self._monotonic() + self._schedule.interval_s
-        self._schedule.flush_by(at)  # first: where a signal handler raises below, the worker comes
         state.dirty = True
         self._dirty.append(state)
-        self._schedule.flush_by(at)  # again: the worker may have set the time back in between
+        self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
 
     def any_dirty(self) -> S | None:
         """Return a key state of the queue, another one each time; None if it is empty."""
         try:
             self._dirty.rotate(-1)
             return self._dirty[0]
-        except IndexError as exc:
-            if is_interruption(exc):
-                raise
+        except IndexError:
             return None
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
@@ -131,23 +127,15 @@ class PendingCounts(Generic[S]):
         """
         done: dict[int, S] = {}
         with self._collect_lock:
-            try:
-                for _ in range(len(self._dirty)):
-                    state = self._dirty[0]
-                    state.dirty = False  # before its counts are taken: later ones set it again
-                    self._collect_one(state, done, outgoing)
-                    # Removed only now, so that it stays if a signal handler raises above.
-                    if self._dirty and self._dirty[0] is state:
-                        self._dirty.popleft()
-                if everything:
-                    # Some have counts and are not in the queue: a signal handler has raised just
-                    # before they were put there, or after the reply to their flush.
-                    for state in self._states.all_including_cleared():
-                        if state.has_unacknowledged():
-                            self._collect_one(state, done, outgoing)
-            except BaseException:  # raised by a signal handler: nothing in `outgoing` will be sent
-                self._dirty.extend(done.values())
-                raise
+            for _ in range(len(self._dirty)):
+                state = self._dirty.popleft()
+                state.dirty = False  # before its counts are taken: later ones set it again
+                self._collect_one(state, done, outgoing)
+            if everything:
+                # Some have counts and are not in the queue: their callers were interrupted.
+                for state in self._states.all_including_cleared():
+                    if state.has_unacknowledged():
+                        self._collect_one(state, done, outgoing)
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""
@@ -170,7 +158,6 @@ class PendingCounts(Generic[S]):
                     self._states.on_all_acknowledged(state)
                     return None
                 batch = InFlightCounts(next(self._seq), buckets, self._monotonic())
-                # One step without a call, so that no signal handler runs in between.
                 state.in_flight, state.closed_buckets = batch, ()
         sender = self._sender
         if isinstance(state.key, tuple):
@@ -227,10 +214,7 @@ class PendingCounts(Generic[S]):
                 return
             else:
                 self.dropped += number_of_counts(batch.buckets)
-            # After `on_fleet_counts`: where a signal handler raises in between, this process takes
-            # its own counts for more than they are until the batch is sent again, and never for
-            # less.
-            state.in_flight = None
+            state.in_flight = None  # after `on_fleet_counts`: own counts are never taken for less
             if self.flush_hooks is not None:
                 self.flush_hooks.on_flush_ended(state, now)
             if state.has_unacknowledged():

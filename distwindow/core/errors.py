@@ -14,11 +14,6 @@ def short_repr(key: object) -> str:
     try:
         text = repr(key)
     except Exception as exc:  # an int of too many digits, for example
-        trace = exc.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        if trace is not None and trace.tb_frame.f_code.co_name not in ("__repr__", "short_repr"):
-            raise  # by a signal handler, or by what a `__repr__` calls
         return f"<{type(key).__name__} that cannot be shown: {type(exc).__name__}>"
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 20]}...{text[-17:]}"
 

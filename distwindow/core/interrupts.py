@@ -132,11 +132,10 @@ _LIBRARIES = (
 
 
 def is_interruption(exc: BaseException) -> bool:
-    """True if a signal handler raised `exc`, and not the code in the `try` block.
+    """True if a signal handler raised `exc`, an `OSError` that came out of a connection.
 
-    Handlers may raise the same type as that code (`signal.alarm` with `TimeoutError` is common);
-    such an exception is the application's and must reach it. The innermost frame of the traceback
-    is the handler's own, so its module decides.
+    `signal.alarm` with `TimeoutError` is common; such an exception is the application's and must
+    reach it. The innermost frame of the traceback is the handler's own, so its module decides.
     """
     trace = exc.__traceback__
     module = "distwindow"
@@ -198,9 +197,8 @@ class OneShotEvent:
         if not self.is_set:
             try:
                 self._tokens.get(True, max(0.0, seconds))
-            except Empty as exc:
-                if is_interruption(exc):
-                    raise
+            except Empty:
+                pass
             finally:
                 if self.is_set:
                     self._tokens.put(None)
@@ -221,9 +219,7 @@ class WakeUp:
         """Sleep until woken or `seconds` have passed (None: no end). True if woken."""
         try:
             self._tokens.get(True, seconds)
-        except Empty as exc:
-            if is_interruption(exc):
-                raise
+        except Empty:
             return False
         while not self._tokens.empty():  # `wake` may have been called several times
             self._tokens.get()

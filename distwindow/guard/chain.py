@@ -20,7 +20,6 @@ from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
 from ..core.errors import Blocked, ConfigurationError, DistwindowError, short_repr
-from ..core.interrupts import is_interruption
 
 LOG = logging.getLogger("distwindow")
 
@@ -28,9 +27,9 @@ Steps: TypeAlias = "Generator[Any, Any, Any]"
 
 
 class GuardCall:
-    """One call on its way through the chain. It is the `CallEnd` of each slot that it leaves."""
+    """One call on its way through the chain."""
 
-    __slots__ = ("context", "cost", "is_recorded", "is_viewed", "origin", "resource", "wait")
+    __slots__ = ("context", "cost", "origin", "resource", "wait")
 
     def __init__(self, resource: str, origin: str, cost: int, context: str = "") -> None:
         self.resource = resource
@@ -39,7 +38,6 @@ class GuardCall:
         self.cost = cost
         self.context = context
         """The entrance from which it comes (`call_context`); empty if that is not known."""
-        self.is_recorded = self.is_viewed = False
         self.wait = 0.0
         """Seconds for which the slot that was just entered holds the call back."""
 
@@ -101,8 +99,6 @@ class ChainLink(NamedTuple):
     exit_kind: str | None
     has_exit: bool
     """False for a slot that has nothing to leave."""
-    exit_repeats: bool
-    """True if `exit` may be called again where a signal handler has interrupted it."""
 
 
 def link_of(slot: Any) -> ChainLink:
@@ -112,7 +108,6 @@ def link_of(slot: Any) -> ChainLink:
         _kind_of(slot.enter),
         _kind_of(slot.exit),
         getattr(slot.exit, "__func__", None) is not ChainSlot.exit,
-        getattr(slot, "_exit_repeats", False),
     )
 
 
@@ -134,10 +129,8 @@ class Entered:
     """The slots that one call has entered, and has still to leave. One logic for both worlds: its
     generators yield results that are awaited in tasks.
 
-    A signal handler may raise in between (core/interrupts.py), and a coroutine may be closed. Then
-    `leave` is called again, and leaves what is still in `taken`. So it removes a slot
-        before its `exit`   where that must not be called twice: that of a package's or your own
-        after its `exit`    where that may be repeated: those of this package
+    A coroutine may be closed in between. Then `leave` is called again, and leaves what is still in
+    `taken`.
     """
 
     __slots__ = ("_call", "_chain", "_name", "taken")
@@ -151,7 +144,7 @@ class Entered:
     def enter(self, sleep: Any) -> Steps:
         """Enter all slots, in order. `sleep(seconds)` waits."""
         for link in self._chain:
-            slot, kind, _, has_exit, _ = link
+            slot, kind, _, has_exit = link
             try:
                 token = slot.enter(self._call)
                 if kind == "steps":
@@ -162,7 +155,6 @@ class Entered:
                 if exc.rule is None:
                     exc.rule = getattr(slot, "rule", None)
                 raise
-            # No call since `enter` has returned, so that no signal handler runs in between.
             if has_exit:
                 self.taken.append((link, token))
             if self._call.wait:
@@ -176,11 +168,8 @@ class Entered:
         What the store does not take is logged: the work is done, and its result must not be lost.
         """
         failure: BaseException | None = None
-        taken, has_repeated = self.taken, False
-        while taken:
-            (slot, _, kind, _, repeats), token = taken[-1]
-            if not repeats:
-                del taken[-1]
+        while self.taken:
+            (slot, _, kind, _), token = self.taken.pop()
             try:
                 result = slot.exit(self._call, token, outcome)
                 if kind == "steps":
@@ -188,9 +177,6 @@ class Entered:
                 elif kind is not None or result.__class__ is CoroutineType:
                     yield result
             except GeneratorExit:  # by `close`: what `exit` goes on to do needs nobody to wait
-                if repeats:
-                    del taken[-1]
-                    self._call.is_recorded = False
                 raise
             except DistwindowError as exc:
                 LOG.warning(
@@ -199,14 +185,11 @@ class Entered:
                 )  # fmt: skip
             except BaseException as exc:
                 failure = failure or exc
-                if repeats and not has_repeated and is_interruption(exc):
-                    has_repeated = True
-                    continue
-            if repeats:
-                del taken[-1]
-                self._call.is_recorded = False
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # it refers to this frame: in a cycle, the tokens would live on
 
 
 def is_awaitable(result: Any) -> bool:
@@ -233,9 +216,6 @@ def run_in_thread(steps: Steps) -> Any:
                 result = steps.send(result)
     except StopIteration as end:
         return end.value
-    except BaseException:
-        steps.close()  # a signal handler may have raised while they were suspended
-        raise
 
 
 async def run_in_task(steps: Steps) -> Any:
@@ -251,6 +231,3 @@ async def run_in_task(steps: Steps) -> Any:
                 result = steps.send(value)
     except StopIteration as end:
         return end.value
-    except BaseException:
-        steps.close()
-        raise

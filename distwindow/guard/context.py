@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..core.errors import short_repr
-from ..core.interrupts import is_interruption
 from ..entry_options import check_origin
 
 
@@ -58,7 +57,5 @@ def call_context(name: str, origin: str | None = None) -> Iterator[None]:
     finally:
         try:
             _context.reset(token)
-        except ValueError as exc:  # it was set for another thread or task: empty it there
-            if is_interruption(exc):
-                raise
+        except ValueError:  # it was set for another thread or task: empty it there
             context.name = context.origin = ""

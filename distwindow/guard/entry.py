@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .. import _fork
 from ..core.async_use import only_async_with
 from ..core.errors import closed_failure, short_repr
-from ..core.interrupts import is_interruption
 from ..entry import LEFT_ELSEWHERE
 from .base import BaseGuard, Chain
 from .chain import Entered, GuardCall, run_in_task, run_in_thread
@@ -90,8 +89,8 @@ class _BaseEntry:
         return self._leaving(True, exc)
 
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
-        """Return the steps that leave the slots. If they were interrupted, the steps of another
-        call of this leave the rest.
+        """Return the steps that leave the slots. If they were closed, the steps of another call of
+        this leave the rest.
         """
         self._state = "left"
         if self._forks != _fork.forks:
@@ -111,12 +110,7 @@ class GuardEntry(_BaseEntry):
         try:
             run_in_thread(self._entered.enter(self._sleep))
         except BaseException as exc:
-            try:
-                run_in_thread(self._leaving(False, exc))
-            except BaseException as failure:
-                if is_interruption(failure):
-                    run_in_thread(self._leaving(False, exc))
-                raise
+            run_in_thread(self._leaving(False, exc))
             raise
         return self
 
@@ -126,12 +120,7 @@ class GuardEntry(_BaseEntry):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            run_in_thread(self._end(exc))
-        except BaseException as failure:
-            if is_interruption(failure):
-                run_in_thread(self._leaving(True, exc))
-            raise
+        run_in_thread(self._end(exc))
 
 
 @only_async_with
@@ -158,21 +147,15 @@ class AsyncGuardEntry(_BaseEntry):
         await self._leave(True, exc)
 
     async def _leave(self, admitted: bool, exc: BaseException | None) -> None:
-        try:
-            steps = self._end(exc) if admitted else self._leaving(False, exc)
-            if isinstance(exc, GeneratorExit):
-                self._leave_at_once(steps, admitted, exc)
-            else:
-                await _run_to_end(steps)
-        except BaseException as failure:
-            if is_interruption(failure):
-                self._leave_at_once(self._leaving(admitted, exc), admitted, exc)
-            raise
+        steps = self._end(exc) if admitted else self._leaving(False, exc)
+        if isinstance(exc, GeneratorExit):
+            self._leave_at_once(steps, admitted, exc)
+        else:
+            await _run_to_end(steps)
 
     def _leave_at_once(self, steps: Any, admitted: bool, exc: BaseException | None) -> None:
-        """Leave without waiting, as the coroutine is being closed, or a signal handler has raised.
-        An `exit` that would wait is closed at that place: what a slot of this package has to send
-        is then sent by the worker.
+        """Leave without waiting, as the coroutine is being closed. An `exit` that would wait is
+        closed at that place: what a slot of this package has to send is then sent by the worker.
         """
         while True:
             leaving = run_in_task(steps)

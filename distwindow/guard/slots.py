@@ -91,8 +91,6 @@ class FlowRuleSlot(ChainSlot):
 class FlowSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
 
-    _exit_repeats = True
-
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
         super().__init__(rule, named_origins)
         self._limiter = limiter
@@ -110,14 +108,13 @@ class FlowSlot(FlowRuleSlot):
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
         """See `ChainSlot.exit`."""
-        if token is None or call.is_recorded:
+        if token is None:
             return
         if not outcome.admitted:
-            call.is_recorded = True  # a refund that was interrupted may have given back
             yield self._limiter.refund(token)
         elif outcome.failed is not None:
             rt_ms = round(outcome.rt * 1000)
-            yield self._limiter._record(token, outcome.failed, rt_ms, call)
+            yield self._limiter._record(token, outcome.failed, rt_ms)
 
 
 class ConcurrencySlot(FlowRuleSlot):
@@ -128,7 +125,6 @@ class ConcurrencySlot(FlowRuleSlot):
     """
 
     order = 310
-    _exit_repeats = True
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], concurrency: Any) -> None:
         super().__init__(rule, named_origins)

@@ -34,11 +34,10 @@ class _RunningCall:
     entry lives: a signal handler may raise before the first line of the entry's `__exit__`.
     """
 
-    __slots__ = ("__weakref__", "has_ended", "reference", "taken")
+    __slots__ = ("__weakref__", "reference", "taken")
 
     # Set where it is made, as a constructor takes as long as all of them.
     taken: _Pass | None
-    has_ended: bool
     reference: weakref.ref[_RunningCall] | None
 
 
@@ -50,7 +49,6 @@ class SystemSlot(ChainSlot):
     """
 
     order = 200
-    _exit_repeats = True
 
     def __init__(self, rule: SystemRule, clock: Clock, sampling: SystemSampling | None) -> None:
         self.rule: SystemRule = rule
@@ -93,10 +91,8 @@ class SystemSlot(ChainSlot):
             self._check(call, now)
             running = _RunningCall()
             running.taken = running.reference = None
-            running.has_ended = False
             if self.rule.qps is not None:
                 running.taken = taken = _Pass(now, call.cost)
-                # One step for signal handlers: no call has returned in between.
                 self._passed += taken.cost
                 self._passes.append(taken)
             if self._needs_running:
@@ -105,14 +101,13 @@ class SystemSlot(ChainSlot):
         return running
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> None:
-        """See `ChainSlot.exit`. A second time changes nothing."""
+        """See `ChainSlot.exit`."""
         now = round(self._clock.monotonic() * 1000)
         with self._lock:
             if token.reference is not None:
                 self._running.discard(token.reference)
             if outcome.admitted:
-                if self._needs_node and not token.has_ended:
-                    token.has_ended = True
+                if self._needs_node:
                     self._node.add_rt_and_success(now, round(outcome.rt * 1000), 1)
             elif token.taken is not None:
                 self._give_back(token.taken)

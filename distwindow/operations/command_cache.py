@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from ..core.charge import Charge
 from ..core.errors import short_repr
-from ..core.interrupts import is_interruption
 from ..core.key import AnyKey, Key, key_length, normalize_key
 from ..core.limit import LimitSpec, parse_limits
 from ..protocol.commands import Acquire, charges_of
@@ -62,9 +61,7 @@ class CommandCache:
                 command = self._commands.get(key if cost == 1 else (_COST_MARKER, key, cost))
                 if command is None and self._previous_generation:
                     command = self._promote(_cache_key(key, cost))
-            except TypeError as exc:  # an unhashable key: `ring_name_prefix` raises a better one
-                if is_interruption(exc):
-                    raise
+            except TypeError:  # an unhashable key: `ring_name_prefix` raises a better one
                 command = None
             # A memoryview is equal to the bytes in it, and not a key: `ring_name_prefix` raises.
             # (mypy rules a memoryview out; callers may be untyped.)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..core.errors import ConfigurationError
-from ..core.interrupts import is_interruption
 from .steps import Operation, Sleep, StoreStep, WaitFor
 
 T = TypeVar("T")
@@ -32,8 +31,6 @@ def run_blocking(
             try:
                 step = operation.send(reply) if failure is None else operation.throw(failure)
             except StopIteration as end:
-                if is_interruption(end):
-                    raise
                 value: T = end.value
                 return value
             reply = failure = None
@@ -77,8 +74,6 @@ async def run_async(
             try:
                 step = operation.send(reply) if failure is None else operation.throw(failure)
             except StopIteration as end:
-                if is_interruption(end):
-                    raise
                 value: T = end.value
                 return value
             reply = failure = None

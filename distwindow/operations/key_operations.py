@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ..core.call_end import CallEnd
 from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.decision import Decision, Source
@@ -63,13 +62,12 @@ def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
 
 
 def record(
-    strategy: Strategy, decision: Decision, failed: bool, rt_ms: int, end: CallEnd
+    strategy: Strategy, decision: Decision, failed: bool, rt_ms: int
 ) -> Operation[Any] | None:
     """Record one finished call, in the bucket in which it ended. None if that is counted in this
-    process, which is not worth a generator and its driver at the end of each entry, or if `end` was
-    recorded before.
+    process, which is not worth a generator and its driver at the end of each entry.
     """
-    command = strategy.record(decision, failed, rt_ms, end)
+    command = strategy.record(decision, failed, rt_ms)
     return None if command is None else send(command)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from ..core.call_end import CallEnd
 from ..core.clock import Clock
 from ..core.errors import ConfigurationError
 from ..core.key import AnyKey, normalize_key
@@ -34,10 +33,8 @@ class EntryEvent(NamedTuple):
 class EntryViews(Protocol):
     """What limiters need of the minute views (`consistency/entry_views.py`)."""
 
-    def count(self, event: EntryEvent, end: CallEnd | None = None) -> None:
-        """Count what an entry did; if that is its end, once for one `end`. Raises
-        `ConfigurationError` once the limiter is closed.
-        """
+    def count(self, event: EntryEvent) -> None:
+        """Count what an entry did. Raises `ConfigurationError` once the limiter is closed."""
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`; None if there is nothing."""

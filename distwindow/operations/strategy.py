@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ..core.call_end import CallEnd
 from ..core.decision import Decision
 from ..core.key import AnyKey
 from ..protocol.commands import Acquire, Flush
@@ -59,12 +58,8 @@ class Strategy(FlushSource, Protocol):
 
     # -- counts --
 
-    def record(
-        self, decision: Decision, failed: bool, rt_ms: int, end: CallEnd | None = None
-    ) -> Flush | None:
-        """Count the end of an admitted call, once for one `end`; return a command if the store has
-        to count it now.
-        """
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Count the end of an admitted call; return a command if the store has to count it now."""
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`; None if there is nothing."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.errors import ConfigurationError
-from ..core.interrupts import is_interruption
 from ..core.ring import MAX_TOTAL
 from ..core.shaping import ShapingState
 from ..core.stats import Bucket, RingState
@@ -150,8 +149,6 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
         limit_text = f"{abs(limit)} {'strict' if limit < 0 else 'leap'}"
         return RingState(start, used, closed, limit_text, tuple(buckets), reserved)
     except (LookupError, ValueError) as exc:
-        if is_interruption(exc):
-            raise
         raise ConfigurationError(
             f"the hash of this key is not a distwindow ring ({exc!r}); use a prefix that no other "
             "program uses"

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from ..core.errors import ConfigurationError
-from ..core.interrupts import is_interruption
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
@@ -33,23 +32,13 @@ class Script:
 def scripts_folder() -> Path:
     """Return the folder of the `.lua` files; raise `ConfigurationError` if there is none."""
     for folder in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
-        if "acquire.lua" in _files(folder):
+        # Not `Path.is_file`: it takes a `ValueError` of a signal handler for a missing file.
+        if os.access(folder / "acquire.lua", os.R_OK):
             return folder
     raise ConfigurationError(
         f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
         f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
     )
-
-
-def _files(folder: Path) -> list[str]:
-    # `os.listdir` is written in C. pathlib is Python code: a signal handler may raise inside it,
-    # and `Path.is_file` takes a `ValueError` raised there to mean that there is no such file.
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - pathlib is avoided, see above
-    except OSError as exc:
-        if is_interruption(exc):
-            raise
-        return []
 
 
 def load_scripts() -> None:
@@ -62,8 +51,7 @@ def load_scripts() -> None:
 
 def script_names() -> list[str]:
     """Return the names of all scripts, sorted."""
-    files = _files(scripts_folder())
-    return sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua"))
+    return sorted(path.stem for path in scripts_folder().glob("*.lua"))
 
 
 @cache

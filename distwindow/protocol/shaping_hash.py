@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..core.errors import ConfigurationError
-from ..core.interrupts import is_interruption
 from ..core.limit import Limit
 from ..core.shaping import ShapingState
 
@@ -27,8 +26,6 @@ def shaping_state(fields: Mapping[bytes, bytes]) -> ShapingState | None:
         if b"tokens" in fields:
             tokens, filled_ms, passed = map(int, fields[b"tokens"].split())
     except (LookupError, ValueError) as exc:
-        if is_interruption(exc):
-            raise
         raise ConfigurationError(
             f"the hash of this key does not pace or warm up a limit ({exc!r}); use a prefix that "
             "no other program uses"

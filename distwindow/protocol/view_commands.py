@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ..core.errors import ConfigurationError
-from ..core.interrupts import is_interruption
 from ..core.key import AnyKey
 from ..core.minute_view import ALL_ORIGINS, SECONDS
 from ..core.stats import Bucket
@@ -118,8 +117,6 @@ class ViewRead(Command[ViewReadReply]):
         try:
             return ViewReadReply(parse_views(hash_fields(raw[3]), raw[2]), raw[2])
         except ValueError as exc:
-            if is_interruption(exc):
-                raise
             name = self.name.decode("utf-8", "backslashreplace")
             raise ConfigurationError(
                 f"the hash {name!r} holds no minute views ({exc}); use a prefix that no other "

@@ -1,10 +1,9 @@
 """An exception that a signal handler raises during a call reaches the caller unchanged, whatever
-its type.
+its type: here of all that distwindow catches for its own reasons.
 """
 
 from __future__ import annotations
 
-from queue import Empty
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from tests.servers.wait import until
 pytestmark = pytest.mark.slow
 
 KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, RedisConnectionError,
-         StoreTimeout, KeyboardInterrupt, KeyError, TypeError, ValueError, IndexError, Empty,
+         StoreTimeout, KeyboardInterrupt, KeyError, TypeError, ValueError, IndexError,
          BlockingIOError]  # fmt: skip
 
 

@@ -79,10 +79,7 @@ def test_each_call_is_counted_once(mode: Any, locked: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-@pytest.mark.parametrize("moment", ["before the permits", "before the count"])
-def test_a_call_that_is_being_decided_as_the_limiter_closes_counts_nothing(
-    mode: Any, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_is_being_decided_as_the_limiter_closes_counts_nothing(mode: Any) -> None:
     """Another thread closes it after the call has found its key."""
     store = Remote()
     limiter = Limiter(store, "50/hour", consistency=mode)
@@ -90,9 +87,7 @@ def test_a_call_that_is_being_decided_as_the_limiter_closes_counts_nothing(
     while limiter.try_acquire("k").source != local:
         pass
     strategy: Any = limiter._strategy
-    if moment == "before the count":  # no flush is pending, so that the call asks for one
-        limiter.flush()
-    monotonic, mark = strategy._monotonic, strategy._counts.mark_dirty
+    monotonic = strategy._monotonic
 
     def close_and_read() -> float:
         strategy._monotonic = monotonic
@@ -100,15 +95,6 @@ def test_a_call_that_is_being_decided_as_the_limiter_closes_counts_nothing(
         now: float = monotonic()
         return now
 
-    def mark_and_close(state: Any) -> None:
-        mark(state)
-        strategy.close()
-
-    if moment == "before the permits":
-        strategy._monotonic = close_and_read
-    else:
-        monkeypatch.setattr(strategy._counts, "mark_dirty", mark_and_close)
-        if mode == "leased":
-            pytest.skip("a leased permit needs no flush")
+    strategy._monotonic = close_and_read
     with pytest.raises(ConfigurationError, match="closed"):
         strategy.decide_locally("k", 1)

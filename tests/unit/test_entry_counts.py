@@ -98,13 +98,14 @@ def test_a_call_that_is_about_to_count_as_the_limiter_closes_raises(
     decision = made.acquire("k")
     settle(made)
     strategy: Any = made.strategy
-    mark = strategy._counts.mark_dirty
+    find = strategy._state_for_record
 
-    def closes(state: Any) -> None:
-        mark(state)
+    def found_and_closed(*arguments: Any) -> Any:
+        state = find(*arguments)
         strategy.close()
+        return state
 
-    monkeypatch.setattr(strategy._counts, "mark_dirty", closes)
+    monkeypatch.setattr(strategy, "_state_for_record", found_and_closed)
     with pytest.raises(ConfigurationError, match="closed"):
         end(made, decision, 5)
     if mode == "eventual":

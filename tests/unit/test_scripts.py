@@ -1,9 +1,6 @@
-"""Finding and loading scripts amid signal handlers."""
+"""Loading scripts before the first call."""
 
 from __future__ import annotations
-
-import os
-from typing import Any
 
 import pytest
 
@@ -12,26 +9,11 @@ from distwindow.protocol import scripts
 from distwindow.store.redis.urls import parse_url_text
 
 
-def test_what_a_handler_raises_while_a_folder_is_read_is_not_taken_for_an_error_of_the_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for kind in (ValueError, OSError, TypeError):
-        expected = kind("of the application")
-
-        def listdir(folder: Any, expected: Exception = expected) -> list[str]:
-            raise expected
-
-        monkeypatch.setattr(os, "listdir", listdir)
-        with pytest.raises(kind) as caught:
-            scripts.scripts_folder()
-        assert caught.value is expected
-
-
 def test_no_call_reads_files(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = scripts.script_names()
     scripts.load_script.cache_clear()
     with Limiter(redis_url, "10/second", prefix=prefix, timeout=10) as limiter:
-        monkeypatch.setattr(scripts, "_files", None)
+        monkeypatch.setattr(scripts, "scripts_folder", None)
         assert scripts.load_script.cache_info().currsize == len(names)
         misses = scripts.load_script.cache_info().misses
         assert limiter.try_acquire("k")

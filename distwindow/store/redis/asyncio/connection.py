@@ -37,7 +37,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...._fork_wait import FORK_WAIT
 from ....core.errors import ConfigurationError
-from ....core.interrupts import is_interruption
 from ..attempts import NoReply, RawReply, Request
 from ..call_share import short_reply_time_ms
 from ..handshake import HandshakeResult, configuration_failure, handshake
@@ -313,8 +312,6 @@ class PipelinedConnection(asyncio.Protocol):
                 while True:
                     words = steps.send(await self._ask(words))
             except StopIteration as end:
-                if is_interruption(end):
-                    raise
                 result: HandshakeResult = end.value
                 return result
         except BaseException:  # a cancellation too: nobody else could close this connection

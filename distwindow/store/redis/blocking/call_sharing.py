@@ -31,8 +31,8 @@ A key has one of three states: `idle` (it has no `InFlightCall`), `in flight` (i
 call in flight: its thread was ended by the interpreter, or by a signal handler's exception in the
 middle of the clean-up, and nobody would ever end that call. Then the new call takes its place.
 
-A signal handler may raise anywhere in the main thread. Ending a call or a group is therefore
-idempotent, and is done again by the caller that was interrupted in it.
+A signal handler may raise anywhere in the main thread. Where it leaves a call in flight that nobody
+ends, those who wait behind it run out of time, and the next call takes its place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from queue import Empty
 from typing import TypeAlias
 
 from ....core.errors import DistwindowError, StoreUnavailable
-from ....core.interrupts import is_interruption
 from ....protocol.commands import Acquire
 from ..call_share import CallShare, split_share
 from ..outcome import timed_out
@@ -92,9 +91,7 @@ class Waiter:
         """Wait to be woken, as the leader or with a result; False if the deadline came first."""
         try:
             self._woken.get(True, max(0.0, self.call.deadline - now))
-        except Empty as exc:
-            if is_interruption(exc):
-                raise
+        except Empty:
             return False
         return True
 
@@ -240,13 +237,7 @@ class CallSharing:
             raise
         finally:
             if waiter is None or waiter.group is None:
-                # Repeated if a signal handler raises in it, whatever it raises: a call that stays
-                # in `_in_flight` would block later callers of this key until its deadline.
-                try:
-                    self._end_call(command, call)
-                except BaseException:
-                    self._end_call(command, call)
-                    raise
+                self._end_call(command, call)
 
     def _join(self, command: Acquire, waiter: Waiter, now: float) -> bool:
         """Join the group behind the call in flight. False if there is no such call any more, or its
@@ -313,7 +304,6 @@ class CallSharing:
             return None
         if self._in_flight.get(command) is not call:
             return None
-        # No calls from here on, so that no signal handler runs between these steps.
         next_leader = group.members[1]
         next_leader.call.next_group = call.next_group
         self._in_flight[command] = next_leader.call
@@ -322,20 +312,15 @@ class CallSharing:
         return next_leader
 
     def _end_call(self, command: Acquire, call: InFlightCall) -> None:
-        """The call has ended: close the group that waits for it, and wake its leader. Idempotent;
-        nothing happens if another call has taken the place of this one.
+        """The call has ended: close the group that waits for it, and wake its leader. Nothing
+        happens if another call has taken the place of this one.
         """
         with self._lock:
-            group, in_flight = call.next_group, self._in_flight.get(command)
-            if in_flight is call:
-                leader = None if group is None else group.close()
-                if leader is None:
-                    del self._in_flight[command]
-                    return
-                self._in_flight[command] = leader.call
-            else:
-                # Repeated after an interruption, which may have come before the leader was woken.
-                leader = None if group is None else group.leader
-                if leader is None or in_flight is not leader.call:
-                    return
+            if self._in_flight.get(command) is not call:
+                return
+            leader = None if call.next_group is None else call.next_group.close()
+            if leader is None:
+                del self._in_flight[command]
+                return
+            self._in_flight[command] = leader.call
             leader.wake()

@@ -16,7 +16,7 @@ from ...._fork_wait import FORK_WAIT
 from ....core.clock import Clock
 from ....core.decision import Decision, Source
 from ....core.errors import DistwindowError, StoreTimeout
-from ....core.interrupts import is_interruption, start_thread
+from ....core.interrupts import start_thread
 from ....protocol.commands import Acquire
 from ....protocol.decisions import decision_of
 from ....protocol.frames import Command
@@ -164,17 +164,15 @@ class RedisStore:
         deadline: float,
     ) -> Reply:
         """Run `execute_once` to its end, from the raw reply on that it waits for."""
-        try:
-            while True:
+        while True:
+            try:
                 request = execution.send(raw)
-                if isinstance(topology, ClusterTopology) and topology.claim_refresh():
-                    start_thread(_refresh_topology, topology)
-                raw = self._connection_to(request.node).execute_request(request, deadline)
-        except StopIteration as end:
-            if is_interruption(end):
-                raise
-            reply: Reply = end.value
-            return reply
+            except StopIteration as end:
+                reply: Reply = end.value
+                return reply
+            if isinstance(topology, ClusterTopology) and topology.claim_refresh():
+                start_thread(_refresh_topology, topology)
+            raw = self._connection_to(request.node).execute_request(request, deadline)
 
     def _exchange(self, commands: Sequence[Command[Any]], deadline: float | None) -> list[Any]:
         replies: list[Any] = [None] * len(commands)

@@ -108,8 +108,6 @@ def _readable_within(sock: socket.socket) -> Callable[[float], object]:
         try:
             return bool(select.select((sock,), (), (), ms / 1000)[0])
         except ValueError as exc:  # "filedescriptor out of range"
-            if is_interruption(exc):
-                raise
             raise OSError(
                 f"this platform has no select.poll, and select takes no descriptor as high as "
                 f"{sock.fileno()}: close some files or connections of this process"
@@ -154,18 +152,14 @@ class PollTransport:
         try:
             try:
                 count = self._socket.send(frame, self._flags)
-            except BlockingIOError as exc:
-                if is_interruption(exc):
-                    raise
+            except BlockingIOError:
                 count = 0
             sent = True
             if count < len(frame):
                 self._send_rest(frame[count:], deadline)
             return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
-            if is_interruption(exc):
-                raise
-            return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
+            return no_reply(exc, sent=sent)
 
     def receive(self, deadline: float) -> RawReply:
         raw: RawReply | Literal[False] = self._reader.gets()
@@ -227,9 +221,7 @@ class TlsTransport:
             self._socket.sendall(frame)
             return self.receive(deadline)
         except (OSError, hiredis.HiredisError) as exc:
-            if is_interruption(exc):
-                raise
-            return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
+            return no_reply(exc, sent=True)
 
     def receive(self, deadline: float) -> RawReply:
         reader = self._reader
@@ -263,7 +255,7 @@ class ClientTransport:
         try:
             self._connection.send_packed_command([frame], check_health=False)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return _no_reply(exc)
+            return no_reply(exc, sent=True)
         return self.receive(deadline)
 
     def receive(self, deadline: float) -> RawReply:
@@ -273,14 +265,14 @@ class ClientTransport:
         except ResponseError as exc:
             return restore_code(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return _no_reply(exc)
+            return no_reply(exc, sent=True)
 
 
-def _no_reply(exc: Exception) -> NoReply:
-    """The `NoReply` for an error of redis-py. redis-py replaces every OSError by an error of its
-    own, also one that a signal handler has raised; that one is raised again here.
+def no_reply(exc: Exception, *, sent: bool) -> NoReply:
+    """Return the `NoReply` for an error of a connection. An `OSError` that a signal handler has
+    raised is raised again; redis-py replaces every `OSError` by an error of its own.
     """
-    cause = exc.__cause__ or exc.__context__
-    if isinstance(cause, OSError) and is_interruption(cause):
-        raise cause
-    return NoReply(exc, sent=True)
+    for raised in (exc, exc.__cause__ or exc.__context__):
+        if isinstance(raised, OSError) and is_interruption(raised):
+            raise raised
+    return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))

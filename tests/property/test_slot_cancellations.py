@@ -1,66 +1,17 @@
-"""Exceptions of signal handlers, and cancellations, at every place of a call for a slot: each
-arrives, and no slot stays held.
-"""
+"""Cancellations at every `await` of a call for a slot: each arrives, and no slot stays held."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from functools import partial
 from typing import Any
 
 import pytest
 
-from distwindow import AsyncConcurrency, Concurrency
+from distwindow import AsyncConcurrency
 from distwindow.protocol.frames import Command
 from distwindow.store.async_memory import AsyncMemoryStore
 from distwindow.store.memory import MemoryStore
-from tests.interruptions import interrupt_at
 from tests.unit.clock_and_stores import ManualClock
-
-
-class Uninterrupted(MemoryStore):
-    """A store that executes each command whole, as a server does."""
-
-    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
-        watch = sys.getprofile()
-        sys.setprofile(None)
-        reply = super().execute(command)
-        sys.setprofile(watch)
-        return reply
-
-
-def use(slots: Concurrency) -> None:
-    with slots.hold("k") as first:
-        assert first
-        second = slots.try_hold("k")
-        third = slots.try_hold("k")
-        assert second
-        assert not third
-        second.release()
-    with slots.hold("other") as fourth:
-        assert not fourth.lost
-
-
-def test_a_slot_is_freed_wherever_a_signal_handler_raises() -> None:
-    number, places = 1, set()
-    while True:
-        clock = ManualClock()
-        slots = Concurrency(Uninterrupted(clock), 2, timeout=0.5)
-        place = interrupt_at(number, partial(use, slots), "distwindow")
-
-        slots.flush()
-        clock.advance(0.5)  # until here a server may execute the hold that was interrupted
-        slots.flush()
-        for key in ("k", "other"):
-            assert slots.stats(key).held == 0, place
-            assert slots.stats(key).waiting == 0, place
-        assert slots._held._claims == {}, place
-        if place is None:
-            break
-        places.add(place)
-        number += 1
-    assert len(places) > 100
 
 
 class Slow(AsyncMemoryStore):
