@@ -13,7 +13,6 @@ from ..protocol.keys import (
     RingNameParts,
     is_line_name,
     is_operator_limits_name,
-    is_priority_name,
     is_senders_name,
     parse_ring_name,
     ring_of_shaping,
@@ -90,7 +89,6 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
         is_senders_name(prefix, name)
         or is_line_name(prefix, name)
         or is_slots_line_name(prefix, name)
-        or is_priority_name(prefix, name)
         or is_operator_limits_name(prefix, name)
     ):
         page.foreign += 1
