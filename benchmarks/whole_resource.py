@@ -34,7 +34,6 @@ PARTS = {
     ":minute": "minute view, two origins",
     ":minute:senders": "minute view, its sender records",
     ":6000:10": "limit, with borrowed permits",
-    ":6000:10:priority": "limit, its priority calls",
     ":6000:10:senders": "limit, its sender records",
     ":1000:10": "paced limit",
     ":1000:10:senders": "paced limit, its sender records",

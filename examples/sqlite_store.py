@@ -109,18 +109,14 @@ class SqliteStore:
         rings: dict[bytes, Any] = {}
         senders: dict[bytes, Any] = {}
         shapings: dict[bytes, Any] = {}
-        priority_records: dict[bytes, Any] = {}
         lines: dict[bytes, Any] = {}
-        kinds = (rings, senders, shapings, priority_records, lines)
+        kinds = (rings, senders, shapings, lines)
         for name in command.keys:
             for (content,) in self._db.execute("SELECT content FROM rings WHERE name = ?", [name]):
                 for kind, kept in zip(kinds, pickle.loads(content), strict=True):
                     if kept is not None:
                         kind[name] = kept
-        store = MemoryStore(
-            self.clock, rings, senders, shapings=shapings, priority_records=priority_records,
-            lines=lines,
-        )  # fmt: skip
+        store = MemoryStore(self.clock, rings, senders, shapings=shapings, lines=lines)
         reply = store.execute(command)
         # Twice the window, as a ring can be one window ahead of a clock that was set back.
         longest_ms = max(2 * (c.limit.span + 1) * c.limit.bucket_ms for c in command.charges)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..protocol.keys import RingNameParts, check_prefix, line_name, priority_name, shaping_name
+from ..protocol.keys import RingNameParts, check_prefix, line_name, shaping_name
 from .breakers import breaker_page, is_breaker_name
 from .errors import report_errors
 from .key_text import shell_word, spellings
@@ -129,7 +129,7 @@ def _delete(server: Server, page: Page) -> Page:
         part = page[at : at + _PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
         for name, _ in part:
-            pipeline.unlink(name, shaping_name(name), priority_name(name), line_name(name))
+            pipeline.unlink(name, shaping_name(name), line_name(name))
         for ring, count in zip(part, pipeline.execute(), strict=True):
             if count:
                 deleted.append(ring)

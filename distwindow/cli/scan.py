@@ -12,7 +12,6 @@ from ..protocol.breaker_commands import parse_breaker_name
 from ..protocol.keys import (
     RingNameParts,
     is_line_name,
-    is_priority_name,
     is_senders_name,
     parse_ring_name,
     ring_of_shaping,
@@ -89,6 +88,5 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
         is_senders_name(prefix, name)
         or is_line_name(prefix, name)
         or is_slots_line_name(prefix, name)
-        or is_priority_name(prefix, name)
     ):
         page.foreign += 1

@@ -8,9 +8,7 @@
     S(j)          the permits of the `span` buckets that end with bucket j; S(newest) is `used`
     borrow        takes the first bucket j from `last` on (or from the one after `newest`) where
                   S(j) and the cost are at most the limit. Nothing lies after j, so no later window
-                  holds more than S(j): only this one has to be checked. The same is checked of
-                  the borrowed permits alone, and of all those of priority calls
-                  (`priority_record.py`).
+                  holds more than S(j): only this one has to be checked.
     plain call    has to leave room for what is reserved: S(j) and the cost have to be at most the
                   limit for each j from `newest` to `last` whose window contains the newest bucket.
                   The fullest of these windows holds `peak_excess` more than `used`.
@@ -50,30 +48,19 @@ class Reservations:
             self.peak_excess = max(self.peak_excess, excess)
 
     def first_borrowable(
-        self,
-        sums: Iterable[tuple[int, int]],
-        of_priority: Iterable[tuple[int, int]],
-        newest: int,
-        span: int,
-        most: int,
-        most_borrowed: int,
-        most_of_priority: int,
+        self, sums: Iterable[tuple[int, int]], newest: int, span: int, most: int, most_borrowed: int
     ) -> int:
         """Return the first coming bucket, not before `last`, whose window holds at most `most`
-        permits, `most_borrowed` borrowed ones, and `most_of_priority` permits of priority calls;
-        none is negative. `sums`: the `window_sums` of the ring; `of_priority`: those of the permits
-        of priority calls.
+        permits, and at most `most_borrowed` borrowed ones; neither is negative. `sums`: the
+        `window_sums` of the ring.
         """
         first = max(newest + 1, self.last)
         begun = sum([count for number, count in self.borrowed.items() if number <= newest])
         of_borrowed = window_sums(self.borrowed, newest, begun, span)
         return next(
             number
-            for (number, held), (_, borrowed), (_, priority) in zip(
-                sums, of_borrowed, of_priority, strict=True
-            )
-            if number >= first
-            if held <= most and borrowed <= most_borrowed and priority <= most_of_priority
+            for (number, held), (_, borrowed) in zip(sums, of_borrowed, strict=True)
+            if number >= first and held <= most and borrowed <= most_borrowed
         )
 
     def room_at(self, sums: Iterable[tuple[int, int]], newest: int, span: int, most: int) -> int:

@@ -168,27 +168,18 @@ class Ring:
         """The last bucket that holds anything: the newest, or the last with a reservation."""
         return self.newest_number if self.reservations is None else self.reservations.last
 
-    def first_borrowable(
-        self,
-        cost: int,
-        amount: int,
-        max_borrowed: int,
-        of_priority: Iterable[tuple[int, int]],
-        cap: int,
-    ) -> int | None:
+    def first_borrowable(self, cost: int, amount: int, max_borrowed: int) -> int | None:
         """Return the first coming bucket from which `cost` permits may be borrowed under a limit of
         `amount`, where no window holds more than `max_borrowed` borrowed permits; None: there is
-        none. `of_priority`: the `window_sums` of the permits of priority calls, which no window may
-        hold more than `cap` of.
+        none.
         """
         if cost > min(amount, max_borrowed):
             return None
         before = self.reservations or Reservations({}, {}, self.newest_number, self.span)
         sums = window_sums(self._permits(), self.newest_number, self.used, self.span)
         return before.first_borrowable(
-            sums, of_priority, self.newest_number, self.span,
-            amount - cost, max_borrowed - cost, cap - cost,
-        )  # fmt: skip
+            sums, self.newest_number, self.span, amount - cost, max_borrowed - cost
+        )
 
     def borrow(self, permits: int, number: int) -> None:
         """Reserve `permits` in the coming bucket `number`; none after it has a reservation."""

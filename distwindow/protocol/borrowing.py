@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 
 from .arguments import ring_arguments, time_argument
 from .frames import Command, ScriptReply
-from .keys import priority_name
 from .replies import AcquireReply, parse_acquire_reply
 
 
@@ -33,11 +32,6 @@ class Borrow(Command[BorrowReply]):
     max_wait_ms: int = 0
     max_borrowed: tuple[int, ...] = ()
     """For each ring, how many borrowed permits a window may hold."""
-
-    @property
-    def keys(self) -> list[bytes]:
-        rings = [charge.ring for charge in self.charges]
-        return [*rings, *map(priority_name, rings)]
 
     def arguments(self) -> list[bytes | int | str]:
         rings = ring_arguments(self.charges)

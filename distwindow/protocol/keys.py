@@ -28,7 +28,6 @@ _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 _SENDERS = b":senders"
 _SHAPING = b":shaping"
 _LINE = b":line"
-_PRIORITY = b":priority"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -80,11 +79,6 @@ def line_name(ring: bytes) -> bytes:
     return ring + _LINE
 
 
-def priority_name(ring: bytes) -> bytes:
-    """Return the Redis key of the hash with the priority record of a ring."""
-    return ring + _PRIORITY
-
-
 class RingNameParts(NamedTuple):
     """The parts of a ring's Redis key."""
 
@@ -117,10 +111,6 @@ def is_line_name(prefix: str, name: bytes) -> bool:
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 
-def is_priority_name(prefix: str, name: bytes) -> bool:
-    """True if `name` is the `priority_name` of a ring of this prefix; no ring has such a name."""
-    ring = name.removesuffix(_PRIORITY)
-    return ring != name and parse_ring_name(prefix, ring) is not None
 
 
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:

@@ -16,7 +16,7 @@ from ..core.shaping_terms import MAX_SHAPED_MS
 from .arguments import ring_arguments
 from .commands import COMMANDS, Acquire, Peek, Reset
 from .frames import Command, ScriptReply
-from .keys import line_name, priority_name, shaping_name
+from .keys import line_name, shaping_name
 from .replies import AcquireReply, CountReply
 
 
@@ -33,13 +33,14 @@ def peek_command(charges: tuple[Charge, ...]) -> Command[AcquireReply]:
 
 def reset_command(charges: tuple[Charge, ...]) -> Command[CountReply]:
     """Return the command that deletes the rings of these charges, and what lies beside them. Limits
-    that are shaped have neither priority calls nor lines.
+    that are shaped have no lines.
     """
-    beside = []
-    for charge in charges:
-        shaped = charge.limit.is_shaped
-        names = [shaping_name] if shaped else [priority_name, line_name]
-        beside += [charge._replace(ring=name(charge.ring)) for name in names]
+    beside = [
+        charge._replace(
+            ring=shaping_name(charge.ring) if charge.limit.is_shaped else line_name(charge.ring)
+        )
+        for charge in charges
+    ]
     return Reset((*charges, *beside))
 
 

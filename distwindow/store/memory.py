@@ -17,7 +17,6 @@ from ..core.errors import ConfigurationError, closed_failure
 from ..core.key import AnyKey
 from ..core.limit import Limit
 from ..core.line import Line
-from ..core.priority_record import PriorityRecord
 from ..core.ring import Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
@@ -63,16 +62,14 @@ class MemoryStore(MemoryRings):
         *,
         slots: dict[bytes, dict[bytes, int]] | None = None,
         shapings: dict[bytes, ShapingState] | None = None,
-        priority_records: dict[bytes, PriorityRecord] | None = None,
         lines: dict[bytes, Line] | None = None,
     ) -> None:
         """`rings` and `senders`, by the names of the rings, `slots`, by their own names,
-        `shapings`, by their `shaping_name`, `priority_records`, by their `priority_name`, and
-        `lines`, by their `line_name`: where to keep them. A store that keeps rings elsewhere
-        passes those of one command, and stores what is in the dicts after it. With `rings` alone,
-        concurrency limits are refused.
+        `shapings`, by their `shaping_name`, and `lines`, by their `line_name`: where to keep them.
+        A store that keeps rings elsewhere passes those of one command, and stores what is in the
+        dicts after it. With `rings` alone, concurrency limits are refused.
         """
-        super().__init__(clock, rings, senders, shapings, priority_records, lines)
+        super().__init__(clock, rings, senders, shapings, lines)
         self._now_ms = clock.now_ms
         self.unknown_total = 0
         self._lock: Lock | _Closed = threading.Lock()
@@ -215,9 +212,7 @@ class MemoryStore(MemoryRings):
         return self._lines.turn(command, reply, rings, now)
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
-        records = [self._record_at(charge) for charge in command.charges]
-        rings = [self._ring_at(charge, now) for charge in command.charges]
-        return borrow(command, rings, records, now)
+        return borrow(command, [self._ring_at(charge, now) for charge in command.charges], now)
 
     def _acquire_shaped(self, command: AcquireShaped, now: int) -> AcquireReply:
         charges = command.charges

@@ -6,12 +6,10 @@ from ..core.charge import Charge
 from ..core.clock import Clock
 from ..core.limit import Limit
 from ..core.line import Line
-from ..core.priority_record import PriorityRecord
 from ..core.ring import RETIRED_START, Ring
 from ..core.sender_records import SenderRecords
 from ..core.shaping import ShapingState
 from ..protocol.commands import Flush
-from ..protocol.keys import priority_name
 from .memory_turns import MemoryLines
 
 _MIN_SWEEP_SIZE = 1024
@@ -19,8 +17,8 @@ _MIN_SWEEP_SIZE = 1024
 
 
 class MemoryRings:
-    """Rings, the flushes that were added to them, their shapings, priority records and lines, each
-    by the name of its ring or by its own. Callers hold the lock of the store.
+    """Rings, the flushes that were added to them, their shapings and lines, each by the name of its
+    ring or by its own. Callers hold the lock of the store.
     """
 
     def __init__(
@@ -29,7 +27,6 @@ class MemoryRings:
         rings: dict[bytes, Ring] | None,
         senders: dict[bytes, SenderRecords] | None,
         shapings: dict[bytes, ShapingState] | None,
-        priority_records: dict[bytes, PriorityRecord] | None,
         lines: dict[bytes, Line] | None,
     ) -> None:
         """Where to keep each kind; None: in new dictionaries."""
@@ -37,7 +34,6 @@ class MemoryRings:
         self._rings: dict[bytes, Ring] = {} if rings is None else rings
         self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
         self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
-        self._priority_records = {} if priority_records is None else priority_records
         self._lines = MemoryLines(lines)
         self._sweep_size = _MIN_SWEEP_SIZE
 
@@ -51,16 +47,6 @@ class MemoryRings:
         elif now - ring.start >= ring.bucket_ms or now < ring.start:
             ring.rotate(now, limit_text(charge.limit))
         return ring
-
-    def _record_at(self, charge: Charge) -> PriorityRecord:
-        """The priority record of the ring of `charge`, which is about to be rotated: it observes
-        the ring as it is, because the calls after the last priority call were not seen.
-        """
-        record = self._priority_records.setdefault(priority_name(charge.ring), PriorityRecord())
-        ring = self._rings.get(charge.ring)
-        if ring is not None:
-            record.observe(ring)
-        return record
 
     def _copies_at(self, charges: tuple[Charge, ...], now: int) -> list[Ring]:
         """Return copies of the rings of `charges`, rotated to `now`."""
@@ -86,8 +72,7 @@ class MemoryRings:
         """Remove the ring of this name. Return True if there was one."""
         ring = self._rings.get(name)
         if ring is None:
-            beside = self._shapings if name in self._shapings else self._priority_records
-            return beside.pop(name, None) is not None or self._lines.remove(name)
+            return self._shapings.pop(name, None) is not None or self._lines.remove(name)
         # Both without a call, so that no signal handler raises in between: a linked command would
         # go on counting in a ring that nobody finds.
         ring.shortcut_start = RETIRED_START
@@ -128,9 +113,6 @@ class MemoryRings:
         expired = [name for name, each in self._shapings.items() if now >= each.expires_at_ms]
         for name in expired:
             del self._shapings[name]
-        expired = [name for name, r in self._priority_records.items() if now >= r.expires_at_ms]
-        for name in expired:
-            del self._priority_records[name]
         self._lines.sweep(now)
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
 

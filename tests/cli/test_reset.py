@@ -82,27 +82,6 @@ def test_the_records_of_senders_are_kept(cli: Cli, redis_url: str, prefix: str) 
         assert 0 < client.pttl(left) <= 11 * 360_000
 
 
-def test_what_priority_calls_have_taken_is_deleted(cli: Cli, redis_url: str, prefix: str) -> None:
-    """It is neither listed as a key of its own, nor skipped as one that is not known."""
-    with (
-        Limiter(redis_url, "10/hour", prefix=prefix) as limiter,
-        redis.Redis.from_url(redis_url) as client,
-    ):
-        limiter.try_acquire("k", priority=True)
-        limiter.try_acquire("k")
-        (record,) = client.scan_iter(f"{prefix}:*:priority")
-        assert client.hlen(record) == 1
-        assert 0 < client.pttl(record) <= 21 * 360_000
-        shown = cli("stats").out
-        assert "1 key" in shown
-        assert "skipped" not in shown
-        assert cli("reset", "k").out == "k: 1 window deleted\n"
-        assert list(client.scan_iter(f"{prefix}:*")) == []
-        limiter.try_acquire("k", priority=True)
-        limiter.reset("k")
-        assert list(client.scan_iter(f"{prefix}:*")) == []
-
-
 def test_other_keys_are_kept(cli: Cli, redis_url: str, prefix: str) -> None:
     names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:{{k}}"]
     with redis.Redis.from_url(redis_url) as client:

@@ -69,16 +69,12 @@ class Target:
             return exc
 
     def content(self) -> list[Any]:
-        """Return the bytes of the rings, of their sender records and of their priority records."""
-        return [self.server.dump(key) for key in self.all_keys()]
-
-    def all_keys(self) -> list[bytes]:
-        """Return the names of the rings, of their sender records and of their priority records."""
-        return [*self.keys("flush"), *self.keys("borrow")[len(self.charges) :]]
+        """Return the bytes of the rings and of their sender records."""
+        return [self.server.dump(key) for key in self.keys("flush")]
 
     def run_each(self, name: str, each: list[list[Any]]) -> list[tuple[Any, bool]]:
         """Return the reply to each of these calls, and whether the rings were unchanged."""
-        keys, dumped = self.keys(name), self.all_keys()
+        keys, dumped = self.keys(name), self.keys("flush")
         pipe = self.server.pipeline(transaction=False)
         for words in each:
             pipe.evalsha(load_script(name).sha, len(keys), *keys, *words)

@@ -100,7 +100,6 @@ def test_a_head_has_its_name_and_each_line(name: str) -> None:
 
 KEYS = {
     "flush": "ring... senders...",
-    "borrow": "ring... priority...",
     "acquire_shaped": "ring... shaping...",
     "peek_shaped": "ring... shaping...",
     "acquire_turn": "ring... line...",

@@ -12,7 +12,6 @@ import redis
 from distwindow import Limit
 from distwindow.core.charge import BorrowedCharge
 from distwindow.protocol.commands import Refund
-from distwindow.protocol.scripts import load_script
 from tests.lua.target import (
     HOSTILE,
     LIMIT,
@@ -78,33 +77,6 @@ def test_a_flag_of_a_refund_is_0_or_1(server: redis.Redis, word: str) -> None:
     assert malformed(target.run("refund", words[:-1]))
     assert malformed(target.run("refund", [*words, "1"]))
     assert target.content() == before
-
-
-@pytest.mark.parametrize("name", [b"", b"x", b"{key}:priority"])
-def test_a_priority_record_is_that_of_its_ring(server: redis.Redis, name: bytes) -> None:
-    target = Target(server, (LIMIT, OTHER), NOW, 5, reserved=True)
-    words, keys = target.words(target.command("borrow", full=True)), target.keys("borrow")
-    before = target.content()
-    for changed in ([*keys[:-1], name], [*keys[:2], keys[3], keys[2]], keys[:-1], keys[:2]):
-        with pytest.raises(redis.ResponseError):
-            server.evalsha(load_script("borrow").sha, len(changed), *changed, *words)
-    assert target.content() == before
-
-
-def test_what_is_no_priority_record_is_an_error(server: redis.Redis) -> None:
-    """Rather than a call that is admitted without a cap."""
-    target = Target(server, (LIMIT,), NOW, 3)
-    words, record = target.words(target.command("borrow", full=True)), target.keys("borrow")[1]
-    for write in (
-        lambda: server.set(record, "x"),
-        lambda: server.hset(record, "asked", "many"),
-        lambda: server.hset(record, "0", "1 2"),
-    ):
-        server.delete(record)
-        write()
-        before = target.content()
-        assert isinstance(target.run("borrow", words), redis.ResponseError)
-        assert target.content() == before
 
 
 @pytest.mark.parametrize("place", [-1, -2, -3])

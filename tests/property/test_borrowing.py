@@ -48,21 +48,13 @@ class Ledger:
         self.newest = 0
         self.passed: dict[int, int] = {}
         self.borrowed: dict[int, int] = {}
-        self.taken: dict[int, int] = {}
-        """Permits of priority calls that found room."""
-        self.blocked: dict[int, int] = {}
-        """Permits that were refused to plain calls."""
-        self.asked: dict[int, int] = {}
-        """What plain calls have asked for in a window, by period, as priority calls saw it while
-        plain calls were refused.
-        """
 
     def open(self, now: int) -> None:
         """Open the bucket of `now`. After the clock was set back by more than a window, all is
         forgotten.
         """
         if self.is_forgotten(now):
-            self.passed, self.borrowed, self.blocked, self.newest = {}, {}, {}, 0
+            self.passed, self.borrowed, self.newest = {}, {}, 0
         self.newest = max(self.newest, now // self.bucket_ms)
 
     def is_forgotten(self, now: int) -> bool:
@@ -75,43 +67,6 @@ class Ledger:
     def sum_of(self, permits: dict[int, int], end: int) -> int:
         return sum(permits.get(number, 0) for number in range(end - self.span + 1, end + 1))
 
-    def of_priority(self, end: int) -> int:
-        """Return the permits of priority calls in the window that ends with bucket `end`."""
-        return sum(
-            min(self.passed.get(n, 0), self.borrowed.get(n, 0) + self.taken.get(n, 0))
-            for n in range(end - self.span + 1, end + 1)
-        )
-
-    def observe(self) -> None:
-        """Keep what plain calls have asked for, as each priority call does. In a bucket that has
-        refused plain calls, what they were given counts twice.
-        """
-        period = self.newest // self.span
-        if max(self.asked, default=0) > period:  # the clock was set back
-            self.asked = {}
-        live = range(self.newest - self.span + 1, self.newest + 1)
-        self.taken = {n: permits for n, permits in self.taken.items() if n in live}
-        plain = self.sum_of(self.passed, self.newest) - self.of_priority(self.newest)
-        refusing = [n for n in live if self.blocked.get(n)]
-        given = sum(
-            max(0, self.passed.get(n, 0) - self.borrowed.get(n, 0) - self.taken.get(n, 0))
-            for n in refusing
-        )
-        if refusing or self.reserve_at(self.newest):
-            asked = plain + given + sum(self.blocked[n] for n in refusing)
-            self.asked[period] = max(asked, self.asked.get(period, 0))
-
-    def reserve_at(self, number: int) -> int:
-        period = number // self.span
-        return max(self.asked.get(period, 0), self.asked.get(period - 1, 0))
-
-    def is_below_cap(self, seen_at: int, windows: range, cost: int) -> bool:
-        """True if priority calls may take `cost` more in all these windows, as decided in bucket
-        `seen_at`: what plain calls have asked for is theirs, unless it may be borrowed.
-        """
-        most = max(self.max_borrowed, self.amount - self.reserve_at(seen_at))
-        return all(self.of_priority(end) + cost <= most for end in windows)
-
     def number_at(self, moment: int) -> int:
         return max(self.newest, moment // self.bucket_ms)
 
@@ -122,27 +77,23 @@ class Ledger:
             if end - self.span < number <= end
         )
 
-    def can_count(self, moment: int, cost: int, *, priority: bool) -> bool:
+    def can_count(self, moment: int, cost: int) -> bool:
         """True if a call that proceeds at `moment` can be counted in its bucket."""
         number = self.number_at(moment)
-        every = range(number, number + self.span)
         if number == self.newest:
-            room = self.has_room(number, cost, range(self.newest, self.last + 1))
-            return room and (not priority or self.is_below_cap(number, every, cost))
+            return self.has_room(number, cost, range(self.newest, self.last + 1))
+        every = range(number, number + self.span)
         return (
             number >= self.last
             and self.has_room(number, cost, every)
             and all(self.sum_of(self.borrowed, end) + cost <= self.max_borrowed for end in every)
-            and self.is_below_cap(self.newest, every, cost)
         )
 
-    def count(self, moment: int, cost: int, *, priority: bool) -> None:
+    def count(self, moment: int, cost: int) -> None:
         number = self.number_at(moment)
         self.passed[number] = self.passed.get(number, 0) + cost
         if number > self.newest:
             self.borrowed[number] = self.borrowed.get(number, 0) + cost
-        elif priority:
-            self.taken[number] = self.taken.get(number, 0) + cost
 
     def give_back(self, number: int, cost: int, *, borrowed: bool) -> int:
         """Take a refunded call out of its bucket, as far as it is known."""
@@ -246,25 +197,17 @@ class Run:
 
     def call(self, step: Step) -> None:
         for ledger in self.ledgers:
-            if step.kind == "priority":
-                ledger.observe()  # the window as the calls before this one have left it
             ledger.open(self.now)
-            if step.kind == "priority":
-                ledger.observe()
         decision = self.decision(step)
         moment = self.expected_moment(step)
         assert decision.allowed == (moment is not None)
         if moment is None:
             assert decision.retry_after > 0
-            for ledger in self.ledgers:
-                if step.kind != "priority":
-                    before = ledger.blocked.get(ledger.newest, 0)
-                    ledger.blocked[ledger.newest] = before + step.cost
             return
         assert decision.wait == (moment - self.now) / 1000
         assert decision.reason == ("borrowed" if moment > self.now else "ok")
         for ledger in self.ledgers:
-            ledger.count(moment, step.cost, priority=step.kind == "priority")
+            ledger.count(moment, step.cost)
         self.admitted.append(decision)
 
     def decision(self, step: Step) -> Decision:
@@ -289,8 +232,7 @@ class Run:
             first = self.now - self.now % width + width
             moments += range(first, end + 1, width)
         for moment in moments:
-            priority = step.kind == "priority"
-            if all(one.can_count(moment, step.cost, priority=priority) for one in self.ledgers):
+            if all(ledger.can_count(moment, step.cost) for ledger in self.ledgers):
                 return moment
         return None
 
@@ -392,7 +334,7 @@ def test_no_window_holds_more_than_the_limit_nor_more_than_its_share_of_borrowed
 
 @settings(LENIENT, max_examples=60)
 @given(limit=limits, share=shares, coming=histories(FORWARD, CALLS))
-def test_a_plain_call_is_refused_only_where_others_without_priority_have_their_share(
+def test_a_plain_call_is_refused_only_where_the_part_that_is_not_borrowed_is_taken(
     execute: Execute, limit: Limit, share: float, coming: list[Step]
 ) -> None:
     run = Run(execute, [limit], share)
