@@ -106,18 +106,19 @@ def check_handler(name: str, handler: Any, *, may_be_async: bool) -> None:
 
 
 def check_signatures(function: Any, called_alike: Mapping[str, Any], hint: str = "") -> None:
-    """Raise `ConfigurationError` for one of `called_alike` that no call of `function` fits. Those
-    that are no functions are left out. `hint` is the end of the message.
+    """Raise `ConfigurationError` for one of `called_alike` that some call of `function` does not
+    fit: an argument with a default counts by position and by its name. Those that are no functions
+    are left out. `hint` is the end of the message.
     """
     calls = _calls_of(function)
     for name, other in called_alike.items():
         if not callable(other) or not calls:
             continue
         signature = _signature(other)
-        if signature is not None and not any(_fits(signature, call) for call in calls):
+        if signature is not None and not all(_fits(signature, call) for call in calls):
             raise ConfigurationError(
-                f"{name}={function_name(other)} takes {_shown(signature)}, and is called with the "
-                f"arguments of {function_name(function)}, which takes "
+                f"{name}={function_name(other)} takes {_shown(signature)}, and is called with "
+                f"every argument of a call of {function_name(function)}, which takes "
                 f"{_shown(inspect.signature(function))}{hint}"
             )
 
@@ -139,14 +140,12 @@ def _calls_of(function: Any) -> list[_Call]:
     positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
     named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     least = sum(p.default is p.empty for p in positional)
-    return list(_kinds_of_calls(range(least, len(positional) + 1), named))
-
-
-def _kinds_of_calls(counts: range, named: list[inspect.Parameter]) -> Iterator[_Call]:
     required = frozenset(p.name for p in named if p.default is p.empty)
-    for count in counts:
-        yield count, required
-        yield count, frozenset(p.name for p in named)
+    calls = []
+    for count in range(least, len(positional) + 1):
+        rest = [p for p in positional[count:] if p.kind is not p.POSITIONAL_ONLY]
+        calls += [(count, required), (count, frozenset(p.name for p in [*rest, *named]))]
+    return calls
 
 
 def _fits(signature: inspect.Signature, call: _Call) -> bool:

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from . import _fork
-from .core.async_use import only_async_with
+from .core.async_use import EnteredBlock, only_async_with
 from .core.clock import Clock
 from .core.decision import Decision
 from .core.errors import DistwindowError, RateLimitExceeded, short_repr
@@ -60,7 +60,7 @@ class EntrySettings(NamedTuple):
     """The limiter and its store, for log lines; without passwords."""
 
 
-class _BaseEntry(Generic[D, R]):
+class _BaseEntry(EnteredBlock, Generic[D, R]):
     """The decision of an entry, and the time at which its block began."""
 
     def __init__(
@@ -177,6 +177,10 @@ class Entry(_BaseEntry[Decision, object]):
     leaves the block, a cancellation as well, counts as an error.
     """
 
+    _written = (
+        "`with limiter.entry(key):`, which raises if refused, or `if limiter.try_acquire(key):`"
+    )
+
     def __enter__(self) -> Self:
         self._begin()
         self._start(self._acquire())
@@ -201,6 +205,11 @@ class Entry(_BaseEntry[Decision, object]):
 @only_async_with
 class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
     """`async with limiter.entry(key) as entry:`, the same for tasks."""
+
+    _written = (
+        "`async with limiter.entry(key):`, which raises if refused, or "
+        "`if await limiter.try_acquire(key):`"
+    )
 
     async def __aenter__(self) -> Self:
         self._begin()

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .. import _fork
-from ..core.async_use import only_async_with
+from ..core.async_use import EnteredBlock, only_async_with
 from ..failure_types import FailureTypes
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")  # a call that was let through
 
 
-class _BaseCall(Generic[A]):
+class _BaseCall(EnteredBlock, Generic[A]):
     """What was admitted, and whether the caller has said how it ended."""
 
     def __init__(self, failure_types: FailureTypes, restarted: Callable[[A], A]) -> None:
@@ -65,6 +65,8 @@ class _BaseCall(Generic[A]):
 class Call(_BaseCall[A]):
     """`with breaker.call(key) as call:`. Raises `BreakerOpen` where the block would begin."""
 
+    _written = "`with breaker.call(key):`, which raises `BreakerOpen` if refused"
+
     def __init__(
         self,
         failure_types: FailureTypes,
@@ -103,6 +105,8 @@ class Call(_BaseCall[A]):
 @only_async_with
 class AsyncCall(_BaseCall[A]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
+
+    _written = "`async with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
 class BaseConcurrency:
     """What `Concurrency` and `AsyncConcurrency` share. They document the arguments."""
 
-    _instead = "slots.try_hold(key), or enter slots.hold(key)"
+    _instead = "`with slots.hold(key):`"
 
     def __init__(
         self,

@@ -6,7 +6,8 @@
     try_hold(key)     a slot, or one that is false     `release`, or the end of `with slot:`
 
 A block, or a slot of `try_hold`, that is garbage-collected is not renewed any more, and the worker
-frees what it holds when that would be due. The block is an object of its own, because a signal
+frees what it holds when that would be due, and logs that once: in `if slots.try_hold(key):` nothing
+keeps the slot. The block is an object of its own, because a signal
 handler may raise before the first line of `__exit__`: then nobody refers to the block any more,
 while a variable may still refer to the slot. There are no destructors: Python drops what a signal
 handler raises in one.
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
-from ..core.async_use import only_async_with
+from ..core.async_use import EnteredBlock, only_async_with
 from ..core.errors import ConcurrencyExceeded, short_repr
 from ..core.key import AnyKey
 from ..operations.slot_claim import SlotClaim
@@ -170,7 +171,7 @@ class AsyncSlot(_BaseSlot):
         await self.release()
 
 
-class _BaseBlock:
+class _BaseBlock(EnteredBlock):
     """The claim of a block of `hold`, and whether it was entered."""
 
     def __init__(self, keeper: ClaimKeeper, claim: SlotClaim, timeout: float | None) -> None:
@@ -179,13 +180,6 @@ class _BaseBlock:
         self._timeout = timeout
         self._entered = False
         claim.owner = ref(self)
-
-    def __bool__(self) -> NoReturn:
-        """Raise: a block says nothing before it is entered."""
-        raise TypeError(
-            f"`hold` returns a block, which has no slot of {short_repr(self._claim.key)} before it "
-            "is entered: write `with slots.hold(key):`, or use `try_hold` in a condition"
-        )
 
     def _on_enter(self) -> None:
         if self._entered:
@@ -204,6 +198,11 @@ class _BaseBlock:
 
 class SlotBlock(_BaseBlock):
     """`with slots.hold(key) as slot:`."""
+
+    _written = (
+        "`with slots.hold(key):`, or, not to wait, `with slots.try_hold(key) as slot:` and in that "
+        "block `if slot:`"
+    )
 
     def __init__(self, keeper: BlockingKeeper, claim: SlotClaim, timeout: float | None) -> None:
         super().__init__(keeper, claim, timeout)
@@ -238,6 +237,11 @@ class SlotBlock(_BaseBlock):
 @only_async_with
 class AsyncSlotBlock(_BaseBlock):
     """`async with slots.hold(key) as slot:`."""
+
+    _written = (
+        "`async with slots.hold(key):`, or, not to wait, `async with await slots.try_hold(key) as "
+        "slot:` and in that block `if slot:`"
+    )
 
     def __init__(self, keeper: AsyncKeeper, claim: SlotClaim, timeout: float | None) -> None:
         super().__init__(keeper, claim, timeout)

@@ -1,5 +1,5 @@
-"""Mistakes in asynchronous code that would pass unnoticed: `with` in the place of `async with`, and
-a condition without its `await`.
+"""Mistakes that would pass unnoticed: `with` in the place of `async with`, a condition without its
+`await`, and a block as a condition.
 """
 
 from __future__ import annotations
@@ -62,6 +62,19 @@ class UnawaitedCoroutine(Unawaited[R]):
 
     def close(self) -> None:
         self._coroutine.close()
+
+
+class EnteredBlock:
+    """Is entered by `with`, and only then asks. As a condition it would be true, and admit all."""
+
+    _written: str
+    """What to write in place of the condition."""
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is a block, which asks nothing before it is entered, and as a "
+            f"condition it would admit everything: write {self._written}"
+        )
 
 
 def only_async_with(cls: type[T]) -> type[T]:

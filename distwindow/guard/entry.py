@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _fork
-from ..core.async_use import only_async_with
+from ..core.async_use import EnteredBlock, only_async_with
 from ..core.errors import closed_failure, short_repr
 from ..entry import LEFT_ELSEWHERE
 from .base import BaseGuard, Chain
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _BaseEntry:
+class _BaseEntry(EnteredBlock):
     """One entry, which is entered once and left once, in the same thread unless it is made with
     `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
     may still be in the block.
@@ -105,6 +105,8 @@ class _BaseEntry:
 class GuardEntry(_BaseEntry):
     """`with guard.entry(resource) as entry:`."""
 
+    _written = "`with guard.entry(resource):`, which raises if refused"
+
     def __enter__(self) -> Self:
         self._begin()
         try:
@@ -128,6 +130,8 @@ class AsyncGuardEntry(_BaseEntry):
     """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
     while the entry is left, it is left to the end before `CancelledError` is raised.
     """
+
+    _written = "`async with guard.entry(resource):`, which raises if refused"
 
     async def __aenter__(self) -> Self:
         self._begin()

@@ -49,7 +49,8 @@ class EnteredOnce:
             raise RuntimeError(
                 f"this {type(self).__name__} was {'entered' if self._is_entered else 'closed'} "
                 "before, and its own `with` block limits nothing: it closes the object at its end; "
-                f"write {self._instead}"
+                f"write {self._instead}; for an application that starts again, as in tests, make a "
+                "new one at each start"
             )
         self._is_entered = True
 

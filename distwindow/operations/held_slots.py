@@ -58,6 +58,7 @@ class HeldSlots:
         """The names of slots for which nobody waits here any more."""
         self._hold_call: Callable[[], object] | None = None
         self._is_closed = False
+        self._has_told_of_drop = False
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -179,6 +180,7 @@ class HeldSlots:
         soon = now + self._ttl_ms / 6000
         for claim in self._claims.copy().values():
             if not claim.ended and claim.is_dropped:
+                self._tell_of_drop(claim)
                 self.end(claim, now)
             if claim.ended:
                 if claim.is_gone or claim.expire(now):
@@ -251,6 +253,16 @@ class HeldSlots:
                 "a slot of %s was lost while it was held: %s; another holder may have it, so "
                 "what it guards should stop",
                 short_repr(claim.key), why,
+            )  # fmt: skip
+
+    def _tell_of_drop(self, claim: SlotClaim) -> None:
+        if claim.is_renewed and not self._has_told_of_drop:
+            self._has_told_of_drop = True
+            LOG.warning(
+                "a slot of %s was garbage-collected before it was released, so others get it while "
+                "what it guards may still run; keep what `try_hold` returns until that has ended: "
+                "`with slots.try_hold(key) as slot:`, and in that block `if slot:` (logged once)",
+                short_repr(claim.key),
             )  # fmt: skip
 
     def _new_command(self, name: bytes) -> Hold:

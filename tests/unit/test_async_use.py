@@ -1,5 +1,5 @@
 """What would silently count nothing: `with` for `async with`, a condition without `await`, a second
-`with` of a limiter. Each is an error that says what to write.
+`with` of a limiter, a block as a condition. Each is an error that says what to write.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ OWN_LIVES: dict[str, Callable[[], Any]] = {
     "adaptive": lambda: AdaptiveBreaker("memory://"),
     "guard": lambda: Guard("memory://", rules=[FlowRule("k", 5)]),
 }
-NOTHING = r"was (entered|closed) before, and its own `with` block limits nothing: .*; write \S+"
+NOTHING = r"was (entered|closed) before, and its own `with` block limits nothing: .* a new one"
 
 
 @pytest.mark.parametrize("name", OWN_LIVES)
@@ -151,7 +151,10 @@ async def test_a_second_async_with_of_the_object_itself(name: str) -> None:
         await made.__aenter__()
 
 
-@pytest.mark.parametrize("kind", [Concurrency, AsyncConcurrency])
-def test_a_block_of_slots_is_no_condition(kind: Any) -> None:
-    with pytest.raises(TypeError, match="use `try_hold` in a condition"):
-        assert kind("memory://", 1).hold("k")
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("kinds", [MADE, OWN_LIVES], ids=["awaited", "blocking"])
+def test_a_block_is_no_condition(name: str, kinds: dict[str, Callable[[], Any]]) -> None:
+    owner, make = BLOCKS[name]
+    written = "`async with " if kinds is MADE else "`with "
+    with pytest.raises(TypeError, match=f"as a condition it would admit .*: write {written}"):
+        assert make(kinds[owner]())

@@ -146,7 +146,9 @@ def test_a_slot_that_the_store_has_lost_is_lost(
         assert "the store has it no more" in caplog.text
 
 
-def test_a_slot_that_is_dropped_is_freed(slots: Concurrency) -> None:
+def test_a_slot_that_is_dropped_is_freed(
+    slots: Concurrency, caplog: pytest.LogCaptureFixture
+) -> None:
     dropped = slots.try_hold("k")
     block = slots.hold("k")
     block.__enter__()
@@ -155,6 +157,7 @@ def test_a_slot_that_is_dropped_is_freed(slots: Concurrency) -> None:
     gc.collect()
     slots.flush()
     assert number_held(slots) == 0
+    assert caplog.text.count("was garbage-collected before it was released") == 1
 
 
 def test_the_slot_in_a_variable_does_not_keep_the_block(slots: Concurrency) -> None:

@@ -184,6 +184,9 @@ def _generator_function() -> Any:
         (Guard, divide, {"origin": lambda a: "a"}, "origin=.* takes"),
         (Guard, divide, {"cost": lambda a, *, b: 1}, "cost=.* takes"),
         (Guard, divide, {"resource": lambda: "r"}, "resource=.* takes"),
+        (Guard, lambda a, b=1: 0, {"fallback": lambda a: 0}, r"takes \(a\).* takes \(a, b=1\)"),
+        (Guard, lambda a, b=1: 0, {"cost": lambda a, c=1: 1}, r"cost=.* takes \(a, c=1\)"),
+        (Guard, lambda a, *, b=0: 0, {"fallback": lambda a: 0}, r"takes \(a, \*, b=0\)"),
     ],
 )
 def test_what_cannot_be_guarded(kind: Any, function: Any, options: Any, message: str) -> None:
@@ -204,13 +207,13 @@ def _keyword_only(a: int, *rest: int, b: int = 0) -> int:
         (divide, divide),
         (divide, dict),
         (_keyword_only, lambda a, b, c: 0),  # of three arguments, there may be calls
-        (lambda a=1, b=2: 0, lambda: 0),  # fits a call without arguments
+        (lambda a, b=2, *, c=3: 0, lambda a, *_, **__: 0),
+        (lambda a, b=2, /: 0, lambda *_: 0),
         (lambda a, *, b: 0, lambda a, b: 0),
-        (lambda a, *, b=0: 0, lambda a: 0),
         (max, lambda a, b: 0),  # a function in C, maybe without a signature
     ],
 )
-def test_handlers_that_fit_some_call_are_taken(function: Any, handler: Any) -> None:
+def test_handlers_that_fit_each_call_are_taken(function: Any, handler: Any) -> None:
     guarded(World(Guard, []).guard, "r", on_block=handler)(function)
 
 
