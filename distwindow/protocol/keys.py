@@ -111,8 +111,6 @@ def is_line_name(prefix: str, name: bytes) -> bool:
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 
-
-
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:
     """Return the ring of which `name` is the `shaping_name`, under this prefix; None if it is not
     such a name.
