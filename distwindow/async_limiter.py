@@ -239,16 +239,6 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             return AsyncBreakerEntry(async_call_of(breaker, key), *arguments)
         return AsyncEntry(*arguments)
 
-    async def flush(self) -> None:
-        """See `Limiter.flush`."""
-        await super().flush()
-
-    async def aclose(self) -> None:
-        """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
-        raised.
-        """
-        await super().aclose()
-
     async def _end_calls(self) -> None:
         if self._owns_store:
             self._strategy.close()

@@ -292,21 +292,6 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             return BreakerEntry(call_of(breaker, key), *arguments)
         return Entry(*arguments)
 
-    def flush(self) -> None:
-        """Send now what was counted in this process, instead of within `flush_interval` (or
-        `sync_interval`). If the store does not take it, raise, and keep it for the next flush.
-        """
-        super().flush()
-
-    def close(self) -> None:
-        """Give leased permits back, send what was counted, and close the connections. Later calls
-        raise `ConfigurationError`; closing twice is allowed.
-
-        A store object that the caller made stays open, because it is the caller's, and later calls
-        still work.
-        """
-        super().close()
-
     def _end_calls(self) -> None:
         if self._owns_store:
             self._strategy.close()

@@ -64,16 +64,6 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         raise_failure(await self._run(send_state(self._states, state)))
         return state
 
-    async def flush(self) -> None:
-        """See `CircuitBreaker.flush`."""
-        await super().flush()
-
-    async def aclose(self) -> None:
-        """See `CircuitBreaker.close`. If it is cancelled, it goes on to its end before
-        `CancelledError` is raised.
-        """
-        await super().aclose()
-
     async def _end_calls(self) -> None:
         if self._owns_store:
             self._is_closed = True

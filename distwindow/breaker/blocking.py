@@ -74,19 +74,6 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         raise_failure(self._run(send_state(self._states, state)))
         return state
 
-    def flush(self) -> None:
-        """Send now what was counted in this process, instead of within `flush_interval`. If the
-        store does not take it, raise, and keep it for the next flush.
-        """
-        super().flush()
-
-    def close(self) -> None:
-        """Send what was counted, and close the connections. Later calls raise
-        `ConfigurationError`; closing twice is allowed. A store object that the caller made stays
-        open, and later calls still work.
-        """
-        super().close()
-
     def _end_calls(self) -> None:
         if self._owns_store:
             self._is_closed = True

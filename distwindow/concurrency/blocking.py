@@ -113,21 +113,6 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         claim = self._held.new_claim(key)
         return self._keeper.run(self._operations.stats(claim))
 
-    def flush(self) -> None:
-        """Renew the slots that are due now, and free those that were given back, instead of in the
-        background. Raises if the store does not answer. With a clock of one's own (`time=`) there
-        is no background worker, and this is what renews.
-        """
-        super().flush()
-
-    def close(self) -> None:
-        """Free all slots that are held, which are lost to their holders, and close the connections.
-        Later calls raise `ConfigurationError`; closing twice is allowed.
-
-        A store object that the caller made stays open, because it is the caller's.
-        """
-        super().close()
-
     def _end_calls(self) -> None:
         if self._owns_store:
             self._held.close()

@@ -83,16 +83,6 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         claim = self._held.new_claim(key)
         return await self._keeper.run(self._operations.stats(claim))
 
-    async def flush(self) -> None:
-        """See `Concurrency.flush`."""
-        await super().flush()
-
-    async def aclose(self) -> None:
-        """See `Concurrency.close`. If it is cancelled, it goes on to its end before
-        `CancelledError` is raised.
-        """
-        await super().aclose()
-
     async def _end_calls(self) -> None:
         if self._owns_store:
             self._held.close()

@@ -110,10 +110,6 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         if failure is not None:
             raise failure
 
-    async def aclose(self) -> None:
-        """See `Guard.close`."""
-        await super().aclose()
-
     async def _close(self) -> None:
         self._is_closed = True
         if self._sampling_job is not None:

@@ -151,13 +151,6 @@ class Guard(BaseGuard, BlockingClosable):
         if failure is not None:
             raise failure
 
-    def close(self) -> None:
-        """Send what was counted, give back what is held, and close the connections. Later entries
-        raise `ConfigurationError`; closing twice is allowed. A store object that the caller made
-        stays open.
-        """
-        super().close()
-
     def _close(self) -> None:
         self._is_closed = True
         if self._sampling_job is not None:

@@ -32,7 +32,12 @@ class BlockingClosable(EnteredOnce):
     """
 
     def close(self) -> None:
-        """Close it; closing twice is allowed."""
+        """Send what was counted, give back what is held (leased permits, slots), and close the
+        connections. Later calls raise `ConfigurationError`; closing twice is allowed.
+
+        A store object that the caller made stays open, because it is the caller's, and later calls
+        still work.
+        """
         self._has_ended = True
         run_to_completion(self._close)
 
@@ -95,8 +100,8 @@ class BlockingLifecycle(BlockingClosable):
             self._flush_job = job_type(source, self._flush_now, name)
 
     def flush(self) -> None:
-        """Send now what is due. If the store does not take it, raise, and keep it for the next
-        flush.
+        """Send now what was counted in this process, and renew or free slots that are due, instead
+        of in the background. If the store does not take it, raise, and keep it for the next flush.
         """
         THREAD_WORKER.wait_for(self._flush_job)
         raise_failure(run_to_completion(partial(self._flush_now, False)))

@@ -34,8 +34,8 @@ class AsyncClosable(EnteredOnce):
     """Is closed by `aclose`, and at the end of an `async with` block."""
 
     async def aclose(self) -> None:
-        """Close it; closing twice is allowed. If it is cancelled, it goes on to its end before
-        `CancelledError` is raised.
+        """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
+        raised.
         """
         self._has_ended = True
         closing = asyncio.ensure_future(self._close())
@@ -102,7 +102,7 @@ class AsyncLifecycle(AsyncClosable):
             self._flush_job = job_type(source, self._flush_now, name)
 
     async def flush(self) -> None:
-        """See `BlockingLifecycle.flush`."""
+        """See `Limiter.flush`."""
         await TASK_WORKER.wait_for(self._flush_job)
         raise_failure(await self._flush_now(False))
 

@@ -26,7 +26,6 @@ FLOORS = {
     "consistency": 4,
     "store": 4,
     "rules": 4,
-    "telemetry": 4,
     "limiter": 5,
     "base_limiter": 5,
     "async_limiter": 5,
@@ -44,7 +43,6 @@ FLOORS = {
     "testing": 5,
     "cli": 6,
     "contrib": 6,
-    "dashboard": 6,
     # `python -m distwindow` only starts the command line.
     "__main__": 7,
 }
