@@ -108,9 +108,12 @@ class PendingCounts(Generic[S]):
         `ConfigurationError` if the standard library was patched since, as no flush would come.
         """
         PATCH_STATE.check()
+        at = self._monotonic() + self._schedule.interval_s
+        # First: a state that is dirty and for which nobody has woken the worker would stay so.
+        self._schedule.flush_by(at)
         state.dirty = True
         self._dirty.append(state)
-        self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+        self._schedule.flush_by(at)  # again: the worker may have set the time back in between
 
     def any_dirty(self) -> S | None:
         """Return a key state of the queue, another one each time; None if it is empty."""

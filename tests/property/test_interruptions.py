@@ -300,3 +300,25 @@ class Guarded:
 @pytest.mark.parametrize("mode", ["direct", "eventual"])
 def test_guards(rules: Sequence[Rule], mode: str) -> None:
     play_interrupted(Guarded, rules, mode, every=5, least=8)
+
+
+@pytest.mark.parametrize("mode", ["direct", "eventual"])
+def test_after_an_interrupted_wake_up_the_next_call_wakes_the_worker(mode: Any) -> None:
+    clock = ManualClock()
+    limiter = Limiter(Remote(clock), "1/minute", consistency=mode, time=clock)
+    for _ in range(3):
+        limiter.try_acquire("k")
+    limiter.flush()
+    woken: list[bool] = []
+
+    def interrupted() -> None:
+        woken.append(False)
+        raise KeyboardInterrupt
+
+    limiter._strategy.wake = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        limiter.try_acquire("k")
+    limiter._strategy.wake = lambda: woken.append(True)
+    clock.move(3_000)
+    limiter.try_acquire("k")
+    assert woken == [False, True]

@@ -28,12 +28,12 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ....core.clock import Clock
-from ....core.interrupts import start_thread
+from ....core.interrupts import is_interruption, start_thread
 from ..attempts import NoReply, RawReply, Request
 from ..handshake import HandshakeResult, configuration_failure, handshake
 from ..timeouts import BackgroundJob, JobAbandoned
 from ..topology import Node
-from .transport import Transport, close_detached, detach_socket, make_transport, no_reply
+from .transport import Transport, close_detached, detach_socket, make_transport
 
 _FRESH_S = 0.005
 """Seconds after the start of a call in which a connection is taken to be open, because a check
@@ -115,12 +115,14 @@ class BlockingConnection:
             if replies > 1 and type(raw) is not NoReply:
                 raw = transport.receive(deadline)
         except BaseException as exc:
-            # First: later calls must not use this transport. See `_discard_transport`.
+            # First, and without a call in which a signal handler could raise again: later calls
+            # must not use this transport. See `_discard_transport`.
             self._transport_to_close, self._transport = transport, None
             self._close_in_background()
-            if not isinstance(exc, (OSError, hiredis.HiredisError)):
+            failed = isinstance(exc, (OSError, hiredis.HiredisError))
+            if not failed or is_interruption(exc):
                 raise
-            raw = no_reply(exc, sent=True)
+            raw = NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
         if type(raw) is NoReply:
             self._discard_transport()
         return raw
@@ -210,8 +212,10 @@ class BlockingConnection:
         try:
             transport = make_transport(opened.socket, self._clock)
         except (OSError, ValueError) as failure:  # another thread has just closed the limiter
+            if is_interruption(failure):
+                raise
             self._opening = None
-            return no_reply(failure, sent=False)
+            return NoReply(failure, sent=False)
         # In one step: a caller that is interrupted before it leaves the job to the next call.
         self._generation, self._round_trip_s, self._transport = (
             opened.generation,

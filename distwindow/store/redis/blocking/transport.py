@@ -159,7 +159,9 @@ class PollTransport:
                 self._send_rest(frame[count:], deadline)
             return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
-            return no_reply(exc, sent=sent)
+            if is_interruption(exc):
+                raise
+            return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
 
     def receive(self, deadline: float) -> RawReply:
         raw: RawReply | Literal[False] = self._reader.gets()
@@ -221,7 +223,9 @@ class TlsTransport:
             self._socket.sendall(frame)
             return self.receive(deadline)
         except (OSError, hiredis.HiredisError) as exc:
-            return no_reply(exc, sent=True)
+            if is_interruption(exc):
+                raise
+            return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
 
     def receive(self, deadline: float) -> RawReply:
         reader = self._reader
@@ -255,7 +259,7 @@ class ClientTransport:
         try:
             self._connection.send_packed_command([frame], check_health=False)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return no_reply(exc, sent=True)
+            return _no_reply(exc)
         return self.receive(deadline)
 
     def receive(self, deadline: float) -> RawReply:
@@ -265,14 +269,14 @@ class ClientTransport:
         except ResponseError as exc:
             return restore_code(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
-            return no_reply(exc, sent=True)
+            return _no_reply(exc)
 
 
-def no_reply(exc: Exception, *, sent: bool) -> NoReply:
-    """Return the `NoReply` for an error of a connection. An `OSError` that a signal handler has
-    raised is raised again; redis-py replaces every `OSError` by an error of its own.
+def _no_reply(exc: Exception) -> NoReply:
+    """The `NoReply` for an error of redis-py. redis-py replaces every OSError by an error of its
+    own, also one that a signal handler has raised; that one is raised again here.
     """
-    for raised in (exc, exc.__cause__ or exc.__context__):
-        if isinstance(raised, OSError) and is_interruption(raised):
-            raise raised
-    return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
+    cause = exc.__cause__ or exc.__context__
+    if isinstance(cause, OSError) and is_interruption(cause):
+        raise cause
+    return NoReply(exc, sent=True)
