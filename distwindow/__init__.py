@@ -44,6 +44,7 @@ from .windows.metric_bucket import MetricBucket
 from .windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
 from .windows.rolling_window import RollingWindow
 from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
+from .worker.exit_hooks import exit_on_sigterm
 
 __version__ = "0.1.0"
 
@@ -104,5 +105,6 @@ __all__ = [
     "WindowStats",
     "__version__",
     "call_context",
+    "exit_on_sigterm",
     "guarded",
 ]

@@ -75,7 +75,6 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         share: float | None = None,
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
-        handle_sigterm: bool = True,
         max_wait: float = 0.5,
         borrow_share: float = 0.5,
         errors: ErrorTypes = BaseException,
@@ -83,7 +82,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         max_origins: int = 100,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
+        super().__init__(limits, prefix, on_store_error, time, store, consistency)
         self._failure_types = FailureTypes(errors, ignore)
         check_max_origins(max_origins)
         options = LimiterOptions(
@@ -100,7 +99,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             self._store.clock,
         )  # fmt: skip
         self._admit = self._admission.admit
-        self._add_flush_job(self._strategy, self._name, handle_sigterm=handle_sigterm)
+        self._add_flush_job(self._strategy, self._name)
         self._calls_without_wait = 0
         """How many calls in a row have returned without awaiting anything."""
 

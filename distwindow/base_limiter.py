@@ -14,7 +14,6 @@ from .core.errors import ConfigurationError
 from .core.key import AnyKey
 from .core.limit import Limit, LimitSpec
 from .entry import EntrySettings
-from .lifecycle.base import check_handle_sigterm
 from .operations.borrow import Borrowing
 from .operations.shaped_command_cache import make_command_cache
 from .operations.steps import Operation
@@ -37,7 +36,6 @@ class BaseLimiter:
         prefix: str,
         on_store_error: str,
         time: Clock,
-        handle_sigterm: bool,
         store: Any,
         consistency: Consistency,
     ) -> None:
@@ -45,7 +43,6 @@ class BaseLimiter:
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r}: this version has "raise" only'
             )
-        check_handle_sigterm(handle_sigterm)
         self._command_cache = make_command_cache(prefix, limits)
         self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
         self._consistency = consistency

@@ -53,11 +53,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     What is counted in this process (permits blocked by cached refusals, and the ends of entries) is
     flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the
-    process ends. At most `max_local_keys` keys are kept in this process, the most recently used.
-
-    SIGTERM would end the process before that. If the application does not handle it, and the
-    limiter is made in the main thread, a handler is installed that has everything sent first, for
-    at most three seconds. With `handle_sigterm=False` no handler is installed.
+    process ends (by SIGTERM only where something handles it: `exit_on_sigterm`). At most
+    `max_local_keys` keys are kept in this process, the most recently used.
 
     `max_wait` (seconds) and `borrow_share` (0 to 1) are for calls with `priority=True`: how long
     such a call may be told to wait for the permits that it borrows, and the part of each limit that
@@ -93,7 +90,6 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         share: float | None = None,
         flush_interval: float = 0.25,
         max_local_keys: int = 100_000,
-        handle_sigterm: bool = True,
         max_wait: float = 0.5,
         borrow_share: float = 0.5,
         errors: ErrorTypes = BaseException,
@@ -104,7 +100,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        super().__init__(limits, prefix, on_store_error, time, handle_sigterm, store, consistency)
+        super().__init__(limits, prefix, on_store_error, time, store, consistency)
         self._failure_types = FailureTypes(errors, ignore)
         check_max_origins(max_origins)
         options = LimiterOptions(
@@ -120,7 +116,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             self._store.clock,
         )  # fmt: skip
         self._admit = self._admission.admit
-        self._add_flush_job(self._strategy, self._name, handle_sigterm=handle_sigterm)
+        self._add_flush_job(self._strategy, self._name)
 
     @property
     def unknown_total(self) -> int:

@@ -88,7 +88,7 @@ elif SETUP == "rate_limit":
     options["rate_limit"] = f"{PER_SECOND // WORKERS}/s"
 elif SETUP == "retry":
     options.update(max_retries=None, acks_late=True)
-    limiter = CountingLimiter(os.environ["STORE"], f"{PER_SECOND}/second", handle_sigterm=False)
+    limiter = CountingLimiter(os.environ["STORE"], f"{PER_SECOND}/second")
 elif SETUP == "heimdall":
     from celery_heimdall import HeimdallTask
 

@@ -64,13 +64,12 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         sync_interval: float = 0.25,
         flush_interval: float = 0.25,
         max_local_keys: int = 10_000,
-        handle_sigterm: bool = True,
         draw: Callable[[], float] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         options = BreakerOptions(
             prefix, errors, ignore, "allow", timeout, clock, sync_interval, flush_interval,
-            max_local_keys, handle_sigterm, time,
+            max_local_keys, time,
         )  # fmt: skip
         self._algorithm = adaptive_options(k, window, buckets, draw)
         super().__init__(store, options, name)
@@ -109,13 +108,12 @@ class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         sync_interval: float = 0.25,
         flush_interval: float = 0.25,
         max_local_keys: int = 10_000,
-        handle_sigterm: bool = True,
         draw: Callable[[], float] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         options = BreakerOptions(
             prefix, errors, ignore, "allow", timeout, clock, sync_interval, flush_interval,
-            max_local_keys, handle_sigterm, time,
+            max_local_keys, time,
         )  # fmt: skip
         self._algorithm = adaptive_options(k, window, buckets, draw)
         super().__init__(store, options, name)

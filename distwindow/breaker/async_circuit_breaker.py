@@ -38,12 +38,11 @@ class AsyncCircuitBreaker(WithRule, AwaitedBreaker[BreakerKeyState, Admission]):
         sync_interval: float = 0.25,
         flush_interval: float = 0.25,
         max_local_keys: int = 10_000,
-        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
         options = BreakerOptions(
             prefix, errors, ignore, on_store_error, timeout, clock, sync_interval, flush_interval,
-            max_local_keys, handle_sigterm, time,
+            max_local_keys, time,
         )  # fmt: skip
         self._set_rule(rule)
         super().__init__(store, options, name)

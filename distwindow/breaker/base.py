@@ -11,7 +11,6 @@ from ..consistency.breaker_states import OnBreakerStoreError
 from ..core.clock import Clock, check_clock
 from ..core.errors import ConfigurationError, closed_failure
 from ..failure_types import ErrorTypes, FailureTypes
-from ..lifecycle.base import check_handle_sigterm
 from ..protocol.keys import check_prefix
 from ..store.base import AsyncStore, Store
 
@@ -28,7 +27,6 @@ class BreakerOptions(NamedTuple):
     sync_interval: float
     flush_interval: float
     max_local_keys: int
-    handle_sigterm: bool
     time: Clock
 
 
@@ -42,7 +40,6 @@ class BaseBreaker:
             raise ConfigurationError(
                 f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
             )
-        check_handle_sigterm(options.handle_sigterm)
         check_clock(options.time)
         LimiterOptions(
             "direct",

@@ -33,7 +33,6 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         self._add_flush_job(
             self._states,
             self._name,
-            handle_sigterm=options.handle_sigterm,
             in_background=not self._states.in_process,
         )
 

@@ -43,9 +43,9 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, Admission]):
     known yet, or an open breaker's time has come), `on_store_error="allow"` lets calls through, an
     open breaker's one at a time as a probe of this process; `"deny"` refuses them.
 
-    `timeout`, `clock`, `name`, `max_local_keys`, `handle_sigterm` and `time` are those of
-    `Limiter`. Raises `ConfigurationError` for arguments that can never work; nothing is connected
-    to before the first call.
+    `timeout`, `clock`, `name`, `max_local_keys` and `time` are those of `Limiter`. Raises
+    `ConfigurationError` for arguments that can never work; nothing is connected to before the first
+    call.
     """
 
     def __init__(
@@ -63,12 +63,11 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, Admission]):
         sync_interval: float = 0.25,
         flush_interval: float = 0.25,
         max_local_keys: int = 10_000,
-        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
         options = BreakerOptions(
             prefix, errors, ignore, on_store_error, timeout, clock, sync_interval, flush_interval,
-            max_local_keys, handle_sigterm, time,
+            max_local_keys, time,
         )  # fmt: skip
         self._set_rule(rule)
         super().__init__(store, options, name)

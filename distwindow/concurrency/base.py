@@ -10,7 +10,6 @@ from .._fork import register_after_fork
 from ..connect import store_name
 from ..core.clock import Clock, check_clock
 from ..core.errors import ConfigurationError, short_repr
-from ..lifecycle.base import check_handle_sigterm
 from ..operations.held_slots import HeldSlots
 from ..operations.slot_claim import SlotClaim
 from ..operations.slots import SlotOperations
@@ -34,7 +33,6 @@ class BaseConcurrency:
         ttl: float,
         timeout: float,
         name: str | None,
-        handle_sigterm: bool,
         time: Clock,
     ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
@@ -42,7 +40,6 @@ class BaseConcurrency:
                 f"limit={short_repr(limit)} is not a whole number from 1 to {_MAX_LIMIT:,}: "
                 "how many may be held at once"
             )
-        check_handle_sigterm(handle_sigterm)
         _check_seconds("timeout", timeout, 0.0, 3600.0)
         _check_seconds("ttl", ttl, _MIN_TTL_S, _MAX_TTL_S)
         if ttl < 2 * timeout:

@@ -53,9 +53,9 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
 
     `timeout` (seconds) is the time that the store has to answer: a request without a reply is sent
     again after half of it, which is harmless, because a holder has one slot however often it asks.
-    `name` is shown by `stats`; by default it is host and process id. `clock`, `prefix`,
-    `handle_sigterm` and `time` are those of `Limiter`. Raises `ConfigurationError` for arguments
-    that can never work; nothing is connected to before the first call.
+    `name` is shown by `stats`; by default it is host and process id. `clock`, `prefix`
+    and `time` are those of `Limiter`. Raises `ConfigurationError` for arguments that can never
+    work; nothing is connected to before the first call.
     """
 
     def __init__(
@@ -68,19 +68,16 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         name: str | None = None,
-        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        super().__init__(store, limit, prefix, ttl, timeout, name, handle_sigterm, time)
+        super().__init__(store, limit, prefix, ttl, timeout, name, time)
         self._open_store(store, self._timeout / 2, clock, name, time)
         self._use_clock(self._store.clock)
         self._keeper = _Keeper(self._store, self)
-        self._add_flush_job(
-            self._held, self._job_name, handle_sigterm=handle_sigterm, job_type=SlotJob
-        )
+        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
         self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:

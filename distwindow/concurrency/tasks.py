@@ -47,16 +47,13 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         name: str | None = None,
-        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(store, limit, prefix, ttl, timeout, name, handle_sigterm, time)
+        super().__init__(store, limit, prefix, ttl, timeout, name, time)
         self._open_store(store, self._timeout / 2, clock, name, time)
         self._use_clock(self._store.clock)
         self._keeper = _Keeper(self._store, self)
-        self._add_flush_job(
-            self._held, self._job_name, handle_sigterm=handle_sigterm, job_type=SlotJob
-        )
+        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
         self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:

@@ -241,11 +241,6 @@ class LocalStrategy(Generic[S]):
         self._key_states.pause(hold)
         self._get = self._key_states.get
 
-    def resume_calls(self) -> None:
-        """End `pause_calls`."""
-        self._key_states.resume()
-        self._get = self._key_states.get
-
     def unreturned_permits(self) -> int:
         """Return how many leased permits are still to be given back."""
         return 0

@@ -333,10 +333,6 @@ class BreakerSource(ABC, Generic[S, A]):
         """Have every call run `hold` before it is decided."""
         self._hold = hold
 
-    def resume_calls(self) -> None:
-        """End `pause_calls`."""
-        self._hold = None
-
     def unreturned_permits(self) -> int:
         """Return 0: there are no permits."""
         return 0

@@ -93,8 +93,6 @@ class InProcess:
 
     def pause_calls(self, hold: Callable[[], object]) -> None: ...
 
-    def resume_calls(self) -> None: ...
-
     def unreturned_permits(self) -> int:
         return 0
 

@@ -128,10 +128,6 @@ class KeyStateCache(Generic[S]):
 
         self.get = get
 
-    def resume(self) -> None:
-        """End `pause`."""
-        self.get = self._states.get
-
     def clear(self) -> None:
         """Remove all key states. `all_including_cleared` still returns them."""
         self._states_at_close += self.all()

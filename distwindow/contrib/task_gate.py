@@ -78,7 +78,7 @@ class _Gate(Generic[L]):
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
         self._make: Callable[[LimitSpec], L] = lambda limits: make(
-            store, limits, prefix=prefix, timeout=timeout, handle_sigterm=False, time=time
+            store, limits, prefix=prefix, timeout=timeout, time=time
         )
         self._on_store_error = on_store_error
         self._time = time

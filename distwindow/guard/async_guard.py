@@ -43,19 +43,18 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
-        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
             prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
-            sampler, timeout, clock, name, handle_sigterm, time,
+            sampler, timeout, clock, name, time,
         )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
         self._clock = self._store.clock
         lent = lend(self._store, self._store_name, owned=self._owns_store)
-        shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        shared: Any = {"prefix": prefix, "time": time}
         of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
         counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
@@ -78,7 +77,7 @@ class AsyncGuard(BaseGuard, AsyncClosable):
                 ),
                 lambda sampling: TASK_WORKER.add_limiter(
                     sampling, sampling.take_async, self._clock, name=self._name,
-                    handle_sigterm=False, job_type=SamplingJob,
+                    job_type=SamplingJob,
                 ),
             )
         )  # fmt: skip

@@ -54,7 +54,6 @@ class GuardOptions(NamedTuple):
     timeout: float
     clock: ClockChoice
     name: str | None
-    handle_sigterm: bool
     time: Clock
 
 

@@ -47,8 +47,8 @@ class Guard(BaseGuard, BlockingClosable):
 
     `consistency` is that of the flow rules with the grade `"qps"`, with `sync_interval` (seconds)
     and `share` (0 to 1) for `"eventual"`, as in `Limiter`; so are `prefix`, `timeout` (seconds),
-    `clock`, `name`, `handle_sigterm` and `time`. Raises `ConfigurationError` for rules and
-    arguments that can never work; nothing is connected to before the first call.
+    `clock`, `name` and `time`. Raises `ConfigurationError` for rules and arguments that can never
+    work; nothing is connected to before the first call.
     """
 
     def __init__(
@@ -68,19 +68,18 @@ class Guard(BaseGuard, BlockingClosable):
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
-        handle_sigterm: bool = True,
         time: Clock = SYSTEM,
     ) -> None:
         options = GuardOptions(
             prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
-            sampler, timeout, clock, name, handle_sigterm, time,
+            sampler, timeout, clock, name, time,
         )  # fmt: skip
         super().__init__(store, rules, options)
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
         self._clock = self._store.clock
         lent = lend(self._store, self._store_name, owned=self._owns_store)
-        shared: Any = {"prefix": prefix, "handle_sigterm": handle_sigterm, "time": time}
+        shared: Any = {"prefix": prefix, "time": time}
         of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
         counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
@@ -102,7 +101,7 @@ class Guard(BaseGuard, BlockingClosable):
                     **shared,
                 ),
                 lambda sampling: THREAD_WORKER.add_limiter(
-                    sampling, sampling.take, self._clock, name=self._name, handle_sigterm=False,
+                    sampling, sampling.take, self._clock, name=self._name,
                     job_type=SamplingJob,
                 ),
             )

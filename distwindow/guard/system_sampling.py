@@ -174,8 +174,6 @@ class SystemSampling:
 
     def pause_calls(self, hold: Callable[[], object]) -> None: ...
 
-    def resume_calls(self) -> None: ...
-
     def unreturned_permits(self) -> int:
         return 0
 

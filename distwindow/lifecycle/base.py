@@ -23,13 +23,7 @@ attaches the flush job to its worker again. The end of the process waits while `
 
 from __future__ import annotations
 
-from ..core.errors import ConfigurationError, DistwindowError
-
-
-def check_handle_sigterm(handle_sigterm: object) -> None:
-    """Raise `ConfigurationError` for what is no bool."""
-    if not isinstance(handle_sigterm, bool):
-        raise ConfigurationError(f"handle_sigterm={handle_sigterm!r} is neither True nor False")
+from ..core.errors import DistwindowError
 
 
 class EnteredOnce:

@@ -80,7 +80,6 @@ class BlockingLifecycle(BlockingClosable):
         source: FlushSource,
         name: str,
         *,
-        handle_sigterm: bool,
         job_type: type[FlushJob] = FlushJob,
         in_background: bool = True,
     ) -> None:
@@ -93,7 +92,6 @@ class BlockingLifecycle(BlockingClosable):
                 self._flush_now,
                 self._store.clock,
                 name=name,
-                handle_sigterm=handle_sigterm,
                 job_type=job_type,
             )
         else:

@@ -84,7 +84,6 @@ class AsyncLifecycle(AsyncClosable):
         source: FlushSource,
         name: str,
         *,
-        handle_sigterm: bool,
         job_type: type[FlushJob] = FlushJob,
         in_background: bool = True,
     ) -> None:
@@ -95,7 +94,6 @@ class AsyncLifecycle(AsyncClosable):
                 self._flush_now,
                 self._store.clock,
                 name=name,
-                handle_sigterm=handle_sigterm,
                 job_type=job_type,
             )
         else:

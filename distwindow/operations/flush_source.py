@@ -48,9 +48,6 @@ class FlushSource(Protocol):
     def pause_calls(self, hold: Callable[[], object]) -> None:
         """Have every call run `hold` before it is decided."""
 
-    def resume_calls(self) -> None:
-        """End `pause_calls`."""
-
     def unreturned_permits(self) -> int:
         """Return how many leased permits are still to be given back."""
 

@@ -207,9 +207,6 @@ class HeldSlots:
     def pause_calls(self, hold: Callable[[], object]) -> None:
         self._hold_call = hold
 
-    def resume_calls(self) -> None:
-        self._hold_call = None
-
     def unreturned_permits(self) -> int:
         """Return how many slots are still to be freed."""
         claims = self._claims.copy().values()

@@ -3,8 +3,7 @@ limiters of a process, and one task in each event loop for its asyncio limiters.
 
 Both start when a limiter has something to flush for the first time. With nothing to flush, the
 thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
-when a task is cancelled because its loop shuts down, and at SIGTERM where the application does not
-handle that signal: see `shutdown.py`.
+and when a task is cancelled because its loop shuts down: see `shutdown.py`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from .flush_job import (
     needs_worker,
 )
 from .patching import GEVENT_LISTENER
-from .shutdown import POLL_S, RUNNING, SHUTDOWN
+from .shutdown import SHUTDOWN
 from .uwsgi import UWSGI
 
 _STORE_FOLDER = Path(__file__).parents[1] / "store"
@@ -66,7 +66,6 @@ class WorkerTasks:
         clock: Clock,
         *,
         name: str,
-        handle_sigterm: bool,
         job_type: type[FlushJob] = FlushJob,
     ) -> FlushJob:
         """Return a job whose `flush` is awaited whenever `strategy` has something due, unless the
@@ -78,7 +77,7 @@ class WorkerTasks:
             self.jobs.add(job)
             GEVENT_LISTENER.subscribe()
             UWSGI.hook_fork()
-            SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
+            SHUTDOWN.hook_exit()
         return job
 
     async def detach(self, job: FlushJob) -> None:
@@ -134,7 +133,7 @@ class WorkerTasks:
                     self._worker(loop).unsent |= self._loop_workers[closed].unsent
                 del self._loop_workers[closed]
             self._worker(loop).wake(job)
-        SHUTDOWN.on_worker_started()
+        SHUTDOWN.hook_exit()  # for what has been imported since
 
     def _worker(self, loop: asyncio.AbstractEventLoop) -> _LoopWorker:
         return self._loop_workers.setdefault(loop, _LoopWorker(loop))
@@ -182,10 +181,6 @@ class _LoopWorker:
         self._task = this_task
         try:
             while self.unsent:
-                # During a shutdown the shutdown thread flushes: a paused call may block this loop,
-                # and then nothing that this task has begun to flush would be sent.
-                while SHUTDOWN.phase != RUNNING:  # noqa: ASYNC110 - another thread sets it
-                    await asyncio.sleep(POLL_S)
                 now = monotonic()
                 next_due_at = min(job.next_due_at for job in self.unsent)
                 if next_due_at == NEVER:  # another flush has sent it

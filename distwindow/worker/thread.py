@@ -72,7 +72,6 @@ class WorkerThread:
         clock: Clock,
         *,
         name: str,
-        handle_sigterm: bool,
         job_type: type[FlushJob] = FlushJob,
     ) -> FlushJob:
         """Return a job whose `flush` is called whenever `strategy` has something due, unless the
@@ -84,7 +83,7 @@ class WorkerThread:
             self.jobs.add(job)
             GEVENT_LISTENER.subscribe()
             UWSGI.hook_fork()
-            SHUTDOWN.on_limiter_created(strategy, handle_sigterm=handle_sigterm)
+            SHUTDOWN.hook_exit()
         return job
 
     def detach(self, job: FlushJob) -> None:
@@ -128,7 +127,7 @@ class WorkerThread:
 
     def _start(self) -> None:
         PATCH_STATE.check()
-        SHUTDOWN.on_worker_started()
+        SHUTDOWN.hook_exit()  # for what has been imported since
         # It starts none where Python is exiting (then `flush_all` flushes), or where uWSGI is about
         # to fork (then the next call in the worker starts one).
         start_thread(self._run)
@@ -157,7 +156,7 @@ class WorkerThread:
             if job.detached:
                 self._unsent.discard(job)
                 continue
-            SHUTDOWN.hold_call()  # during a shutdown, the shutdown thread flushes instead
+            SHUTDOWN.hold_call()  # as the process ends, its last flush is the only one
             if job.next_due_at <= monotonic():
                 self._run_job(job)
             if job.next_due_at == NEVER:

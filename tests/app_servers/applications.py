@@ -13,7 +13,7 @@ from distwindow import AsyncLimiter, Limiter
 def options(**more):
     options = dict(prefix=os.environ["PREFIX"], consistency=os.environ["MODE"], timeout=5)
     options |= dict(name=os.environ["PREFIX"])
-    if os.environ["MODE"] == "direct":
+    if os.environ["MODE"] != "eventual":
         options["flush_interval"] = 60  # only the end of the process sends the refusals
     return options
 

@@ -132,6 +132,10 @@ SETUPS = [
             ("solo", 1, ()),
         )
     ],
+    Setup(
+        "Celery prefork, --max-tasks-per-child 20", "celery",
+        f"{_CELERY} -c 4 --max-tasks-per-child 20", ("celery",), applications.CELERY,
+    ),
     *[
         Setup(
             f"{kind}, {method}", "processes", f"application.py {kind} {method} {{calls}}",

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distwindow import AsyncLimiter, DistwindowError, Limiter
+from distwindow import AsyncLimiter, DistwindowError, Limiter, exit_on_sigterm
 from tests.attack.children import dump_stacks_on_sigquit, read_plan, restart_watchdog
 from tests.attack.shared_counts import SharedCounts
 
@@ -183,6 +183,8 @@ async def run_tasks() -> None:
 if __name__ == "__main__":
     dump_stacks_on_sigquit()
     restart_watchdog(60)
+    if "sigterm" in way:
+        exit_on_sigterm()
     if "async" in way or "aclose" in way:
         asyncio.run(run_tasks())
     else:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -60,11 +58,6 @@ def work(url: str, prefix: str, package: str, mode: Consistency, way: str) -> No
         with redis.Redis.from_url(url) as server:
             server.shutdown(nosave=True)
 
-    def is_terminated() -> None:
-        calls()
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(60)
-
     def enters() -> None:
         assert finalized.wait(20)
         for _ in range(CALLS - 1):
@@ -76,7 +69,6 @@ def work(url: str, prefix: str, package: str, mode: Consistency, way: str) -> No
 
     targets: dict[str, Callable[[], None]] = {
         "calls": calls,
-        "sigterm": is_terminated,
         "lost": calls_and_ends_the_server,
         "acquire": waits_in_acquire,
         "entries": enters,

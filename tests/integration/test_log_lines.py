@@ -4,9 +4,7 @@ what happens next. None shows a password.
 
 from __future__ import annotations
 
-import _thread
 import logging
-import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,11 +13,9 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
 from distwindow.consistency.key_state import NEVER
-from distwindow.core.interrupts import OneShotEvent
 from distwindow.store.redis.urls import masked_url
 from distwindow.worker import flush_job, tasks
 from distwindow.worker.flush_job import FlushJob
-from distwindow.worker.shutdown import Shutdown
 from distwindow.worker.thread import WorkerThread
 from tests.servers import Proxy, Refuse, Standalone, until
 from tests.unit.clock_and_stores import ManualClock
@@ -126,51 +122,6 @@ def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> Non
         f"9 unspent permits of {NAME} were not given back: {ended} (there was not enough time); "
         "they count as used until their window ends",
     ]
-
-
-class Worker:
-    """Tries to flush one limiter, and fails."""
-
-    def __init__(self, job: FlushJob) -> None:
-        self.jobs = flush_job.FlushJobs()
-        self.jobs.add(job)
-
-    def flush_all(self, deadline: float, *, final: bool) -> None:
-        raise ZeroDivisionError("of the worker")
-
-
-def test_at_sigterm_without_a_thread(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_thread(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", no_thread)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(signal, "raise_signal", lambda _: None)
-    monkeypatch.setattr(Shutdown, "_pause_calls", lambda _: None)
-    job = job_of(PendingStrategy(counts=7))
-    end = Shutdown()
-    end.add(Worker(job))
-    end.on_sigterm(signal.SIGTERM, None)
-    assert caplog.messages == [
-        f"7 counts of {NAME} were lost: SIGTERM has ended the process before they could be sent "
-        "(no thread could be started for that: can't start new thread)"
-    ]
-
-
-def test_a_worker_that_fails_at_sigterm(caplog: pytest.LogCaptureFixture) -> None:
-    job = job_of(PendingStrategy(counts=7))
-    end = Shutdown()
-    end.add(Worker(job))
-    done = OneShotEvent()
-    end._flush_worker(Worker(job), 0.0, False, done)
-    assert done.is_set
-    assert caplog.messages == [
-        f"flushing the counts of {NAME} at SIGTERM failed with an unexpected error; "
-        "7 counts are not sent yet, and another line is logged if they are lost"
-    ]
-    assert "ZeroDivisionError: of the worker" in caplog.text
 
 
 def test_a_loop_that_fails_at_exit(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from distwindow import Limiter, Stats
 from tests.event_loops import program_header, uvloop_param
 from tests.integration.harness import admin, used
 from tests.interruptions import restore_sigint
-from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone, until
+from tests.servers import Blackhole, Proxy, Refuse, Silent, Standalone
 
 ROOT = Path(__file__).parents[2]
 MODES = ["direct", "leased", "eventual"]
@@ -30,9 +29,11 @@ LIMIT = "20/hour"
 
 PROGRAM = """
 import asyncio, os, signal, sys, time
-from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
+from distwindow import AsyncLimiter, Limiter, RateLimitExceeded, exit_on_sigterm
 
 url, prefix, kind, mode, way = sys.argv[1:]
+if way == "sigterm":
+    exit_on_sigterm()
 options = dict(prefix=prefix, consistency=mode, timeout=1, flush_interval=3600, sync_interval=3600)
 
 def entries(limiter):
@@ -126,7 +127,7 @@ else:
 """
 
 LOST = r"47 counts of limiter '.*' at redis://.* were lost: the process was ended before .*\n"
-CODES = {"sys.exit": 3, "exception": 1, "keyboard": -signal.SIGINT, "sigterm": -signal.SIGTERM}
+CODES = {"sys.exit": 3, "exception": 1, "keyboard": -signal.SIGINT, "sigterm": 128 + signal.SIGTERM}
 
 
 class Program:
@@ -252,93 +253,6 @@ def test_however_its_loop_ends(redis_url: str, prefix: str, mode: str) -> None:
             nothing_lost(
                 redis_url, program.prefix, more=3 if program.way == "await in finally" else 0
             )
-
-
-SPINNING = """
-import mmap, struct, sys, time
-from distwindow import Limiter
-
-url, prefix, mode, interval, pause, path = sys.argv[1:]
-options = dict(prefix=prefix, consistency=mode, timeout=1)
-options |= dict(flush_interval=float(interval), sync_interval=float(interval))
-limiter = Limiter(url, "1000000000/hour" if mode != "direct" else "1/hour", **options)
-file = open(path, "r+b")
-counted = mmap.mmap(file.fileno(), 8)
-done = 0
-while True:
-    limiter.try_acquire("k")
-    done += 1
-    struct.pack_into("q", counted, 0, done)
-    if pause != "0":
-        time.sleep(float(pause))
-"""
-
-
-class Spinning:
-    """A process that calls without a break, and writes to a file how many calls have returned."""
-
-    def __init__(
-        self, url: str, prefix: str, file: Path, mode: str, interval: float, pause: float
-    ) -> None:
-        file.write_bytes(bytes(8))
-        self._file = file
-        args = [url, prefix, mode, str(interval), f"{pause:g}", str(file)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SPINNING, *args],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-
-    def done(self) -> int:
-        return int(struct.unpack("q", self._file.read_bytes())[0])
-
-    def end(self, number: signal.Signals) -> float:
-        """End it by a signal. Return the seconds that it took."""
-        began = time.monotonic()
-        self.process.send_signal(number)
-        self.process.wait(20)
-        assert self.process.returncode == -number
-        return time.monotonic() - began
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_sigterm_amid_calls(redis_url: str, prefix: str, mode: str, tmp_path: Path) -> None:
-    """The handler interrupts the main thread at any line, also while it holds a lock."""
-    shortest = 30.0
-    for turn in range(3):
-        name = f"{prefix}-{turn}"
-        spinning = Spinning(redis_url, name, tmp_path / name, mode, 3600, 0)
-        # mypy cannot infer a lambda whose parameter has a default.
-        until(lambda one=spinning: one.done() > 1000)  # type: ignore[misc]
-        shortest = min(shortest, spinning.end(signal.SIGTERM))  # a machine may stall in one
-        stats = recorded(redis_url, name)
-        counted = stats.passed + stats.blocked
-        assert spinning.done() <= counted
-        # A lease that was in flight is lost: its permits count as used until their window ends.
-        assert counted <= spinning.done() + 1 or mode == "leased"
-    assert shortest < 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["direct", "eventual"])
-def test_sigkill_loses_what_an_interval_counted(
-    redis_url: str, prefix: str, mode: str, tmp_path: Path
-) -> None:
-    interval = 0.2
-    spinning = Spinning(redis_url, prefix, tmp_path / "done", mode, interval, 0.001)
-    until(lambda: spinning.done() > 0)
-    seen: list[tuple[float, int]] = []
-    ends = time.monotonic() + 1
-    while time.monotonic() < ends:
-        seen.append((time.monotonic(), spinning.done()))
-        time.sleep(0.005)  # between two samples
-    spinning.end(signal.SIGKILL)
-    before = max(
-        done for at, done in seen if at < ends - interval - 0.1
-    )  # 0.1 s for stalls of the machine
-    stats = recorded(redis_url, prefix)
-    assert 100 < before <= stats.passed + stats.blocked <= spinning.done() + 1
 
 
 @pytest.mark.slow

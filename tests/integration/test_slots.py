@@ -414,9 +414,11 @@ def test_a_task_that_is_cancelled_while_its_reply_is_lost(
 
 PROGRAM = """
 import asyncio, os, signal, sys, time
-from distwindow import AsyncConcurrency, Concurrency
+from distwindow import AsyncConcurrency, Concurrency, exit_on_sigterm
 
 url, prefix, kind, way = sys.argv[1:]
+if way == "sigterm":
+    exit_on_sigterm()
 options = dict(prefix=prefix, ttl=30, timeout=4)
 
 def leave():
@@ -454,10 +456,10 @@ def test_the_slots_of_a_process_that_ends_are_freed(
         assert number_held(slots) == 2
         process.terminate()
     _, errors = process.communicate(timeout=20)
-    assert process.returncode == {"end": 0, "exception": 1, "sigterm": -signal.SIGTERM}[way]
+    assert process.returncode == {"end": 0, "exception": 1, "sigterm": 128 + signal.SIGTERM}[way]
     assert number_held(slots) == 0, errors
     assert ("ZeroDivisionError" in errors) == (way == "exception")
-    assert "lost" not in errors or way == "sigterm"
+    assert "lost" not in errors
 
 
 def start(url: str, prefix: str, kind: str, way: str) -> subprocess.Popen[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from distwindow import Limit
+from distwindow import Limit, Limiter
 from tests.servers import Pass, Proxy, Silent, Standalone, until
 from tests.workers.fleet import KINDS, Fleet, Kind
 
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 LIMIT = Limit("5/second")
 """Slow enough that one worker on a busy machine would exceed it, as the control shows."""
 JOBS = 20
+SIMPLE_WORKER = "distwindow.contrib.rq.LimitedSimpleWorker"
 IDEAL_S = (JOBS / LIMIT.amount - 1) * LIMIT.per
 """From the first to the last admission, if every permit is used."""
 
@@ -115,6 +117,21 @@ def test_a_stopped_worker_loses_nothing_and_repeats_nothing(
         fleet.finish(JOBS)
         assert Counter(fleet.starts()) == Counter(range(JOBS))
         assert len(fleet.admitted_ms()) == JOBS
+
+
+def test_what_jobs_have_counted_is_sent_when_their_worker_is_stopped(
+    kind: Kind, broker: Standalone, tmp_path: Path
+) -> None:
+    """With RQ where jobs have no process of their own, which would end by `os._exit`."""
+    if kind.name == "rq":
+        kind = replace(kind, command=("rq", "worker", "--worker-class", SIMPLE_WORKER, "jobs"))
+    with Fleet(kind, broker.url, "1000/second", log=tmp_path / "log") as fleet:
+        fleet.enqueue(5)
+        worker = fleet.start_worker()
+        fleet.finish(5)
+        fleet.stop_worker(worker)
+    with Limiter(broker.url, "1000/hour", prefix="in-jobs", timeout=5) as limiter:
+        assert limiter.stats("starts").passed == 5
 
 
 def test_jobs_are_held_while_the_limiters_redis_is_silent_and_others_run(

@@ -254,7 +254,7 @@ def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
     + [{"timeout": v} for v in (0, -1, float("nan"), float("inf"), True, "1", None)]
     + [{"name": v} for v in ("", "two words", "ü", 7)]
     + [{"prefix": v} for v in ("", "a b", "{a}", 7)]
-    + [{"clock": "mine"}, {"handle_sigterm": 1}, {"time": 7}],
+    + [{"clock": "mine"}, {"time": 7}],
 )
 def test_an_option_that_cannot_work_is_refused(option: Any) -> None:
     (name,) = option

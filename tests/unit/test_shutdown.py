@@ -1,122 +1,31 @@
-"""The phases of a shutdown are those of the table at the head of `worker/shutdown.py`."""
+"""The last flush of a process, and `exit_on_sigterm`."""
 
 from __future__ import annotations
 
-import _thread
-import os
-import re
 import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from distwindow.worker import shutdown
+from distwindow import exit_on_sigterm
+from distwindow.worker import exit_hooks, shutdown
 from distwindow.worker.flush_job import EXIT_TIMEOUT_S, FlushJobs
-from distwindow.worker.shutdown import (
-    CALL_DELAY_S,
-    ENDING,
-    FIRST_FLUSH_TIMEOUT_S,
-    FLUSHING,
-    PAUSED,
-    POLL_S,
-    RUNNING,
-    Shutdown,
-)
-
-NAMES = {"RUNNING": RUNNING, "FLUSHING": FLUSHING, "PAUSED": PAUSED, "ENDING": ENDING}
-ROW = re.compile(
-    rf"^    (?P<phase>{'|'.join(NAMES)})  +(?P<calls>.+?)  +(?P<sigterm>.+?)  +(?P<next>[A-Z]+),",
-    re.MULTILINE,
-)
-TABLE = {row["phase"]: row.groupdict() for row in ROW.finditer(shutdown.__doc__ or "")}
-
-
-class Job:
-    """A job with something to send until it has been flushed."""
-
-    detached = False
-    failure = close_done = None
-    has_unsent = True
-    gave_up_at_exit = loss_reported = False
-
-    class strategy:  # noqa: N801 - an attribute
-        pause_calls = staticmethod(lambda hold: None)
-        resume_calls = staticmethod(lambda: None)
+from distwindow.worker.shutdown import FIRST_FLUSH_TIMEOUT_S, Shutdown
+from tests.unit.clock_and_stores import ManualClock
 
 
 class Worker:
-    """Records in which phase it flushes."""
+    """Records until when it may flush."""
 
     def __init__(self, ending: Shutdown) -> None:
         self.jobs = FlushJobs()
-        self.job = Job()
-        # `Job` stands in for a `FlushJob`.
-        self.jobs.add(self.job)  # type: ignore[arg-type]
-        self.ending = ending
-        self.flushed_in: list[int] = []
         self.deadlines: list[float] = []
         ending.add(self)
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
-        self.flushed_in.append(self.ending.phase)
-        self.deadlines.append(deadline)
-        self.job.has_unsent = False
-
-
-def test_the_table_has_every_phase() -> None:
-    assert list(TABLE) == list(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_calls_do_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = Shutdown()
-    ending.phase = NAMES[name]
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 10:
-            ending.phase = RUNNING
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    ending.hold_call()
-    observed = {(): "are decided", (CALL_DELAY_S,): "are decided, slowly"}.get(tuple(slept), "wait")
-    assert observed == TABLE[name]["calls"]
-    assert observed != "wait" or slept == [CALL_DELAY_S] + [POLL_S] * 9
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_sigterm_does_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = Shutdown()
-    ending.phase = NAMES[name]
-    done: list[str] = []
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(signal, "raise_signal", lambda _: done.append("ends the process"))
-    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: done.append("starts the thread"))
-    ending.on_sigterm(signal.SIGTERM, None)
-    assert done == [TABLE[name]["sigterm"]] or (done, TABLE[name]["sigterm"]) == ([], "is ignored")
-    assert ending.phase == (FLUSHING if name == "RUNNING" else NAMES[name])
-
-
-def test_one_leads_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = Shutdown()
-    worker = Worker(ending)
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # which survives
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    seen: list[int] = [ending.phase]
-
-    def kill(process: int, number: int) -> None:
-        seen.extend([*worker.flushed_in, ending.phase])
-        ending._sigterm_survived.set()
-
-    monkeypatch.setattr(os, "kill", kill)
-    monkeypatch.setattr(_thread, "start_new_thread", lambda function, words: function(*words))
-    ending.on_sigterm(signal.SIGTERM, None)
-    seen.append(ending.phase)
-    assert seen == [RUNNING, FLUSHING, PAUSED, ENDING, RUNNING]
-    names = list(NAMES)
-    follows = {name: names[seen[at + 1]] for at, name in enumerate(names)}
-    assert follows == {name: row["next"] for name, row in TABLE.items()}
+        raise NotImplementedError
 
 
 def test_an_exit_has_one_deadline_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,3 +47,56 @@ def test_an_exit_has_one_deadline_for_all_workers(monkeypatch: pytest.MonkeyPatc
     assert [worker.deadlines for worker in workers] == [
         [1000 + FIRST_FLUSH_TIMEOUT_S, 1000 + EXIT_TIMEOUT_S]
     ] * 2
+
+
+@pytest.fixture
+def sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SIGTERM has its default action, and the tests' own handler afterwards."""
+    monkeypatch.setattr(exit_hooks, "_last_sigterm_at", float("-inf"))
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_exit_on_sigterm_ends_the_process_once(
+    sigterm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal interrupts no clean-up, and one that comes much later ends the process where
+    the first exception was dropped.
+    """
+    clock = ManualClock()
+    monkeypatch.setattr(exit_hooks, "SYSTEM", clock)
+    exit_on_sigterm()
+    exit_on_sigterm()
+    with pytest.raises(SystemExit) as ended:
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143
+    exit_on_sigterm()
+    signal.raise_signal(signal.SIGTERM)
+    clock.advance(exit_hooks.REPEATS_IGNORED_S)
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_exit_on_sigterm_replaces_no_other_handler(sigterm: None, handler: signal.Handlers) -> None:
+    signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(RuntimeError, match=r"SIGTERM is handled already \(by "):
+        exit_on_sigterm()
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_exit_on_sigterm_is_for_the_main_thread(sigterm: None) -> None:
+    raised: list[Exception] = []
+
+    def call() -> None:
+        try:
+            exit_on_sigterm()
+        except RuntimeError as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert str(raised[0]).startswith("exit_on_sigterm() was called outside the main thread")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -67,13 +67,12 @@ class Work:
 def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
     """A worker that is no part of the shutdown of this process."""
     monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
-    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     return WorkerThread()
 
 
 def serve(worker: WorkerThread, work: Any) -> FlushJob:
-    return worker.add_limiter(work, work.send, SYSTEM, name="a test", handle_sigterm=False)
+    return worker.add_limiter(work, work.send, SYSTEM, name="a test")
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:
@@ -133,7 +132,7 @@ def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is never a second thread beside the first."""
     monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
-    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
+    monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     for number in range(1, 30):
         worker, work = WorkerThread(), Work()
         serve(worker, work)
@@ -205,7 +204,6 @@ async def test_nothing_that_a_flush_raises_ends_the_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("distwindow.worker.tasks.SHUTDOWN", shutdown.Shutdown())
-    monkeypatch.setattr(shutdown.Shutdown, "on_limiter_created", lambda *_, **__: None)
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     monkeypatch.setattr("distwindow.worker.flush_job.SETTLED_S", 0.0)
     worker, works = WorkerTasks(), [Work(), Work()]
@@ -226,7 +224,6 @@ async def test_nothing_that_a_flush_raises_ends_the_task(
             flush_of(work),
             SYSTEM,
             name="a test",
-            handle_sigterm=False,
         )
         for work in works
     ]

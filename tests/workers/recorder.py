@@ -20,11 +20,14 @@ LIMIT = os.environ["DISTWINDOW_WORKERS_LIMIT"]
 STORE_URL = os.environ.get("DISTWINDOW_WORKERS_STORE_URL", URL)
 """Where the limiter counts."""
 _client = redis.Redis.from_url(URL)
+_try_acquire = Limiter.try_acquire
+_starts = Limiter(URL, "1000/hour", prefix="in-jobs", consistency="eventual", sync_interval=3600)
 
 
 def job_started(number: int) -> None:
-    """Record that the job `number` has started."""
+    """Record that the job `number` has started; a limiter's count is sent as its process ends."""
     _client.rpush("recorded:starts", number)
+    _try_acquire(_starts, "starts")
 
 
 def record_decisions() -> None:

@@ -98,10 +98,7 @@ class RateLimits:
         """
         settings = self.settings()
         self.effective_limits(settings).check(self.app.tasks)
-        Limiter(
-            self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout,
-            handle_sigterm=False,
-        ).close()  # fmt: skip
+        Limiter(self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout).close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""

@@ -232,7 +232,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         def make_limiter(limits: LimitSpec) -> Limiter:
             return Limiter(
                 store, limits, prefix=settings.prefix, timeout=settings.timeout,
-                handle_sigterm=False, name="distwindow-celery",
+                name="distwindow-celery",
             )  # fmt: skip
 
         # Each call names its own limits; the limiter's own are never used.
