@@ -24,7 +24,7 @@ from tests.attack.client import Client, ClientLog, Op, Work, now_ms
 
 LIMITED, BREAKABLE = "limited", "breakable"
 FREED_S = 12.0
-"""A place whose call was interrupted as it was left is freed after a third of its ttl, ten seconds."""
+"""A place whose call was interrupted as it was left is freed after a third of its ttl, 10 s."""
 HEALED_S = 14.0
 """A probe whose call was interrupted is replaced after ten seconds."""
 ENOUGH = 3
