@@ -1,9 +1,9 @@
 """Scenario `interruptions`: exceptions of signal handlers at random moments, with every
 consistency.
 
-The exception of the application must arrive unchanged, no call may end after its deadline, no
-thread may hang, the worker must go on, and the server must have counted what the calls have
-returned, except for the interrupted ones.
+The four laws of docs/guarantees.md must hold: nothing hangs, no call ends after its deadline and
+the worker goes on; the exception of the application arrives unchanged; and the server has counted
+what the calls have returned, so that no more is lost or added than the interrupted calls.
 """
 
 from __future__ import annotations
