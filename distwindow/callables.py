@@ -255,6 +255,7 @@ class KeyTemplate:
 
     def __init__(self, template: str, arguments: FunctionArguments, shown: str) -> None:
         self._template = template
+        self._shown = shown
         self._arguments = arguments
         self._fields = _checked_fields(template, arguments, shown)
         self._places = self._find_places()
@@ -267,22 +268,26 @@ class KeyTemplate:
 
     def fill(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the key of one call. Raises `TypeError` for arguments that the function does not
-        take and for missing ones, and what `str.format` raises.
+        take and for missing ones, and what `str.format` raises; it names the template.
         """
         places = self._places
-        if (
-            places is None
-            or len(args) > len(self._arguments.positional)
-            or kwargs.keys() - self._known
-        ):
-            return self._fill_bound(args, kwargs)
-        named: dict[str, Any] = {}
-        for name, place, default in places:
-            value = args[place] if place < len(args) else kwargs.get(name, default)
-            if value is _MISSING:
-                raise TypeError(f"the call has no argument {name!r}")
-            named[name] = value
-        return self._template.format(**named)
+        try:
+            if (
+                places is None
+                or len(args) > len(self._arguments.positional)
+                or kwargs.keys() - self._known
+            ):
+                return self._fill_bound(args, kwargs)
+            named: dict[str, Any] = {}
+            for name, place, default in places:
+                value = args[place] if place < len(args) else kwargs.get(name, default)
+                if value is _MISSING:
+                    raise TypeError(f"the call has no argument {name!r}")
+                named[name] = value
+            return self._template.format(**named)
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            exc.args = (f"{self._shown}: {exc}", *exc.args[1:])
+            raise
 
     def _fill_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         bound = self._arguments.bind(args, kwargs)
@@ -348,8 +353,9 @@ def _checked_fields(template: str, arguments: FunctionArguments, shown: str) -> 
         else:
             known = name in known_names or (arguments.takes_any_name and bool(name))
         if not known:
+            names_what = f"names {name!r}, which is" if name else "has empty braces, which name"
             raise ConfigurationError(
-                f"{shown} names {name!r}, which is no argument of {arguments.subject}; its "
+                f"{shown} {names_what} no argument of {arguments.subject}; its "
                 f"arguments are {', '.join(arguments.names) or 'none'}; a brace that is meant "
                 "literally is written twice"
             )

@@ -19,7 +19,7 @@ def main() -> None:
         # Any other missing module is a broken installation, and its traceback is needed.
         if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
-        if sys.argv[1:] == ["--version"]:
+        if sys.argv[1:] in (["--version"], ["-V"]):
             from distwindow import __version__
 
             print(f"distwindow {__version__}")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..core.errors import counted
 from ..protocol.keys import RingNameParts, check_prefix, line_name, shaping_name
 from .breakers import breaker_page, is_breaker_name
 from .errors import report_errors
@@ -141,7 +142,7 @@ def _print_result(
 ) -> None:
     shown = printable(argument)  # as it was typed
     if keys:
-        key_count = f"{_counted(len(keys), 'key')}, " if pattern else ""
+        key_count = f"{counted(len(keys), 'key')}, " if pattern else ""
         typer.echo(f"{shown}: {key_count}{_windows(keys)} {done}")
         return
     hint = ""
@@ -154,13 +155,9 @@ def _windows(keys: Iterable[_FoundKey]) -> str:
     names = [name for key in keys for name in key.rings]
     slots, breakers = sum(map(is_slots_name, names)), sum(map(is_breaker_name, names))
     windows = len(names) - slots - breakers
-    parts = [_counted(windows, "window")] if windows else []
+    parts = [counted(windows, "window")] if windows else []
     if slots:
-        parts.append(_counted(slots, "set") + " of slots")
+        parts.append(counted(slots, "set") + " of slots")
     if breakers:
-        parts.append(_counted(breakers, "circuit breaker"))
+        parts.append(counted(breakers, "circuit breaker"))
     return " and ".join(parts)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"

@@ -124,7 +124,7 @@ class BaseKeeper:
         """Have the worker take the places in the line from this process, if the caller of `claim`
         has given up, and nobody else waits here.
         """
-        has_place = waiter.may_wait and not claim.is_renewed
+        has_place = waiter.may_wait and claim.may_have_place and not claim.is_renewed
         if has_place and not self._wait_queues.count(claim.name):
             self._held.leave_line(claim.name, self._monotonic())
 

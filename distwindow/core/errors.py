@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from .key import AnyKey
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 count" or "2 counts"."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
 def short_repr(key: object) -> str:
     """Return `repr(key)`, shortened to 120 characters: a key may be a megabyte long."""
     try:

@@ -63,6 +63,7 @@ class SlotClaim:
     __slots__ = (
         "_deadline",
         "_may_be_stored",
+        "_may_have_place",
         "_unsettled",
         "command",
         "ended",
@@ -94,6 +95,7 @@ class SlotClaim:
         self.owner: Callable[[], object] | None = None
         """A weak reference to the object by which the caller holds it."""
         self._may_be_stored = False
+        self._may_have_place = False
         self._unsettled = 0
         """Holds whose outcome is unknown."""
         self._deadline = _NO_TIME
@@ -132,6 +134,11 @@ class SlotClaim:
         return self.ended and not self._may_be_stored
 
     @property
+    def may_have_place(self) -> bool:
+        """True if the store may have executed a hold, and so know a place of this process."""
+        return self._may_have_place or self._unsettled > 0
+
+    @property
     def is_renewed(self) -> bool:
         """True if the worker renews it."""
         return self.extended_at != _NO_TIME and not self.ended and not self.lost
@@ -156,6 +163,7 @@ class SlotClaim:
     def on_reply(self, reply: HoldReply, sent_at: float) -> None:
         """Take the reply to a hold."""
         self._unsettled -= 1
+        self._may_have_place = True
         if reply.granted:
             self.extended_at = sent_at
         else:

@@ -13,7 +13,7 @@ from weakref import ref
 from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
 from ..core.clock import SYSTEM, Clock
-from ..core.errors import DistwindowError
+from ..core.errors import DistwindowError, counted
 from ..core.interrupts import OneShotEvent
 from ..operations.flush_source import FlushSource
 
@@ -202,8 +202,8 @@ class FlushJob:
 
     def _kept_text(self) -> str:
         counts, permits = self.strategy.unacknowledged_counts(), self.strategy.unreturned_permits()
-        leased = f" and {permits} leased permits" if permits else ""
-        return f"{counts} counts{leased} are kept here, and the next flush tries again"
+        leased = f" and {counted(permits, 'leased permit')}" if permits else ""
+        return f"{counted(counts, 'count')}{leased} kept here; the next flush tries again"
 
     def _dropped_text(self) -> str:
         """Return the end of a log line: the counts that were dropped since the last log line."""

@@ -46,7 +46,7 @@ def test_without_the_extra_one_line_names_what_to_install(arguments: list[str]) 
 
 def test_the_version_needs_no_extra(shell: Cli) -> None:
     assert without_extra("--version").stdout == f"distwindow {__version__}\n"
-    assert shell("--version").out == f"distwindow {__version__}\n"
+    assert shell("-V").out == shell("--version").out == f"distwindow {__version__}\n"
 
 
 def test_python_m_distwindow_is_the_command(redis_url: str, prefix: str) -> None:

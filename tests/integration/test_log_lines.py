@@ -82,7 +82,7 @@ def test_a_flush_that_fails_and_works_again(
     job.record_flush(None)
     strategy.permits = 12
     job.record_flush(unreachable)
-    kept = "are kept here, and the next flush tries again"
+    kept = "kept here; the next flush tries again"
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
         f"the counts of {NAME} can be flushed again; "
@@ -102,7 +102,7 @@ def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureF
     worker._run_job(job)
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed with an unexpected error; "
-        "3 counts are kept here, and the next flush tries again"
+        "3 counts kept here; the next flush tries again"
     ]
     assert "ZeroDivisionError: of the store" in caplog.text
 

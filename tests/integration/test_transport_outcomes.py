@@ -185,7 +185,7 @@ def test_a_connect_that_has_failed_since_the_last_call_is_tried_again(
         connection = store._connection_to(store._topology.node)
         with proxy.inject(Silent()):
             proxy.cut()
-            with pytest.raises(StoreTimeout, match="surely not executed"):
+            with pytest.raises(StoreTimeout, match="surely not executed; where no call"):
                 limiter.try_acquire("k")
             left_opening = connection._opening
             assert left_opening.wait(20)

@@ -103,7 +103,7 @@ def test_a_template_gets_the_arguments_that_the_function_gets(
     ("text", "says"),
     [
         ("user:{user}", "names 'user', which is no argument of .*its arguments are tenant"),
-        ("user:{}", "names ''"),
+        ("user:{}", "has empty braces, which name no argument of"),
         ("user:{tenant", "is no template"),
         ("user:{tenant.lower()}", "a template can call nothing"),
         ("", "must not be empty"),
@@ -117,6 +117,14 @@ def test_a_template_that_can_fill_no_key(limiter_class: Any, text: str, says: st
     decorator = limiter_of(limiter_class).limit(text)
     with pytest.raises(ConfigurationError, match=says):
         decorator(function)
+
+
+def test_an_argument_that_does_not_fit_the_template_is_an_error_that_names_it() -> None:
+    def handle(user: Any) -> None: ...
+
+    handle = limiter_of(Limiter).limit("user:{user.id}")(handle)
+    with pytest.raises(AttributeError, match=r"^limit\('user:\{user.id\}'\) of .*: 'str'"):
+        handle("ada")
 
 
 @each_limiter

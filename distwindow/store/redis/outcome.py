@@ -54,6 +54,12 @@ _FIXES = (
 )
 
 
+_NOT_ANSWERED = (
+    "the call was surely not executed; where no call is ever answered, see whether the port is one "
+    "of Redis, and of TLS (rediss://) or not"
+)
+
+
 @dataclass(frozen=True)
 class ErrorReply:
     """An error reply after which the call was surely not executed."""
@@ -112,7 +118,7 @@ def is_unknown(exc: BaseException) -> bool:
 
 def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
     """The error of a call whose deadline passed; `sent`: bytes may have reached the server."""
-    outcome = "the outcome of the call is unknown" if sent else "the call was surely not executed"
+    outcome = "the outcome of the call is unknown" if sent else _NOT_ANSWERED
     return StoreTimeout(
         f"{node} did not answer within {timeout:g} s; {outcome}", charged=None if sent else False
     )
