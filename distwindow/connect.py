@@ -14,10 +14,8 @@ import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
-from .consistency.base import LocalStrategy
 from .consistency.direct import Direct
 from .consistency.eventual import Eventual
-from .consistency.immediate_views import ImmediateViews
 from .consistency.in_process import InProcess
 from .consistency.leased import Leased
 from .core.clock import SYSTEM, Clock
@@ -119,7 +117,7 @@ def make_strategy(
     strategy: Strategy
     clock, max_keys = store.clock, options.max_local_keys
     if store.source == "local" and attempt is not None:
-        strategy = InProcess(commands, attempt)
+        strategy = InProcess(commands, attempt, clock, max_keys, options.flush_interval)
     elif any_shaped(commands.limits):
         strategy = Direct(commands, clock, max_keys, options.flush_interval)
     elif options.consistency == "leased":
@@ -137,13 +135,11 @@ def make_views(
     """Return where entries are counted for minute views; None if `store` keeps none: only the
     stores of this package do.
     """
-    if isinstance(strategy, LocalStrategy):
-        is_redis = isinstance(store, (RedisStore, AsyncRedisStore))
-        return strategy.add_views(prefix, max_origins) if is_redis else None
     memory = store.memory if isinstance(store, AsyncMemoryStore) else store
-    if isinstance(memory, MemoryStore) and memory.keeps_views:
-        return ImmediateViews(prefix, max_origins, memory.execute)
-    return None
+    keeps_views = isinstance(store, (RedisStore, AsyncRedisStore)) or (
+        isinstance(memory, MemoryStore) and memory.keeps_views
+    )
+    return strategy.add_views(prefix, max_origins) if keeps_views else None
 
 
 def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:

@@ -1,12 +1,12 @@
 --- breaker_flush: add calls that ended in a process to a closed breaker, and open it if its rule says so.
 --- KEYS   breaker senders
---- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms known_epoch sender seq counts
---- RETURN guard taken now_ms state epoch retry_in_ms total bad (epoch state)...
+--- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms sender seq counts
+--- RETURN guard taken now_ms state epoch retry_in_ms total bad
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
 --- `counts`: 'epoch start total bad;' for each epoch and bucket in which calls were let through and
 --- ended. Those of an earlier epoch, and of buckets that have expired, are dropped. Without counts
 --- the state is read. A breaker takes each `seq` of a `sender` once; with an empty sender it takes every
---- flush. `state`: 0 closed, 1 open, 2 half-open. After `bad` come the changes since known_epoch.
+--- flush. `state`: 0 closed, 1 open, 2 half-open.
 local guard, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
 --@include shared/deadline.lua
@@ -14,7 +14,7 @@ local guard, client_now = ARGV[1], ARGV[10]
 --@include shared/breaker.lua
 --@include shared/senders.lua
 
-local sender, seq, counts = ARGV[12] or '-', ARGV[13], ARGV[14] or '-'
+local sender, seq, counts = ARGV[11] or '-', ARGV[12], ARGV[13] or '-'
 local breaker, buckets = parse_breaker(), {}
 -- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
 local rest = string.gsub(counts, '%f[%d](%d+) (%d+) (%d+) (%d+);', function(...)
@@ -27,7 +27,7 @@ local rest = string.gsub(counts, '%f[%d](%d+) (%d+) (%d+) (%d+);', function(...)
   buckets[#buckets + 1] = bucket
   return ''
 end)
-if not breaker or #ARGV ~= 14 or rest ~= '' or not string.find(sender, '^%x*$') or not whole(seq, 0) then
+if not breaker or #ARGV ~= 13 or rest ~= '' or not string.find(sender, '^%x*$') or not whole(seq, 0) then
   return redis.error_reply(MALFORMED)
 end
 

@@ -1,21 +1,20 @@
 --- breaker_probe: hand out a probe of a breaker that is not closed, renew one, or take in how one ended.
 --- KEYS   breaker senders
---- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms known_epoch action probe_id
---- RETURN guard done now_ms state epoch retry_in_ms total bad (epoch state)...
+--- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms action probe_id
+--- RETURN guard done now_ms state epoch retry_in_ms total bad
 --- RETURN guard -2 now_ms                                    past its deadline, nothing done
 --- `action`: `take` a probe; `renew` it, as its process lives; `succeed` and `fail`, as it ended; `free`
 --- it, where its end says nothing. Each may be sent again: a probe that was handed out is handed out to the
---- same id again, and nothing but `take` changes one that is not under way. `state`: 0 closed, 1 open, 2 half-open. After `bad` come the
---- changes since known_epoch.
+--- same id again, and nothing but `take` changes one that is not under way. `state`: 0 closed, 1 open, 2 half-open.
 local guard, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/numbers.lua
 --@include shared/breaker.lua
 
-local action, probe_id = ARGV[12], ARGV[13] or ''
+local action, probe_id = ARGV[11], ARGV[12] or ''
 local breaker = parse_breaker()
-if not breaker or #ARGV ~= 13 or not string.find(probe_id, '^[%x.]+$') or #probe_id > 64
+if not breaker or #ARGV ~= 12 or not string.find(probe_id, '^[%x.]+$') or #probe_id > 64
   or action ~= 'take' and action ~= 'renew' and action ~= 'succeed' and action ~= 'fail'
   and action ~= 'free' then
   return redis.error_reply(MALFORMED)

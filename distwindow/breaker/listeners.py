@@ -47,9 +47,9 @@ class Listeners:
             )
         self._listeners.append(listener)
 
-    def tell(self, changes: list[BreakerChange]) -> None:
-        """Have each listener called with each change. An error of a listener is logged."""
-        self._waiting.extend(changes)
+    def tell(self, change: BreakerChange) -> None:
+        """Have each listener called with this change. An error of a listener is logged."""
+        self._waiting.append(change)
         # Again after the lock was released: a thread that found it held has only added a change.
         while self._waiting and self._delivering.acquire(blocking=False):
             try:

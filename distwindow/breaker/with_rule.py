@@ -54,13 +54,13 @@ class WithRule:
         return self._rule
 
     def on_change(self, listener: Listener) -> None:
-        """Call `listener(change)` at each change of state that this process learns of, once, with
-        a `BreakerChange`. It is called in the thread of a call or of the worker, so it should
-        return soon; what it raises is logged, also `SystemExit`.
+        """Call `listener(change)`, with a `BreakerChange`, when this process finds a breaker in
+        another state than it found it in before. It is called in the thread of a call or of the
+        worker, so it should return soon; what it raises is logged, also `SystemExit`.
 
-        A process learns of the changes of a breaker by calling it. One that calls it at least once
-        in each `sync_interval` hears each change, within that time and a round trip. One that is
-        idle hears nothing; with its next call it hears the changes since it last asked, the newest
-        eight at most. Nothing is heard of the time before its first call.
+        A process looks at a breaker by calling it: then it hears of a state within `sync_interval`
+        and a round trip. States that have passed between two looks are not heard, as a probe of
+        another process that has just closed it: closed then follows open. One that is idle hears
+        nothing, and the first look of a process tells nothing.
         """
         self._listeners.add(listener)

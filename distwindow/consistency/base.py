@@ -112,9 +112,7 @@ class LocalStrategy(Generic[S]):
         self._bind_hot_path()
 
     def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
-        """Have this strategy send what entries count for minute views, and return where to count.
-        `max_origins` is how many origins of one key get a view.
-        """
+        """Have this strategy send what entries count for minute views."""
         self._views = EntryViewCounts(
             prefix, max_origins, self._key_states.max_keys, self._schedule, self._monotonic
         )

@@ -30,7 +30,7 @@ from weakref import ref
 
 from ..core.breaker_record import CallCounts
 from ..core.breaker_rules import BreakerRule, settings_of
-from ..core.breaker_state import STATES, BreakerChange, BreakerOpen, BreakerState
+from ..core.breaker_state import STATES, BreakerChange, BreakerOpen
 from ..core.key import AnyKey
 from ..operations.flush_source import OutgoingCommand
 from ..protocol.breaker_commands import (
@@ -42,9 +42,6 @@ from ..protocol.breaker_commands import (
 from ..protocol.keys import breaker_name_suffix, ring_name_prefix
 from .breaker_key_state import BreakerKeyState, InFlightCalls, Probe
 from .breaker_source import BreakerSource, ProbeRequest, SourceOptions
-
-_NO_CHANGES = 10**13
-"""The known epoch of a process that knows none: it has missed no changes."""
 
 _MIN_RENEW_S = 0.01
 """The shortest time between two renewals of a probe."""
@@ -78,13 +75,13 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         options: SourceOptions,
         rule: BreakerRule,
         on_store_error: OnBreakerStoreError,
-        on_changes: Callable[[list[BreakerChange]], object],
+        on_change: Callable[[BreakerChange], object],
     ) -> None:
         super().__init__(options, rule.window_ms, rule.bucket_ms)
         self.rule = rule
         self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
         self._denies = on_store_error == "deny"
-        self._on_changes = on_changes
+        self._on_change = on_change
         self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
@@ -195,17 +192,17 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         self, state: BreakerKeyState, probe: Probe, bad: bool | None, now: float
     ) -> bool:
         """Do as `record`. `bad` is None if the end says nothing of the service."""
-        changes: list[BreakerChange] = []
+        change: BreakerChange | None = None
         with self._lock:
             if probe.probe_id:
                 end: ProbeAction = "free" if bad is None else "fail" if bad else "succeed"
                 state.ends[probe.probe_id] = end
             else:
-                changes = self._end_own_probe(state, bad, now)
+                change = self._end_own_probe(state, bad, now)
             probe.has_ended = True
             state.probes_under_way()
-        if changes:
-            self._on_changes(changes)
+        if change is not None:
+            self._on_change(change)
         if self.in_process:
             return True
         self.activate(state, now)
@@ -235,7 +232,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
 
     def _end_own_probe(
         self, state: BreakerKeyState, bad: bool | None, now: float
-    ) -> list[BreakerChange]:
+    ) -> BreakerChange | None:
         """Close or keep open, in this process alone, until the store answers again."""
         if bad is None:
             state.own_probe_until = now
@@ -245,8 +242,8 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             change = BreakerChange(state.key, state.state, "closed", 0)
             state.state = "closed"
             state.generation += 1
-            return [change]
-        return []
+            return change
+        return None
 
     def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: the ends of probes, the renewals of those that
@@ -266,7 +263,6 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
                 (),
                 rule=self.rule,
                 name=state.name,
-                known_epoch=_NO_CHANGES if state.epoch is None else state.epoch,
                 counts=batch.counts if batch is not None else (),
                 sender=self._sender if batch is not None else "",
                 seq=batch.seq if batch is not None else 0,
@@ -285,7 +281,6 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             (),
             rule=self.rule,
             name=state.name,
-            known_epoch=_NO_CHANGES if state.epoch is None else state.epoch,
             action=action,
             probe_id=probe_id,
         )
@@ -352,7 +347,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
     def _apply(
         self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
     ) -> None:
-        """Take in the state of a reply, and tell of the changes since the one before."""
+        """Take in the state of a reply, and tell of it if another was known."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
             self.on_failure(state, reply, now)
@@ -364,28 +359,14 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             # the breaker: only the latter comes from a request that was sent after the other reply.
             if known is not None and reply.epoch < known and sent_at < known_at:
                 return
-            changes = self._changes(state, reply)
-            state.generation += 1 if known is None else len(changes)
-            state.state, state.epoch = STATES[reply.state], reply.epoch
+            change = BreakerChange(state.key, state.state, STATES[reply.state], reply.epoch)
+            is_other = change.state != change.previous
+            if known is None or is_other or reply.epoch > known:
+                state.generation += 1
+            state.state, state.epoch = change.state, reply.epoch
             state.retry_at = now + reply.retry_in_ms / 1000
-        if changes:
-            self._on_changes(changes)
-
-    def _changes(self, state: BreakerKeyState, reply: BreakerReply) -> list[BreakerChange]:
-        """Return the changes from what was known to what the reply says, each once; none if nothing
-        was known.
-        """
-        if state.epoch is None:
-            return []
-        previous: BreakerState = state.state
-        known = state.epoch
-        steps = [step for step in reply.changes if step[0] > known] + [(reply.epoch, reply.state)]
-        found = []
-        for at_ms, number in steps:
-            if STATES[number] != previous:
-                found.append(BreakerChange(state.key, previous, STATES[number], at_ms))
-                previous = STATES[number]
-        return found
+        if known is not None and is_other:
+            self._on_change(change)
 
 
 def _open_probes() -> list[Probe]:

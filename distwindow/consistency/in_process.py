@@ -1,9 +1,12 @@
-"""For a store in this process, which decides every call itself: nothing is kept here."""
+"""For a store in this process, which decides every call itself: only what entries count for minute
+views is kept here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.key import AnyKey
 from ..core.stats import Bucket
@@ -11,19 +14,28 @@ from ..operations.command_cache import CommandCache
 from ..operations.steps import Operation, WaitFor
 from ..operations.strategy import OutgoingCommand
 from ..protocol.commands import CURRENT_BUCKET, Acquire, Flush
+from .entry_views import EntryViewCounts
+from .flush_schedule import FlushSchedule
 from .key_state import NEVER
 
 
 class InProcess:
     """Has every call decided by `attempt`, which executes a command in the store at once."""
 
-    next_due_at = NEVER
     uses_leases = False
     can_borrow = True
-    dropped = 0
 
-    def __init__(self, commands: CommandCache, attempt: Callable[[Acquire], Decision]) -> None:
-        self.wake: Callable[[], object] = lambda: None
+    def __init__(
+        self,
+        commands: CommandCache,
+        attempt: Callable[[Acquire], Decision],
+        clock: Clock,
+        max_keys: int,
+        flush_interval: float,
+    ) -> None:
+        self._monotonic, self._max_keys = clock.monotonic, max_keys
+        self._schedule = FlushSchedule(flush_interval)
+        self._views: list[EntryViewCounts] = []
         self._acquire_command = acquire_command = commands.acquire_command
         cached = commands.cached
 
@@ -56,7 +68,53 @@ class InProcess:
         charges = decision.charged or ()  # an admitted decision has charges
         return Flush(charges, counts=((ended,),) * len(charges))
 
-    # The other methods of a strategy have nothing to do, as there is no local state.
+    # -- minute views -----------------------------------------------------------------------------
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
+        views = EntryViewCounts(
+            prefix, max_origins, self._max_keys, self._schedule, self._monotonic
+        )
+        self._views = [views]
+        return views
+
+    @property
+    def next_due_at(self) -> float:
+        return self._schedule.next_due_at
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        return self._schedule.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        self._schedule.wake = wake
+
+    @property
+    def dropped(self) -> int:
+        return sum(views.dropped for views in self._views)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        for views in self._views:
+            views.collect(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        self._schedule.recompute(now, [views.next_due_at for views in self._views])
+
+    def close(self) -> None:
+        for views in self._views:
+            views.close()
+
+    def unacknowledged_counts(self) -> int:
+        return sum(views.unacknowledged() for views in self._views)
+
+    def after_fork(self) -> None:
+        for views in self._views:
+            views.after_fork()
+        self._schedule.next_due_at = NEVER
+
+    # The other methods of a strategy have nothing to do, as nothing of the windows is kept here.
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
         return None
@@ -80,23 +138,10 @@ class InProcess:
     def clock_probe(self) -> list[OutgoingCommand]:
         return []
 
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None: ...
-
-    def reschedule(self, now: float) -> None: ...
-
     def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         return []
-
-    def close(self) -> None: ...
 
     def pause_calls(self, hold: Callable[[], object]) -> None: ...
 
     def unreturned_permits(self) -> int:
         return 0
-
-    def unacknowledged_counts(self) -> int:
-        return 0
-
-    def after_fork(self) -> None: ...

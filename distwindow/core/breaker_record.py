@@ -23,8 +23,6 @@ KEPT_MS = 3_600_000
 """How long a breaker that is not closed, and that nobody calls, is kept beyond its times."""
 MAX_TOTAL = 10**13
 """No bucket counts further, so that sums stay exact in Lua's doubles."""
-MAX_CHANGES = 8
-"""How many of its last changes of state a breaker keeps, for processes that have missed some."""
 
 
 class CallCounts(NamedTuple):
@@ -39,9 +37,7 @@ class CallCounts(NamedTuple):
 class BreakerRecord:
     """One breaker. Not locked. Times are ms of the store's clock."""
 
-    __slots__ = (
-        "buckets", "changes", "epoch", "expires_ms", "probes", "retry_ms", "state", "succeeded",
-    )  # fmt: skip
+    __slots__ = ("buckets", "epoch", "expires_ms", "probes", "retry_ms", "state", "succeeded")
 
     def __init__(self) -> None:
         self.state = CLOSED
@@ -56,8 +52,6 @@ class BreakerRecord:
         """The deadlines of the probes that are under way, by their ids."""
         self.buckets: dict[int, tuple[int, int, int]] = {}
         """By slot (number modulo the number of buckets): the bucket's number, total and bad."""
-        self.changes: list[tuple[int, int]] = []
-        """The last changes, oldest first: epoch and new state."""
 
     def totals(self, rule: BreakerRule, now: int) -> tuple[int, int]:
         """Return the calls in the window, and the bad ones among them."""
@@ -145,10 +139,6 @@ class BreakerRecord:
         waits = [wait for d in self.probes.values() if (wait := _wait_ms(d, now, rule.probe_ms))]
         return min(waits) if len(waits) + self.succeeded >= rule.probes else 0
 
-    def changes_after(self, epoch: int) -> tuple[tuple[int, int], ...]:
-        """Return the changes since this epoch: epoch and new state."""
-        return tuple(change for change in self.changes if change[0] > epoch)
-
     def _retry_in_ms(self, rule: BreakerRule, now: int) -> int:
         return _wait_ms(self.retry_ms, now, rule.open_ms)
 
@@ -162,7 +152,6 @@ class BreakerRecord:
         self.epoch = max(self.epoch + 1, now)
         self.succeeded = 0
         self.probes = {}
-        self.changes = [*self.changes, (self.epoch, state)][-MAX_CHANGES:]
 
     def _keep(self, rule: BreakerRule, now: int) -> None:
         if self.state == CLOSED:

@@ -15,13 +15,13 @@ STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 
 
 class BreakerChange(NamedTuple):
-    """A change of state, as listeners get it."""
+    """A change of state, as listeners get it: between two looks of one process."""
 
     key: AnyKey
     previous: BreakerState
     state: BreakerState
     at_ms: int
-    """When it happened, by the store's clock: ms since the epoch; 0 if the store does not know."""
+    """When `state` began, by the store's clock: ms since the epoch; 0 if it does not know."""
 
 
 class BreakerOpen(Blocked):  # the usual name for it, hence no "Error"

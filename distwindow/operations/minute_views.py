@@ -11,8 +11,8 @@ from ..core.minute_view import ALL_ORIGINS, OTHER_ORIGINS, MinuteStats, minute_s
 from ..core.stats import Bucket
 from ..protocol.view_commands import ViewRead, ViewReadReply, views_name
 from .flush import send_all
+from .flush_source import OutgoingCommand
 from .steps import Operation, send
-from .strategy import OutgoingCommand
 
 
 class EntryEvent(NamedTuple):

@@ -10,6 +10,7 @@ from ..core.key import AnyKey
 from ..protocol.commands import Acquire, Flush
 from .flush_source import FlushSource
 from .flush_source import OutgoingCommand as OutgoingCommand  # strategies import it from here
+from .minute_views import EntryViews
 from .steps import Operation, WaitFor
 
 
@@ -63,6 +64,11 @@ class Strategy(FlushSource, Protocol):
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`; None if there is nothing."""
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViews:
+        """Have this strategy send what entries count for minute views, and return where to count.
+        `max_origins` is how many origins of one key get a view.
+        """
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides one call over `keys`."""

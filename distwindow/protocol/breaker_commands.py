@@ -85,8 +85,6 @@ class BreakerReply(NamedTuple):
     """Calls that ended in the window."""
     bad: int
     """Bad ones among them."""
-    changes: tuple[tuple[int, int], ...]
-    """The changes after the epoch that the caller knows, oldest first: epoch and new state."""
     now_ms: int
     """The store's time."""
 
@@ -97,8 +95,6 @@ class BreakerCommand(Command[BreakerReply]):
 
     rule: BreakerRule | None = None
     name: bytes = b""
-    known_epoch: int = 0
-    """The reply has the changes after this epoch."""
 
     @property
     def keys(self) -> list[bytes]:
@@ -119,13 +115,11 @@ class BreakerCommand(Command[BreakerReply]):
             rule.bucket_ms,
             rule.buckets,
             "" if self.now_ms is None else self.now_ms,
-            self.known_epoch,
         ]
 
     def reply(self, raw: ScriptReply) -> BreakerReply:
-        _, done, now, state, epoch, retry_in_ms, total, bad, *changes = raw
-        pairs = tuple(zip(changes[::2], changes[1::2], strict=True))
-        return BreakerReply(bool(done), state, epoch, retry_in_ms, total, bad, pairs, now)
+        _, done, now, state, epoch, retry_in_ms, total, bad = raw
+        return BreakerReply(bool(done), state, epoch, retry_in_ms, total, bad, now)
 
 
 @dataclass(slots=True, eq=False)

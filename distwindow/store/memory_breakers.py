@@ -42,7 +42,7 @@ class MemoryBreakers:
             if command.sender:
                 self._remember(command, rule, now)
             self._keep(command.name, record, now)
-        return _reply(command, rule, record, taken, now)
+        return _reply(rule, record, taken, now)
 
     def _probe(self, command: BreakerProbe, now: int) -> BreakerReply:
         rule, record = self._found(command, now)
@@ -54,7 +54,7 @@ class MemoryBreakers:
             done = record.end_probe(rule, command.probe_id, command.action, now)
         if done:
             self._keep(command.name, record, now)
-        return _reply(command, rule, record, done, now)
+        return _reply(rule, record, done, now)
 
     def _found(self, command: BreakerCommand, now: int) -> tuple[BreakerRule, BreakerRecord]:
         """Return the rule of `command` and its breaker, a new one if there is none."""
@@ -90,9 +90,7 @@ class MemoryBreakers:
         records[command.sender] = SenderRecord(command.seq, newest)
 
 
-def _reply(
-    command: BreakerCommand, rule: BreakerRule, record: BreakerRecord, done: bool, now: int
-) -> BreakerReply:
+def _reply(rule: BreakerRule, record: BreakerRecord, done: bool, now: int) -> BreakerReply:
     total, bad = record.totals(rule, now)
     return BreakerReply(
         done,
@@ -101,6 +99,5 @@ def _reply(
         record.retry_in_ms(rule, now),
         total,
         bad,
-        record.changes_after(command.known_epoch),
         now,
     )

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
-from ..consistency.in_process import InProcess
 from ..consistency.key_state import NEVER
-from ..core.clock import SYSTEM, Clock
+from ..core.clock import SYSTEM
 from ..core.errors import DistwindowError, counted
 from ..core.interrupts import OneShotEvent
 from ..operations.flush_source import FlushSource
@@ -264,15 +263,6 @@ class FlushJobs:
         for job in self.all():
             if job.close_done is not None:
                 job.close_done.wait(deadline - monotonic())
-
-
-def needs_worker(strategy: FlushSource, clock: Clock) -> bool:
-    """True if the limiter of this strategy and clock is flushed in the background.
-
-    Limiters of a store in this process have nothing to flush. Limiters whose clock is not the
-    system's are flushed by `flush()` and `close()` only, because that clock may stand still.
-    """
-    return clock is SYSTEM and not isinstance(strategy, InProcess)
 
 
 def job_names(jobs: Iterable[FlushJob]) -> str:

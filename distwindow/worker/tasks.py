@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..consistency.key_state import NEVER
-from ..core.clock import Clock
+from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import OneShotEvent
 from ..operations.flush_source import FlushSource
 from .flush_job import (
@@ -35,7 +35,6 @@ from .flush_job import (
     FlushJobs,
     job_names,
     monotonic,
-    needs_worker,
 )
 from .patching import GEVENT_LISTENER
 from .shutdown import SHUTDOWN
@@ -68,11 +67,12 @@ class WorkerTasks:
         name: str,
         job_type: type[FlushJob] = FlushJob,
     ) -> FlushJob:
-        """Return a job whose `flush` is awaited whenever `strategy` has something due, unless the
-        limiter needs no worker.
+        """Return a job whose `flush` is awaited whenever `strategy` has something due. Limiters
+        whose clock is not the system's are flushed by `flush()` and `close()` only, because that
+        clock may stand still.
         """
         job = job_type(strategy, flush, name)
-        if needs_worker(strategy, clock):
+        if clock is SYSTEM:
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
             GEVENT_LISTENER.subscribe()

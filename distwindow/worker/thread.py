@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from ..consistency.key_state import NEVER
-from ..core.clock import Clock
+from ..core.clock import SYSTEM, Clock
 from ..core.interrupts import PATCH_STATE, OneShotEvent, WakeUp, start_thread
 from ..operations.flush_source import FlushSource
 from .flush_job import (
@@ -34,7 +34,6 @@ from .flush_job import (
     FlushJob,
     FlushJobs,
     monotonic,
-    needs_worker,
 )
 from .patching import GEVENT_LISTENER
 from .shutdown import SHUTDOWN
@@ -74,11 +73,12 @@ class WorkerThread:
         name: str,
         job_type: type[FlushJob] = FlushJob,
     ) -> FlushJob:
-        """Return a job whose `flush` is called whenever `strategy` has something due, unless the
-        limiter needs no worker.
+        """Return a job whose `flush` is called whenever `strategy` has something due. Limiters
+        whose clock is not the system's are flushed by `flush()` and `close()` only, because that
+        clock may stand still.
         """
         job = job_type(strategy, flush, name)
-        if needs_worker(strategy, clock):
+        if clock is SYSTEM:
             strategy.wake = partial(self._wake, job)
             self.jobs.add(job)
             GEVENT_LISTENER.subscribe()

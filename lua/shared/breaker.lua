@@ -2,16 +2,14 @@
 --   key senders                         its hash, and the hash of its sender records
 --   measure threshold min_calls         the rule (parse_breaker)
 --   open_ms probe_ms probes bucket_ms span
---   known_epoch                         the reply has the changes after this epoch
 --   state epoch retry_ms succeeded      as the hash has them; closed with epoch 0 where there is none
 --   expires_ms                          from then on it is as if it had never been
 --   deadlines                           of the probes that are under way, by their ids
 --   buckets                             by slot: {number, total, bad}
---   changes                             the last changes of state, 'epoch:state epoch:state ...'
 --   start                               of the bucket of now, ms
 local CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 -- A breaker that is not closed, and that nobody calls, is kept for this long beyond its times.
-local KEPT_MS, MAX_CHANGES = 3600000, 8
+local KEPT_MS = 3600000
 local MAX_BUCKETS = 60
 
 -- In how many ms `time` comes; 0 if it has come. A time that is further ahead than was ever set is from
@@ -24,7 +22,7 @@ end
 -- Complete `breaker` with what its hash holds.
 local function read_breaker(breaker)
   breaker.state, breaker.epoch, breaker.retry_ms, breaker.succeeded = CLOSED, 0, 0, 0
-  breaker.deadlines, breaker.buckets, breaker.changes = {}, {}, ''
+  breaker.deadlines, breaker.buckets = {}, {}
   local all = redis.call('HGETALL', breaker.key)
   local fields = {}
   for i = 1, #all, 2 do fields[all[i]] = all[i + 1] end
@@ -39,7 +37,7 @@ local function read_breaker(breaker)
   if now - expires_ms >= 0 then return true end
   breaker.state, breaker.epoch, breaker.retry_ms, breaker.succeeded =
     tonumber(state), tonumber(epoch), tonumber(retry_ms), tonumber(succeeded)
-  breaker.is_live, breaker.expires_ms, breaker.changes = true, tonumber(expires_ms), fields.changes or ''
+  breaker.is_live, breaker.expires_ms = true, tonumber(expires_ms)
   for name, value in pairs(fields) do
     local probe_id = string.match(name, '^p:(.*)$')
     if probe_id then
@@ -57,13 +55,12 @@ local function parse_breaker()
   local measure, threshold = ARGV[2], ARGV[3] or ''
   local breaker = {key = KEYS[1], senders = KEYS[2], measure = measure,
     min_calls = whole(ARGV[4], 1), open_ms = whole(ARGV[5], 1), probe_ms = whole(ARGV[6], 1),
-    probes = whole(ARGV[7], 1), bucket_ms = whole(ARGV[8], 1), span = whole(ARGV[9], 1),
-    known_epoch = whole(ARGV[11], 0)}
+    probes = whole(ARGV[7], 1), bucket_ms = whole(ARGV[8], 1), span = whole(ARGV[9], 1)}
   if #KEYS ~= 2 or KEYS[2] ~= KEYS[1] .. ':senders' or measure ~= 'ratio' and measure ~= 'count'
     or #threshold > 400 or not string.find(threshold, '^%d+%.?%d*$')
     or not (now >= 0 and now <= MAX_TOTAL) or client_now and string.find(client_now, '%D')
     or not (breaker.min_calls and breaker.open_ms and breaker.probe_ms and breaker.probes
-      and breaker.bucket_ms and breaker.span and breaker.known_epoch)
+      and breaker.bucket_ms and breaker.span)
     or breaker.span > MAX_BUCKETS then
     return nil
   end
@@ -105,11 +102,6 @@ local function change(breaker, state)
   for probe_id in pairs(breaker.deadlines) do redis.call('HDEL', breaker.key, 'p:' .. probe_id) end
   breaker.deadlines, breaker.succeeded, breaker.state = {}, 0, state
   breaker.epoch = math.max(breaker.epoch + 1, now)
-  local kept = {}
-  for one in string.gmatch(breaker.changes, '%d+:%d') do kept[#kept + 1] = one end
-  kept[#kept + 1] = digits(breaker.epoch) .. ':' .. state
-  breaker.changes = table.concat(kept, ' ', math.max(1, #kept - MAX_CHANGES + 1))
-  redis.call('HSET', breaker.key, 'changes', breaker.changes)
 end
 
 -- Open it: from `retry_ms` on a probe may go.
@@ -142,11 +134,5 @@ end
 -- The reply; `done` is 1 if something was taken in or handed out.
 local function breaker_reply(guard, breaker, done)
   local total, bad = totals(breaker)
-  local reply = {guard, done, now, breaker.state, breaker.epoch, retry_in_ms(breaker), total, bad}
-  for epoch, state in string.gmatch(breaker.changes, '(%d+):(%d)') do
-    if epoch - breaker.known_epoch > 0 then
-      reply[#reply + 1], reply[#reply + 2] = tonumber(epoch), tonumber(state)
-    end
-  end
-  return reply
+  return {guard, done, now, breaker.state, breaker.epoch, retry_in_ms(breaker), total, bad}
 end

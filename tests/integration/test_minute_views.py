@@ -20,6 +20,8 @@ from distwindow import (
 )
 from distwindow.core.minute_view import OTHER_ORIGINS
 from distwindow.protocol.view_commands import views_name
+from distwindow.store.memory import MemoryStore
+from tests.servers import until
 from tests.servers.faults import DropReply
 from tests.servers.proxy import Proxy
 from tests.unit.clock_and_stores import ManualClock, fresh_key
@@ -141,6 +143,28 @@ def test_a_limiter_whose_clock_is_its_own_counts_in_its_seconds(
         starts = [second.start for second in limiter.minute(key).seconds]
         assert starts[0] % 1000 == 0
         assert starts[-1] == clock.now_ms() // 1000 * 1000
+
+
+def test_another_limiter_on_a_store_in_this_process_sees_entries_after_a_flush() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    one, other = Limiter(store, "5/hour", time=clock), Limiter(store, "5/hour", time=clock)
+    with one.entry("k"):
+        pass
+    assert one.minute("k").success == 1
+    with one.entry("k"):
+        pass
+    assert other.minute("k").success == 1, "nobody flushes by a clock that may stand still"
+    one.flush()
+    assert other.minute("k").success == 2
+
+
+def test_the_worker_flushes_entries_on_a_store_in_this_process() -> None:
+    store = MemoryStore()
+    one, other = (Limiter(store, "5/hour", flush_interval=0.01) for _ in range(2))
+    with one.entry("k"):
+        pass
+    until(lambda: other.minute("k").success == 1, what="the worker flushes")
 
 
 def test_a_plain_acquire_writes_no_view(redis_url: str, prefix: str) -> None:

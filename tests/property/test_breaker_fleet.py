@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
+from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
@@ -162,7 +163,7 @@ def test_every_call_of_a_closed_breaker_is_counted_once(
     ),
     faults=FAULTS,
 )
-def test_processes_hear_the_same_changes_and_the_probes_are_the_fleets(
+def test_processes_hear_what_they_see_and_the_probes_are_the_fleets(
     history: list[tuple[int, bool, int]], faults: list[str]
 ) -> None:
     # With "allow", a process that finds the store away would have changes of its own.
@@ -194,8 +195,15 @@ def test_processes_hear_the_same_changes_and_the_probes_are_the_fleets(
         process.breaker.state("k")
     for process in processes:
         process.breaker.state("k")
-    heard = [[change[1:] for change in process.changes] for process in processes]
-    assert heard[0] == heard[1] == heard[2]
+    happened = {change[2:] for process in processes for change in process.changes}
+    assert len({at_ms for _, at_ms in happened}) == len(happened)
+    for process in processes:
+        seen = ["closed", *(change.state for change in process.changes)]
+        assert [change.previous for change in process.changes] == seen[:-1]
+        assert all(before != after for before, after in pairwise(seen))
+        assert seen[-1] == store.state_now()
+        at = [change.at_ms for change in process.changes]
+        assert at == sorted(set(at)), "each once, in order"
 
 
 def test_every_process_refuses_within_both_intervals() -> None:
@@ -395,27 +403,35 @@ def test_many_keys_evict_the_oldest_and_lose_no_count() -> None:
     assert sum(totals) == 51 - states.dropped
 
 
-def test_a_process_hears_each_change_if_it_calls_and_eight_after_a_pause() -> None:
+def test_a_process_hears_of_the_state_that_it_finds_and_of_none_in_between() -> None:
     clock, _, (first, calling, idle) = fleet(RULE, 3)
     for process in (calling, idle):
         assert process.run(failed=False)
         process.tick()
-    for _ in range(7):
+
+    def open_it() -> None:
         for _ in range(6):
             first.run(failed=True)
         first.tick()
-        for _ in range(RULE.open_ms // TICK_MS):
-            clock.move(TICK_MS)
-            calling.run(failed=False)
-            for process in (first, calling, idle):
-                process.tick()
-        first.run(failed=False)
+        clock.move(TICK_MS)
         calling.run(failed=False)
-        calling.breaker.state("k")
+        for process in (first, calling, idle):
+            process.tick()
+
+    for _ in range(3):
+        open_it()
+        clock.move(RULE.open_ms)
+        first.run(failed=False)  # a probe, which closes it
+        calling.run(failed=False)
     clock.move(TICK_MS * 2)
     idle.run(failed=False)
-    assert len(first.changes) == len(calling.changes) == 21
-    assert [c[2:] for c in idle.changes] == [c[2:] for c in first.changes[-8:]]
+    assert [change.state for change in first.changes] == ["open", "half_open", "closed"] * 3
+    assert [change.state for change in calling.changes] == ["open", "closed"] * 3
+    assert idle.changes == [], "it finds it closed, as it left it"
+    clock.move(TICK_MS * 2)
+    open_it()
+    idle.run(failed=False)
+    assert idle.changes == first.changes[-1:]
 
 
 class TestStoreAway:

@@ -67,7 +67,6 @@ steps = st.builds(
     seq=st.integers(0, 12),
     action=st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 4]),
     probe=st.integers(0, 3),
-    known_back=st.integers(0, 3),
 )
 histories = st.lists(steps, min_size=1, max_size=40)
 
@@ -83,18 +82,17 @@ def commands(history: list[Step], rule: BreakerRule, key: str | Key) -> Iterator
         # back makes one valid again: senders send nothing of before again after that.
         restarts += step.elapsed_ms < 0
         epoch, start = seen[-1 - step.back % len(seen)]
-        known = seen[-1 - step.known_back % len(seen)][0]
         command: BreakerCommand
         if step.is_flush:
             ended = [(epoch, start), (seen[-1][0], now), (seen[-1][0], 10**13)][: step.calls % 4]
             counts = tuple(CallCounts(*at, step.calls, min(step.bad, step.calls)) for at in ended)
             command = BreakerFlush(
-                (), now, rule=rule, name=name, known_epoch=known, counts=counts,
+                (), now, rule=rule, name=name, counts=counts,
                 sender=step.sender and f"{step.sender}{restarts:x}", seq=step.seq,
             )  # fmt: skip
         else:
             command = BreakerProbe(
-                (), now, rule=rule, name=name, known_epoch=known,
+                (), now, rule=rule, name=name,
                 action=PROBE_ACTIONS[step.action], probe_id=f"a.{step.probe}",
             )  # fmt: skip
         seen.append((store.execute(command).epoch, now))

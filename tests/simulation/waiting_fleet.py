@@ -57,7 +57,7 @@ class Process:
         self.fleet = fleet
         self.commands = CommandCache("turns", fleet.limit)
         self.queues = WaitQueues(fleet.clock)
-        strategy = InProcess(self.commands, fleet.store.attempt)
+        strategy = InProcess(self.commands, fleet.store.attempt, fleet.clock, 10, 0.25)
         self.turns = Turns(self.commands, strategy, "store", fleet.clock)
 
 
