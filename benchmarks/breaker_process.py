@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distwindow import BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio
-from distwindow.core.breaker_rules import BreakerRule
+from distwindow.breaker.rules import BreakerRule
 
 PERIOD_S = 0.02
 """Between two calls of one process."""

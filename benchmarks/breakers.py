@@ -18,9 +18,9 @@ from benchmarks.report import Section
 from benchmarks.resp import Socket
 from benchmarks.server import running
 from distwindow import CircuitBreaker, ErrorRatio
-from distwindow.protocol.breaker_commands import breaker_name
-from distwindow.protocol.keys import senders_name
-from distwindow.store.memory import MemoryStore
+from distwindow.breaker.commands import breaker_name
+from distwindow.ring.key import senders_name
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 
 PROCESSES = 8

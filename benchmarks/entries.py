@@ -18,10 +18,10 @@ from benchmarks.resp import Socket
 from benchmarks.server import Server, last_core, running
 from benchmarks.server_cost import CALLS_PER_COPY, COPIES, GUARD, RingState, server_us
 from distwindow import Limit, Limiter
-from distwindow.core.minute_view import SECONDS
-from distwindow.core.stats import Bucket
-from distwindow.protocol import scripts
-from distwindow.protocol.view_commands import ViewFlush, views_name
+from distwindow.minute.commands import ViewFlush, views_name
+from distwindow.minute.view import SECONDS
+from distwindow.ring import scripts
+from distwindow.ring.stats import Bucket
 
 LIMIT = Limit("100000/day")
 SAME = Target(1.05)

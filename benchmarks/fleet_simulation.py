@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from benchmarks.measure import log
 from benchmarks.report import Section, Target
-from distwindow.consistency.direct import Direct
-from distwindow.consistency.eventual import Eventual
-from distwindow.consistency.leased import Leased
-from distwindow.core.limit import Limit
-from distwindow.operations.command_cache import CommandCache
+from distwindow.local.direct import Direct
+from distwindow.local.eventual import Eventual
+from distwindow.local.leased import Leased
+from distwindow.ring.limit import Limit
+from distwindow.runtime.command_cache import CommandCache
 from tests.simulation.admissions import most_in_buckets, permits_by_bucket
 from tests.simulation.process import LocalClock, MakeStrategy
 from tests.simulation.timed import most_arrivals, simulate

@@ -10,9 +10,10 @@ from benchmarks.report import Section, Target
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from benchmarks.server_cost import GUARD
-from distwindow.core.limit import Bound, Limit
-from distwindow.protocol import keys, scripts
-from distwindow.protocol.commands import Acquire, charges_of
+from distwindow.ring import key as keys
+from distwindow.ring import scripts
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.limit import Bound, Limit
 
 RINGS: tuple[tuple[int, Bound, float | None], ...] = (
     (10, "leap", 200),

@@ -28,7 +28,7 @@ from distwindow import (
     Limiter,
     SystemRule,
 )
-from distwindow.rules import Rule
+from distwindow.sentinel.rules import Rule
 
 ORIGIN = "app-a"
 PLENTY = 10**9

@@ -20,10 +20,11 @@ from benchmarks.report import Section, Target
 from benchmarks.resp import Socket
 from benchmarks.server import last_core, running
 from benchmarks.server_cost import GUARD, server_us
-from distwindow.core.limit import Limit
-from distwindow.core.stats import Bucket
-from distwindow.protocol import keys, scripts
-from distwindow.protocol.commands import CURRENT_BUCKET, Acquire, Flush, charges_of
+from distwindow.ring import key as keys
+from distwindow.ring import scripts
+from distwindow.ring.commands import CURRENT_BUCKET, Acquire, Flush, charges_of
+from distwindow.ring.limit import Limit
+from distwindow.ring.stats import Bucket
 
 FLUSH_TARGET = Target(2)
 ACQUIRE_TARGET = Target(1.15)

@@ -18,9 +18,10 @@ from benchmarks.measure import Results, Trial, log, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import last_core, running
-from distwindow.core.limit import Limit
-from distwindow.protocol import keys, scripts
-from distwindow.protocol.commands import Acquire, charges_of
+from distwindow.ring import key as keys
+from distwindow.ring import scripts
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.limit import Limit
 
 FLAT = Target(1.15)
 SHAPES = (1, 10, 60, 500)

@@ -9,9 +9,9 @@ from random import Random
 from typing import NamedTuple
 
 from distwindow import Decision, Limiter
-from distwindow.operations.acquire import wait_until_admitted
-from distwindow.operations.drivers import run_blocking
-from distwindow.operations.wait_queue import QueueSlot
+from distwindow.acquire import wait_until_admitted
+from distwindow.runtime.drivers import run_blocking
+from distwindow.waiting.waiting import QueueSlot
 
 TIMEOUT_S = 5.0
 FLUSH_S = 600.0

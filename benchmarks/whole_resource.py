@@ -15,9 +15,9 @@ from benchmarks.report import Section
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from distwindow import AdaptiveBreaker, CircuitBreaker, Concurrency, ErrorRatio, Limiter
-from distwindow.core.breaker_rules import settings_of
-from distwindow.protocol.adaptive_commands import adaptive_name_suffix
-from distwindow.protocol.keys import breaker_name_suffix
+from distwindow.breaker.commands import adaptive_name_suffix
+from distwindow.breaker.rules import settings_of
+from distwindow.ring.key import breaker_name_suffix
 from distwindow.testing import ManualClock
 
 KEY = "GET:/orders"

@@ -11,11 +11,10 @@ from .breaker import (
     ErrorRatio,
     SlowRatio,
 )
-from .concurrency.blocking import Concurrency
+from .concurrency.concurrency import AsyncConcurrency, Concurrency
 from .concurrency.slot import AsyncSlot, Slot
-from .concurrency.tasks import AsyncConcurrency
-from .core.decision import Decision
-from .core.errors import (
+from .concurrency.stats import ConcurrencyStats, Holder
+from .errors import (
     AuthorityDenied,
     Blocked,
     ConcurrencyExceeded,
@@ -27,24 +26,24 @@ from .core.errors import (
     StoreUnavailable,
     SystemOverloaded,
 )
-from .core.key import Key
-from .core.limit import Limit
-from .core.minute_view import MinuteStats
-from .core.shaping_stats import ShapingStats
-from .core.slot_stats import ConcurrencyStats, Holder
-from .core.stats import Bucket, Stats, WindowStats
 from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, call_context, guarded
+from .guard.rules import AuthorityRule, SystemRule
 from .limiter import AsyncLimiter, Limiter
-from .rules import AuthorityRule, DegradeRule, FlowRule, SystemRule
-from .windows.bucket_leap_array import BucketLeapArray
-from .windows.event import Event
-from .windows.fixed_window import FixedWindow
-from .windows.leap_array import LeapArray
-from .windows.metric_bucket import MetricBucket
-from .windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
-from .windows.rolling_window import RollingWindow
-from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
-from .worker.exit_hooks import exit_on_sigterm
+from .minute.view import MinuteStats
+from .ring.decision import Decision
+from .ring.key import Key
+from .ring.limit import Limit
+from .ring.stats import Bucket, ShapingStats, Stats, WindowStats
+from .runtime.worker import exit_on_sigterm
+from .sentinel.rules import DegradeRule, FlowRule
+from .sentinel.windows.bucket_leap_array import BucketLeapArray
+from .sentinel.windows.event import Event
+from .sentinel.windows.fixed_window import FixedWindow
+from .sentinel.windows.leap_array import LeapArray
+from .sentinel.windows.metric_bucket import MetricBucket
+from .sentinel.windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
+from .sentinel.windows.rolling_window import RollingWindow
+from .sentinel.windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 
 __version__ = "0.1.0"
 

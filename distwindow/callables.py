@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from .core.errors import ConfigurationError, short_repr
+from .errors import ConfigurationError, short_repr
 
 _FORMATTER = string.Formatter()
 _KINDS = inspect.Parameter

@@ -14,27 +14,26 @@ import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
-from .consistency.direct import Direct
-from .consistency.eventual import Eventual
-from .consistency.in_process import InProcess
-from .consistency.leased import Leased
-from .core.clock import SYSTEM, Clock
-from .core.decision import Decision
-from .core.errors import ConfigurationError
-from .operations.command_cache import CommandCache
-from .operations.minute_views import EntryViews
-from .operations.strategy import Strategy
-from .protocol.commands import Acquire
-from .protocol.scripts import load_scripts
-from .protocol.shaped_commands import any_shaped
-from .store.async_memory import AsyncMemoryStore
-from .store.base import AsyncStore, Store
-from .store.memory import MemoryStore
-from .store.redis import urls
-from .store.redis.asyncio.store import AsyncRedisStore
-from .store.redis.blocking.store import RedisStore
-from .store.redis.handshake import connect_failure
-from .store.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
+from .errors import ConfigurationError
+from .local.base import InProcess
+from .local.direct import Direct
+from .local.eventual import Eventual
+from .local.leased import Leased
+from .minute.operations import EntryViews
+from .ring.clock import SYSTEM, Clock
+from .ring.commands import Acquire
+from .ring.decision import Decision
+from .ring.scripts import load_scripts
+from .ring.store import AsyncStore, Store
+from .runtime.command_cache import CommandCache
+from .runtime.strategy import Strategy
+from .shaping.commands import any_shaped
+from .stores.memory import AsyncMemoryStore, MemoryStore
+from .stores.redis import urls
+from .stores.redis.asyncio import AsyncRedisStore
+from .stores.redis.blocking import RedisStore
+from .stores.redis.handshake import connect_failure
+from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
 
 T = TypeVar("T")
 

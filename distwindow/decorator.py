@@ -22,12 +22,11 @@ from .callables import (
     is_async_callable,
     is_async_generator,
 )
-from .core.decision import Decision
-from .core.errors import ConfigurationError, RateLimitExceeded, short_repr
-from .core.key import AnyKey, normalize_key
-from .core.limit import Limit
-from .operations.command_cache import check_cost
-from .protocol.keys import ring_name_prefix
+from .errors import ConfigurationError, RateLimitExceeded, short_repr
+from .ring.decision import Decision
+from .ring.key import AnyKey, normalize_key, ring_name_prefix
+from .ring.limit import Limit
+from .runtime.command_cache import check_cost
 
 F = TypeVar("F", bound=Callable[..., Any])
 

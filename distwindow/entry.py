@@ -25,15 +25,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from . import _fork
-from .core.async_use import EnteredBlock, only_async_with
-from .core.clock import Clock
-from .core.decision import Decision
-from .core.errors import DistwindowError, RateLimitExceeded, short_repr
+from .async_use import EnteredBlock, only_async_with
+from .errors import DistwindowError, RateLimitExceeded, short_repr
 from .failure_types import FailureTypes
-from .operations.minute_views import EntryEvent, EntryViews
+from .minute.operations import EntryEvent, EntryViews
+from .ring.clock import Clock
+from .ring.decision import Decision
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 LOG = logging.getLogger("distwindow")
 

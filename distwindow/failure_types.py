@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from .core.errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from .errors import Blocked, ConfigurationError, DistwindowError, short_repr
 
 ErrorTypes: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 

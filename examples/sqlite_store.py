@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distwindow import ConfigurationError, Decision, Limiter, StoreTimeout
-from distwindow.core.clock import SYSTEM, Clock
-from distwindow.protocol.commands import Acquire
-from distwindow.protocol.decisions import decision_of
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.clock import SYSTEM, Clock
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire
+from distwindow.runtime.decisions import decision_of
+from distwindow.stores.memory import MemoryStore
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rings (

@@ -1,10 +1,10 @@
 """Circuit breakers that hold for the whole fleet."""
 
-from ..core.breaker_rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
-from ..core.breaker_state import BreakerChange, BreakerOpen, BreakerState
+from ..sentinel.circuit_breakers import BreakerState
 from .adaptive import AdaptiveBreaker, AsyncAdaptiveBreaker
-from .async_circuit_breaker import AsyncCircuitBreaker
-from .circuit_breaker import CircuitBreaker
+from .circuit_breaker import AsyncCircuitBreaker, CircuitBreaker
+from .record import BreakerChange, BreakerOpen
+from .rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
 
 __all__ = [
     "AdaptiveBreaker",

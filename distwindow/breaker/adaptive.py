@@ -8,22 +8,15 @@ from typing import Any
 
 from .._fork import register_after_fork
 from ..connect import ClockChoice
-from ..consistency.adaptive_states import (
-    AdaptiveAdmission,
-    AdaptiveKeyState,
-    AdaptiveOptions,
-    AdaptiveStates,
-)
-from ..consistency.breaker_source import SourceOptions
-from ..core.breaker_rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
-from ..core.clock import SYSTEM, Clock
-from ..core.errors import ConfigurationError
-from ..core.key import AnyKey
+from ..errors import ConfigurationError
 from ..failure_types import ErrorTypes
-from ..go_zero.google_breaker import MIN_K, checked_k
-from .awaited import AwaitedBreaker
-from .base import BreakerOptions
-from .blocking import BlockingBreaker
+from ..ring.clock import SYSTEM, Clock
+from ..ring.key import AnyKey
+from ..sentinel.google_breaker import MIN_K, checked_k
+from .cache import SourceOptions
+from .circuit_breaker import AwaitedBreaker, BlockingBreaker, BreakerOptions
+from .rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
+from .states import AdaptiveAdmission, AdaptiveKeyState, AdaptiveOptions, AdaptiveStates
 
 
 class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):

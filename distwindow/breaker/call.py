@@ -7,11 +7,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .. import _fork
-from ..core.async_use import EnteredBlock, only_async_with
+from ..async_use import EnteredBlock, only_async_with
 from ..failure_types import FailureTypes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 A = TypeVar("A")  # a call that was let through
 

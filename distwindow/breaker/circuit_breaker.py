@@ -1,21 +1,487 @@
-"""`CircuitBreaker`, for threads. `AsyncCircuitBreaker` has the same methods, for tasks."""
+"""`CircuitBreaker`, for threads, and `AsyncCircuitBreaker`, for tasks.
+
+What they do with the store is in `operations.py`; what this process decides is in `states.py`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, get_args
 
-from ..connect import ClockChoice
-from ..consistency.breaker_key_state import BreakerKeyState
-from ..consistency.breaker_source import SourceOptions
-from ..consistency.breaker_states import Admission, BreakerStates, OnBreakerStoreError
-from ..core.breaker_rules import BreakerRule
-from ..core.breaker_state import BreakerState
-from ..core.clock import SYSTEM, Clock
-from ..core.key import AnyKey
-from ..failure_types import ErrorTypes
-from .base import BreakerOptions
-from .blocking import BlockingBreaker
-from .with_rule import WithRule
+from .._fork import register_after_fork
+from .._locks import was_raised_by_signal_handler
+from ..callables import (
+    check_call_ends_with_work,
+    check_decorated,
+    check_handler,
+    check_signatures,
+    describe_function,
+    function_name,
+    is_async_callable,
+)
+from ..connect import ClockChoice, LimiterOptions, store_name
+from ..decorator import DecoratorKey
+from ..errors import ConfigurationError, closed_failure, short_repr
+from ..failure_types import ErrorTypes, FailureTypes
+from ..lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
+from ..ring.clock import SYSTEM, Clock, check_clock
+from ..ring.key import AnyKey, check_prefix
+from ..ring.store import AsyncStore, Store
+from ..runtime.worker import RAISED_BY_CALLBACKS
+from ..sentinel.circuit_breakers import BreakerState
+from .cache import BreakerSource, FollowedBreaker, SourceOptions
+from .call import AsyncCall, Call
+from .operations import admit, send_state
+from .record import BreakerChange, BreakerOpen
+from .rules import BreakerRule
+from .states import Admission, BreakerKeyState, BreakerStates, OnBreakerStoreError
+
+
+class BreakerOptions(NamedTuple):
+    """The arguments of a breaker beyond store and rule. Intervals are seconds."""
+
+    prefix: str
+    errors: ErrorTypes
+    ignore: ErrorTypes
+    on_store_error: OnBreakerStoreError
+    timeout: float
+    clock: ClockChoice
+    sync_interval: float
+    flush_interval: float
+    max_local_keys: int
+    time: Clock
+
+
+class BaseBreaker:
+    """What all breakers share. They document the arguments."""
+
+    _instead = "@breaker.protect(key), or enter breaker.call(key)"
+
+    def __init__(self, store: Any, options: BreakerOptions) -> None:
+        if options.on_store_error not in get_args(OnBreakerStoreError):
+            raise ConfigurationError(
+                f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
+            )
+        check_clock(options.time)
+        LimiterOptions(
+            "direct",
+            options.clock,
+            options.sync_interval,
+            None,
+            options.flush_interval,
+            options.max_local_keys,
+            options.timeout,
+        )
+        self._prefix = check_prefix(options.prefix)
+        self._timeout = float(options.timeout)
+        self._store_name = store_name(store)
+        self._name = f"breaker {options.prefix!r} at {self._store_name}"
+        self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._on_store_error = options.on_store_error
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
+
+    def _settings_text(self) -> str:
+        """Return the settings for `repr`."""
+        raise NotImplementedError  # each kind of breaker has settings of its own
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process: all with the same store, prefix and rule share "
+            "their breakers"
+        )
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of all breakers in the store."""
+        return self._prefix
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_failure("circuit breaker")
+
+
+def check_is_no_function(key: Any) -> None:
+    """Raise `TypeError` for a function in the place of the key of `call`: it would never run."""
+    if key.__class__ is not str and callable(key):
+        name = function_name(key)
+        raise TypeError(
+            f"call takes the key of a service, and never runs {name}: write "
+            f'`with breaker.call("key"): {name}()`, or @breaker.protect("key") above {name}'
+        )
+
+
+def source_options(options: BreakerOptions, store: Store | AsyncStore, name: str) -> SourceOptions:
+    """Return what the states in this process are made with. `name` is that of the store."""
+    return SourceOptions(
+        options.prefix,
+        store.clock,
+        options.flush_interval,
+        options.sync_interval,
+        options.max_local_keys,
+        store.source == "local",
+        f"{name} {id(store)}" if store.source == "local" else name,
+    )
+
+
+LOG = logging.getLogger("distwindow")
+
+Listener = Callable[[BreakerChange], object]
+
+
+class Listeners:
+    """Calls each listener with each change once, in the order of the changes, in the thread that
+    has learned of it: that of a call, or the worker's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._listeners: list[Listener] = []
+        self._waiting: deque[BreakerChange] = deque()
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Make a new lock, as another thread may have held it at the fork."""
+        self._waiting.clear()
+        self._delivering = threading.Lock()
+
+    def add(self, listener: Listener) -> None:
+        """Add a function of one `BreakerChange`. Raises `ConfigurationError` for anything else."""
+        if not callable(listener):
+            raise ConfigurationError(
+                f"on_change({short_repr(listener)}): a listener is a function of one BreakerChange"
+            )
+        if is_async_callable(listener):
+            raise ConfigurationError(
+                f"on_change({short_repr(listener)}): a listener may not be asynchronous, as "
+                "nothing would await it; have a plain function start a task"
+            )
+        self._listeners.append(listener)
+
+    def tell(self, change: BreakerChange) -> None:
+        """Have each listener called with this change. An error of a listener is logged."""
+        self._waiting.append(change)
+        # Again after the lock was released: a thread that found it held has only added a change.
+        while self._waiting and self._delivering.acquire(blocking=False):
+            try:
+                while self._waiting:
+                    self._deliver(self._waiting.popleft())
+            finally:
+                self._delivering.release()
+
+    def _deliver(self, change: BreakerChange) -> None:
+        LOG.info(
+            "%s: %s is %s, it was %s",
+            self._name, short_repr(change.key), change.state, change.previous,
+        )  # fmt: skip
+        for listener in list(self._listeners):
+            try:
+                listener(change)
+            except RAISED_BY_CALLBACKS as exc:
+                if was_raised_by_signal_handler(exc):
+                    raise  # it is for the caller, and no error of the listener
+                LOG.exception("a listener of %s has failed on %r: %r", self._name, change, listener)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Breaker(Protocol):
+    def call(self, key: AnyKey) -> Call[Any]: ...
+
+
+class _AsyncBreaker(Protocol):
+    def call(self, key: AnyKey) -> AsyncCall[Any]: ...
+
+
+def protect_function(breaker: _Breaker, key: DecoratorKey, fallback: Any, function: Any) -> Any:
+    """Return `function` with its calls inside `breaker.call`."""
+    _check(function, fallback)
+    if is_async_callable(function):
+        raise ConfigurationError(
+            f"{describe_function(function)}; use AsyncCircuitBreaker.protect, as its call ends "
+            "before its work begins"
+        )
+    key_of = key.bind(function)
+
+    @functools.wraps(function)
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            # Only a refusal of this call leads to the fallback, and not a `BreakerOpen` that the
+            # function itself raises.
+            try:
+                stack.enter_context(breaker.call(key_of(args, kwargs)))
+            except BreakerOpen:
+                if fallback is None:
+                    raise
+            else:
+                return function(*args, **kwargs)
+        return fallback(*args, **kwargs)
+
+    return protected
+
+
+def protect_async_function(
+    breaker: _AsyncBreaker, key: DecoratorKey, fallback: Any, function: Any
+) -> Any:
+    """Do as `protect_function`, for coroutine functions. The fallback may be of either kind."""
+    _check(function, fallback)
+    if not is_async_callable(function):
+        raise ConfigurationError(f"{describe_function(function)}; use CircuitBreaker.protect")
+    key_of = key.bind(function)
+
+    @functools.wraps(function)
+    async def protected(*args: Any, **kwargs: Any) -> Any:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(breaker.call(key_of(args, kwargs)))
+            except BreakerOpen:
+                if fallback is None:
+                    raise
+            else:
+                return await function(*args, **kwargs)
+        value = fallback(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    return protected
+
+
+def _check(function: Any, fallback: Any) -> None:
+    """Raise `ConfigurationError` for what cannot be protected."""
+    check_decorated("protect", function)
+    check_call_ends_with_work(function, "breaker.call")
+    check_signatures(function, {"protect: fallback": fallback})
+
+
+S = TypeVar("S", bound=FollowedBreaker)
+A = TypeVar("A")
+
+
+class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
+    """A breaker for tasks."""
+
+    def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
+        super().__init__(store, options)
+        self._open_store(store, options.timeout, options.clock, name, options.time)
+        self._states = self._open_states(source_options(options, self._store, self._store_name))
+        self._add_flush_job(
+            self._states,
+            self._name,
+            in_background=not self._states.in_process,
+        )
+
+    def _open_states(self, options: SourceOptions) -> BreakerSource[S, A]:
+        """Return what this breaker knows and counts in this process."""
+        raise NotImplementedError  # each kind of breaker has its own
+
+    def call(self, key: AnyKey) -> AsyncCall[A]:
+        """See `CircuitBreaker.call`; `async with`."""
+        check_is_no_function(key)
+        admit = functools.partial(self._admit, key)
+        return AsyncCall(self._failure_types, admit, self._finish, self._states.restarted)
+
+    def protect(
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        fallback: Callable[..., Any] | None = None,
+    ) -> Callable[[F], F]:
+        """See `CircuitBreaker.protect`; for coroutine functions. `fallback` may be one, too."""
+        source = DecoratorKey("breaker.protect", self._prefix, text, key)
+        check_handler("protect: fallback", fallback, may_be_async=True)
+        return functools.partial(protect_async_function, self, source, fallback)
+
+    async def _refreshed(self, key: AnyKey) -> S:
+        """Return what the store knows of `key` now."""
+        self._check_open()
+        state = self._states.of_key(key)
+        raise_failure(await self._run(send_state(self._states, state)))
+        return state
+
+    async def _end_calls(self) -> None:
+        if self._owns_store:
+            self._is_closed = True
+            self._states.wake = ignore_wake
+
+    async def _admit(self, key: AnyKey) -> A:
+        self._check_open()
+        state = self._states.of_key(key)
+        admission = self._states.decide(state)
+        return await self._run(admit(self._states, state)) if admission is None else admission
+
+    async def _finish(self, admission: A, failed: bool | None) -> None:
+        # Before anything is awaited: if the task is cancelled then, the worker sends it.
+        if self._states.record(admission, failed) and not self._is_closed:
+            await self._run(send_state(self._states, self._states.state_of(admission)))
+
+
+class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
+    """A breaker for threads."""
+
+    def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
+        super().__init__(store, options)
+        self._open_store(store, options.timeout, options.clock, name, options.time)
+        self._states = self._open_states(source_options(options, self._store, self._store_name))
+        self._add_flush_job(
+            self._states,
+            self._name,
+            in_background=not self._states.in_process,
+        )
+
+    def _open_states(self, options: SourceOptions) -> BreakerSource[S, A]:
+        """Return what this breaker knows and counts in this process."""
+        raise NotImplementedError  # each kind of breaker has its own
+
+    def call(self, key: AnyKey) -> Call[A]:
+        """Return a context manager for one call of the service: raises `BreakerOpen` at the
+        beginning of its block if it is refused, and counts its end. `fail()` of the object that
+        `as` gives counts it as failed though it raises nothing.
+        """
+        check_is_no_function(key)
+        admit = functools.partial(self._admit, key)
+        return Call(self._failure_types, admit, self._finish, self._states.restarted)
+
+    def protect(
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        fallback: Callable[..., Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Return a decorator: each call of the function goes through the breaker. A refused call
+        returns what `fallback` returns for the same arguments, or raises `BreakerOpen`.
+
+        `text` and `key` are those of `Limiter.limit`. Raises `TypeError` for a function in the
+        place of `text`, and `ConfigurationError` for what can never work, when it is applied.
+        """
+        source = DecoratorKey("breaker.protect", self._prefix, text, key)
+        check_handler("protect: fallback", fallback, may_be_async=False)
+        return functools.partial(protect_function, self, source, fallback)
+
+    def _refreshed(self, key: AnyKey) -> S:
+        """Return what the store knows of `key` now."""
+        self._check_open()
+        state = self._states.of_key(key)
+        raise_failure(self._run(send_state(self._states, state)))
+        return state
+
+    def _end_calls(self) -> None:
+        if self._owns_store:
+            self._is_closed = True
+            self._states.wake = ignore_wake  # the thread that closes flushes from here on
+
+    def _admit(self, key: AnyKey) -> A:
+        self._check_open()
+        state = self._states.of_key(key)
+        admission = self._states.decide(state)
+        return self._run(admit(self._states, state)) if admission is None else admission
+
+    def _finish(self, admission: A, failed: bool | None) -> None:
+        if self._states.record(admission, failed) and not self._is_closed:
+            # If the store does not take it now, the worker sends it again.
+            self._run(send_state(self._states, self._states.state_of(admission)))
+
+
+class WithRule:
+    """A breaker with a rule."""
+
+    _rule: BreakerRule
+    _listeners: Listeners
+
+    def _set_rule(self, rule: Any) -> None:
+        if not isinstance(rule, BreakerRule) or type(rule) is BreakerRule:
+            raise ConfigurationError(
+                f"{short_repr(rule)} is no rule of a circuit breaker; give an ErrorRatio, a "
+                "SlowRatio or an ErrorCount"
+            )
+        self._rule = rule
+
+    def _make_states(
+        self, options: SourceOptions, on_store_error: OnBreakerStoreError, name: str
+    ) -> BreakerStates:
+        """Return the states, whose changes the listeners hear. `name` is that of log lines. Raises
+        `ConfigurationError` for an `open_for` that ends before all processes have heard of it.
+        """
+        flush_s = min(options.flush_interval, options.sync_interval)
+        heard_after_s = flush_s + options.sync_interval
+        if self._rule.open_for < heard_after_s and not options.in_process:
+            raise ConfigurationError(
+                f"open_for={self._rule.open_for!r} is shorter than a flush and a sync "
+                f"({flush_s:g} + {options.sync_interval:g} s): processes that have not heard of it "
+                f"would let calls through while the breaker is half-open; give at least "
+                f"{heard_after_s:g}, or a shorter sync_interval"
+            )
+        self._listeners = register_after_fork(Listeners(name))
+        states = BreakerStates(options, self._rule, on_store_error, self._listeners.tell)
+        return register_after_fork(states)
+
+    def _settings_text(self) -> str:
+        return repr(self._rule)
+
+    @property
+    def rule(self) -> BreakerRule:
+        """The rule."""
+        return self._rule
+
+    def on_change(self, listener: Listener) -> None:
+        """Call `listener(change)`, with a `BreakerChange`, when this process finds a breaker in
+        another state than it found it in before. It is called in the thread of a call or of the
+        worker, so it should return soon; what it raises is logged, also `SystemExit`.
+
+        A process looks at a breaker by calling it: then it hears of a state within `sync_interval`
+        and a round trip. States that have passed between two looks are not heard, as a probe of
+        another process that has just closed it: closed then follows open. One that is idle hears
+        nothing, and the first look of a process tells nothing.
+        """
+        self._listeners.add(listener)
+
+
+class AsyncCircuitBreaker(WithRule, AwaitedBreaker[BreakerKeyState, Admission]):
+    """`CircuitBreaker` for tasks: the same names and signatures, awaited where there is I/O. Safe
+    to share between tasks, and between event loops.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rule: BreakerRule,
+        *,
+        prefix: str = "distwindow",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = (),
+        on_store_error: OnBreakerStoreError = "allow",
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.25,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 10_000,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = BreakerOptions(
+            prefix, errors, ignore, on_store_error, timeout, clock, sync_interval, flush_interval,
+            max_local_keys, time,
+        )  # fmt: skip
+        self._set_rule(rule)
+        super().__init__(store, options, name)
+
+    def _open_states(self, options: SourceOptions) -> BreakerStates:
+        return self._make_states(options, self._on_store_error, self._name)
+
+    async def state(self, key: AnyKey) -> BreakerState:
+        """See `CircuitBreaker.state`."""
+        return (await self._refreshed(key)).state
 
 
 class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, Admission]):

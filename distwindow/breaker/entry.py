@@ -26,15 +26,15 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..core.errors import ConfigurationError, short_repr
-from ..core.key import AnyKey
 from ..entry import AsyncEntry, Entry
-from .awaited import AwaitedBreaker
-from .blocking import BlockingBreaker
+from ..errors import ConfigurationError, short_repr
+from ..ring.key import AnyKey
 from .call import AsyncCall, Call
+from .circuit_breaker import AwaitedBreaker, BlockingBreaker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 EntryBreaker: TypeAlias = "BlockingBreaker[Any, Any] | Call[Any]"
 """A breaker, which is asked for the key of the entry; or `breaker.call(key)`, for another key."""

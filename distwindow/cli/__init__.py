@@ -20,7 +20,7 @@ def main() -> None:
         if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
         if sys.argv[1:] in (["--version"], ["-V"]):
-            from distwindow import __version__
+            from .. import __version__
 
             print(f"distwindow {__version__}")
             return

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from distwindow import __version__
-
+from .. import __version__
 from .bench import bench
-from .demo.command import demo
-from .doctor.command import doctor
+from .demo import demo
+from .doctor import doctor
 from .errors import check_output
 from .output import prepare_output
 from .reset import reset

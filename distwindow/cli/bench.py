@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from distwindow import Limiter
-
-from ..store.redis.urls import masked_url
+from .. import Limiter
+from ..stores.redis.urls import masked_url
 from .errors import report_errors
 from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
 

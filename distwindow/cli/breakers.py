@@ -8,15 +8,10 @@ from typing import Any, NamedTuple
 
 import redis
 
-from ..core.breaker_rules import ErrorCount, ErrorRatio, SlowRatio
-from ..core.breaker_state import STATES
-from ..protocol.breaker_commands import (
-    ADAPTIVE,
-    BreakerNameParts,
-    StoredBreaker,
-    parse_breaker_hash,
-)
-from ..protocol.keys import RingNameParts
+from ..breaker.commands import ADAPTIVE, BreakerNameParts, StoredBreaker, parse_breaker_hash
+from ..breaker.record import STATES
+from ..breaker.rules import ErrorCount, ErrorRatio, SlowRatio
+from ..ring.key import RingNameParts
 from .key_text import json_text, shell_word
 from .render import format_rate
 from .servers import Server

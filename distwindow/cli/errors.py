@@ -15,10 +15,9 @@ from urllib.parse import unquote
 import redis
 import typer
 
-from distwindow import DistwindowError, StoreError
-
-from ..store.redis import urls
-from ..store.redis.handshake import configuration_failure
+from .. import DistwindowError, StoreError
+from ..stores.redis import urls
+from ..stores.redis.handshake import configuration_failure
 from .output import OutputError, redirect_to_devnull
 from .render import printable
 

@@ -15,6 +15,7 @@ from .servers import Server
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
 _TERMINAL_S = 0.3, 0.1
 """How long a scan takes before its progress is shown, and the time between two updates."""
 _PIPE_S = 1.0, 5.0

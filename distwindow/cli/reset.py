@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..core.errors import counted
-from ..protocol.keys import RingNameParts, check_prefix, line_name, shaping_name
+from ..errors import counted
+from ..ring.key import RingNameParts, check_prefix, line_name, shaping_name
 from .breakers import breaker_page, is_breaker_name
 from .errors import report_errors
 from .key_text import shell_word, spellings
@@ -27,7 +27,7 @@ from .selection import (
     ring_key_prefix,
 )
 from .servers import Server, open_servers
-from .slots import find_slots, is_slots_name
+from .stats import find_slots, is_slots_name
 
 _PIPELINE_SIZE = 500
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..protocol.breaker_commands import parse_breaker_name
-from ..protocol.keys import (
+from ..breaker.commands import parse_breaker_name
+from ..concurrency.commands import is_slots_line_name, parse_slots_name
+from ..minute.commands import parse_views_name
+from ..ring.key import (
     RingNameParts,
     is_line_name,
     is_senders_name,
     parse_ring_name,
     ring_of_shaping,
 )
-from ..protocol.slot_commands import is_slots_line_name, parse_slots_name
-from ..protocol.view_commands import parse_views_name
 from .breakers import BreakerName
 from .selection import Selection, ring_key_prefix
 from .servers import Server

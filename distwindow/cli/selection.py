@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..protocol.keys import escape, ring_name_prefix
+from ..ring.key import escape, ring_name_prefix
 from .key_text import spellings
 from .options import parse_key
 

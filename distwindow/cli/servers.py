@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ..connect import admin_client
-from ..protocol.replies import hash_fields
+from ..ring.replies import hash_fields
 
 
 class Server(NamedTuple):

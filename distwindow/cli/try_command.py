@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from distwindow import Decision, Limiter
-
+from .. import Decision, Limiter
 from .errors import report_errors
 from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, parse_key
 from .render import format_duration, make_console

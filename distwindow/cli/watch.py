@@ -19,6 +19,7 @@ from .servers import Server, open_servers
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
 _RETRY_S = 1.0
 """During an outage, the longest time between two attempts, and between updates of the age shown."""
 

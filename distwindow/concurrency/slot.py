@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
-from ..core.async_use import EnteredBlock, only_async_with
-from ..core.errors import ConcurrencyExceeded, short_repr
-from ..core.key import AnyKey
-from ..operations.slot_claim import SlotClaim
+from ..async_use import EnteredBlock, only_async_with
+from ..errors import ConcurrencyExceeded, short_repr
+from ..ring.key import AnyKey
+from .claim import SlotClaim
 
 if TYPE_CHECKING:
     from typing_extensions import Self

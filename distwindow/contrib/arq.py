@@ -21,8 +21,7 @@ from arq.constants import retry_key_prefix
 from arq.worker import Retry
 
 from .. import ConfigurationError
-from .task_gate import AsyncTaskGate, OnStoreError
-from .task_limits import TaskLimits
+from .tasks import AsyncTaskGate, OnStoreError, TaskLimits
 
 _log = logging.getLogger("distwindow")
 C = TypeVar("C", bound=Callable[..., Awaitable[Any]])

@@ -21,9 +21,7 @@ from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
 from dramatiq.threading import Interrupt
 
 from .. import ConfigurationError
-from .task_gate import OnStoreError, TaskGate, broker_failed
-from .task_limits import TaskLimits, read_options
-from .task_options import TASK_OPTIONS
+from .tasks import TASK_OPTIONS, OnStoreError, TaskGate, TaskLimits, broker_failed, read_options
 
 
 class InvalidLimits(ConfigurationError, MiddlewareError):

@@ -1,15 +1,4 @@
-"""Limits of taskiq's tasks, for the whole fleet.
-
-    broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
-
-    @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
-    async def fetch(tenant, url): ...
-
-    taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
-
-A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
-would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
-"""
+"""Limits for the tasks of taskiq."""
 
 from __future__ import annotations
 
@@ -18,17 +7,72 @@ import logging
 from contextvars import ContextVar
 from typing import Any
 
-from taskiq import AckableMessage, TaskiqMessage, TaskiqMiddleware
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+from taskiq.labels import prepare_label
 from taskiq.receiver import Receiver
 from taskiq.utils import maybe_awaitable
 from taskiq_dependencies import DependencyGraph
 
 from .. import ConfigurationError
-from .task_gate import HOLD_S, AsyncTaskGate, OnStoreError
-from .task_limits import TaskLimits, read_options
-from .taskiq_messages import remove_limit_labels, send_back
+from .tasks import (
+    HOLD_S,
+    TASK_OPTIONS,
+    AsyncTaskGate,
+    OnStoreError,
+    TaskLimits,
+    broker_failed,
+    read_options,
+)
 
 _log = logging.getLogger("distwindow")
+
+
+def remove_limit_labels(broker: AsyncBroker, message: TaskiqMessage) -> None:
+    """Leave the labels of limits out of `message`: the worker reads those of the task. Log a
+    warning for those that were set for this call only.
+    """
+    task = broker.find_task(message.task_name)
+    declared = {} if task is None else task.labels
+    for option in TASK_OPTIONS:
+        label, expected = message.labels.pop(option, None), declared.get(option)
+        # A function has another text in each process, and a message may come from a schedule.
+        if label is None or task is None or callable(expected):
+            continue
+        if label != prepare_label(expected)[0]:
+            _log.warning(
+                "%s=%s of one call of task %r changes no limit; limits are those of the task",
+                option, label, message.task_name,
+            )  # fmt: skip
+
+
+async def send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> None:
+    """Send the same message to the end of its queue. Goes on until the broker takes it, because
+    some brokers have no other copy.
+    """
+    message = BrokerMessage(
+        task_id=parsed.task_id, task_name=parsed.task_name, message=data, labels=parsed.labels
+    )
+    while True:
+        try:
+            return await broker.kick(message)
+        except Exception as exc:
+            await asyncio.sleep(broker_failed(f"task {parsed.task_id}", exc))
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# Limits of taskiq's tasks, for the whole fleet.
+#
+#   broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
+#
+#   @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+#   async def fetch(tenant, url): ...
+#
+#   taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
+#
+# A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
+# would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
+
 FOREVER_S = 10.0 * 365 * 86_400
 """Longer than anyone waits."""
 _admitted: ContextVar[str] = ContextVar("distwindow_admitted", default="")

@@ -1,25 +1,34 @@
-"""The chain of slots that a guarded call goes through.
-
-    the slots' `enter`, in order       authority, system, flow, breakers
-    the block
-    the slots' `exit`, in reverse      of each slot whose `enter` has returned
-
-If a slot refuses the call, or the caller is cancelled before the block begins, the slots before it
-are left with an outcome that was not admitted, and give back what they took.
-
-The slots of this package are generators: they yield what their limiter or breaker has returned,
-and are sent the result. That is the result itself in a thread, and is awaited first in a task.
+"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or installed by the
+program.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import entry_points
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
-from ..core.errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from ..options import check_origin
+
+# --------------------------------------------------------------------------------------------------
+#
+# The chain of slots that a guarded call goes through.
+#
+#   the slots' `enter`, in order       authority, system, flow, breakers
+#   the block
+#   the slots' `exit`, in reverse      of each slot whose `enter` has returned
+#
+# If a slot refuses the call, or the caller is cancelled before the block begins, the slots before
+# it are left with an outcome that was not admitted, and give back what they took.
+#
+# The slots of this package are generators: they yield what their limiter or breaker has returned,
+# and are sent the result. That is the result itself in a thread, and is awaited first in a task.
 
 LOG = logging.getLogger("distwindow")
 
@@ -231,3 +240,77 @@ async def run_in_task(steps: Steps) -> Any:
                 result = steps.send(value)
     except StopIteration as end:
         return end.value
+
+
+class CallContext:
+    """The entrance of the calls of a thread or task, and who calls; empty if that is not known."""
+
+    __slots__ = ("name", "origin")
+
+    def __init__(self, name: str, origin: str) -> None:
+        self.name = name
+        self.origin = origin
+
+
+NO_CONTEXT = CallContext("", "")
+
+_context: ContextVar[CallContext] = ContextVar("distwindow_context", default=NO_CONTEXT)
+current_context = _context.get
+"""Return the context of this thread or task."""
+
+
+@contextmanager
+def call_context(name: str, origin: str | None = None) -> Iterator[None]:
+    """Have the entries of guards inside the block, in this thread or task and in tasks that it
+    creates, come from the entrance `name` and from `origin`, unless they say otherwise.
+
+        with call_context("GET:/checkout", origin="app-a"):
+            with guard.entry("payments"): ...
+
+    `FlowRule(strategy="chain", ref_resource=name)` counts these entries alone. The outermost
+    context holds: one inside it has no effect, as in Sentinel (`ContextUtil.trueEnter`). Raises
+    `TypeError` and `ValueError` for what is no name.
+
+    A block that is left in another thread or task than it was entered in, as a framework does with
+    generators, has an effect only where it was entered, and only until it is left.
+    """
+    caller = check_origin(origin)
+    if type(name) is not str:
+        raise TypeError(f"name={short_repr(name)} is not a str")
+    if not name:
+        raise ValueError("name must not be empty")
+    if _context.get().name:
+        yield
+        return
+    context = CallContext(name, caller)
+    token = _context.set(context)
+    try:
+        yield
+    finally:
+        try:
+            _context.reset(token)
+        except ValueError:  # it was set for another thread or task: empty it there
+            context.name = context.origin = ""
+
+
+GROUP = "distwindow.slots"
+
+
+def make_installed_slots(checked: Callable[[Any], Any]) -> list[Any]:
+    """Return a new slot of each entry point, in the order of their names.
+
+    An entry point names a class, or a function, that is called without arguments. Raises
+    `ConfigurationError`, which names the entry point, for one that fails or gives what is no slot:
+    `checked` raises for that, and else returns the slot.
+    """
+    slots = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        try:
+            slots.append(checked(point.load()()))
+        except (Exception, SystemExit) as exc:
+            raise ConfigurationError(
+                f"the slot {point.name!r} of the entry points {GROUP!r} ({point.value}) cannot be "
+                f"made: {type(exc).__name__}: {exc}; mend or remove the package that has it, or "
+                "give installed_slots=False"
+            ) from exc
+    return slots

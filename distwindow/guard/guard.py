@@ -1,24 +1,612 @@
-"""`Guard`, for threads. `AsyncGuard` has the same methods, for tasks."""
+"""`Guard`, for threads, and `AsyncGuard`, for tasks: the rules of resources, and their entries."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ..breaker import CircuitBreaker
-from ..concurrency.blocking import Concurrency
-from ..connect import ClockChoice, Consistency, open_store
-from ..core.clock import SYSTEM, Clock
-from ..core.errors import Blocked
-from ..failure_types import ErrorTypes
-from ..lifecycle.blocking import BlockingClosable
-from ..limiter import Limiter
-from ..rules import Rule
-from ..worker import THREAD_WORKER
-from .base import BaseGuard, GuardOptions, Parts
-from .entry import GuardEntry
-from .lent_store import lend, own
-from .system_sampling import SamplingJob
+from .. import _fork
+from .._fork import register_after_fork
+from ..async_use import EnteredBlock, only_async_with
+from ..breaker import AsyncCircuitBreaker, CircuitBreaker
+from ..breaker.rules import BreakerRule
+from ..callables import function_name
+from ..concurrency.concurrency import AsyncConcurrency, Concurrency
+from ..connect import (
+    ClockChoice,
+    Consistency,
+    check_sync,
+    check_url,
+    open_async_store,
+    open_store,
+    store_name,
+)
+from ..entry import LEFT_ELSEWHERE
+from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
+from ..failure_types import ErrorTypes, FailureTypes
+from ..lifecycle import AsyncClosable, BlockingClosable
+from ..limiter import AsyncLimiter, Limiter
+from ..options import check_origin
+from ..ring.clock import SYSTEM, Clock
+from ..ring.key import check_prefix
+from ..ring.limit import Limit
+from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
+from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
+from .chain import (
+    NO_CONTEXT,
+    ChainLink,
+    ChainSlot,
+    Entered,
+    GuardCall,
+    Outcome,
+    current_context,
+    is_coroutine_function,
+    link_of,
+    make_installed_slots,
+    run_in_task,
+    run_in_thread,
+)
+from .rules import AuthorityRule, SystemRule, breaker_rule_of, check_rules, limit_of, slots_of
+from .rules_file import read_rules
+from .slots import (
+    AuthoritySlot,
+    BreakerSlot,
+    ConcurrencySlot,
+    FlowSlot,
+    RelateSlot,
+    rules_that_count,
+)
+from .system import PsutilSampler, SamplingJob, SystemSampling, SystemSlot
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_DEFAULT_URL = "redis://localhost:6379/0"
+"""That of the command line, too."""
+
+Chain = tuple[ChainLink, ...]
+
+
+class GuardOptions(NamedTuple):
+    """The arguments of a guard beyond store and rules. Times are in seconds."""
+
+    prefix: str
+    consistency: Consistency
+    sync_interval: float
+    share: float | None
+    errors: ErrorTypes
+    ignore: ErrorTypes
+    slots: Iterable[Any]
+    installed_slots: bool
+    sampler: Callable[[], Any] | None
+    timeout: float
+    clock: ClockChoice
+    name: str | None
+    time: Clock
+
+
+class Parts(NamedTuple):
+    """Makes the limiters, concurrency limits and breakers of one world, on the guard's store."""
+
+    limiter: Callable[[Limit], Any]
+    counter: Callable[[Limit], Any]
+    """Makes a limiter that counts at no cost of a call where the guard's limiters lease permits:
+    these would count what is not spent."""
+    reader: Callable[[Limit], Any]
+    """Makes a limiter that asks the store, whatever the guard's `consistency`."""
+    concurrency: Callable[[int], Any]
+    breaker: Callable[[BreakerRule], Any]
+    sample: Callable[[SystemSampling], FlushJob]
+    """Has the worker sample."""
+
+
+class BaseGuard:
+    """What `Guard` and `AsyncGuard` share. They document the arguments."""
+
+    _instead = "@guarded(guard, resource), or enter guard.entry(resource)"
+
+    _clock: Clock
+    _awaits_slots = False
+    """True if slots may have coroutine functions."""
+
+    def __init__(self, store: Any, rules: Iterable[Rule], options: GuardOptions) -> None:
+        self._prefix = check_prefix(options.prefix)
+        check_sync(options.consistency, options.sync_interval, options.share)
+        self._rules = check_rules(rules)
+        self._sampler = options.sampler
+        self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._store_name = store_name(store)
+        self._name = f"guard {options.prefix!r} at {self._store_name}"
+        installed = make_installed_slots(self._checked_slot) if options.installed_slots else []
+        self._slots = [*installed, *map(self._checked_slot, options.slots)]
+        self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
+        """What the slots use, one for all rules that are equal but for their resource."""
+        self._sampling_job: FlushJob | None = None
+        """That of the `SystemRule`, if it needs samples of the machine."""
+        self._is_closed = False
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], store: Any = None, **options: Any) -> Self:
+        """Return a guard with the rules of a TOML or JSON file (docs/howto/guard.md).
+
+        The store is `store`, else the URL `store` in the file, else that in the environment
+        variable DISTWINDOW_URL, else redis://localhost:6379/0. `options` are the other arguments.
+        Raises `ConfigurationError`, which names the file, and as far as possible the rule and the
+        field, for what cannot work.
+        """
+        content = read_rules(path)
+        if store is None and content.store is not None:
+            try:
+                check_url(content.store)
+            except ConfigurationError as exc:
+                raise ConfigurationError(f"{os.fspath(path)}: store: {exc}") from exc
+        if store is None:
+            store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
+        make: Any = cls
+        guard: Self = make(store, content.rules, **options)
+        return guard
+
+    def _make_chains(self, parts: Parts) -> None:
+        """Make the chains of all resources that have rules."""
+        self._common: list[Any] = list(self._slots)
+        of_resource: dict[str, list[Any]] = {}
+        named: dict[str, set[str]] = {}
+        for rule in self._rules:
+            if isinstance(rule, FlowRule):
+                named.setdefault(rule.resource, set()).add(rule.limit_app)
+        for rule in _in_order(self._rules):
+            if isinstance(rule, SystemRule):
+                slot = SystemSlot(rule, self._clock, self._sampling_of(rule, parts))
+                self._common.append(register_after_fork(slot))
+                continue
+            of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
+        for counting, limit in rules_that_count(self._rules, self._prefix):
+            counter = FlowSlot(counting, frozenset(), self._part(parts.counter, limit))
+            of_resource.setdefault(counting.resource, []).append(counter)
+        self._chains = {
+            name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
+        }
+        self._chain_of_others = _sorted(self._common)
+
+    def _sampling_of(self, rule: SystemRule, parts: Parts) -> SystemSampling | None:
+        """Return what samples the machine for `rule`; None if it needs no sample."""
+        if not rule.needs_sample:
+            return None
+        sampler = PsutilSampler(self._clock) if self._sampler is None else self._sampler
+        sampling = register_after_fork(SystemSampling(sampler, self._clock))
+        self._sampling_job = parts.sample(sampling)
+        return sampling
+
+    def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: Parts) -> ChainSlot:
+        if isinstance(rule, AuthorityRule):
+            return AuthoritySlot(rule)
+        if isinstance(rule, DegradeRule):
+            breaker_rule = breaker_rule_of(rule)
+            return BreakerSlot(rule, self._part(parts.breaker, breaker_rule))
+        origins = frozenset(named[rule.resource])
+        if rule.grade == "thread":
+            return ConcurrencySlot(rule, origins, self._part(parts.concurrency, slots_of(rule)))
+        limit = limit_of(rule)
+        if rule.strategy == "relate":
+            return RelateSlot(rule, origins, self._part(parts.reader, limit))
+        return FlowSlot(rule, origins, self._part(parts.limiter, limit))
+
+    def _part(self, make: Callable[[Any], Any], setting: Limit | BreakerRule | int) -> Any:
+        part = self._parts.get((make, setting))
+        if part is None:
+            part = self._parts[make, setting] = make(setting)
+        return part
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store_name!r}, {len(self._rules)} rules)"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process: all with the same store, prefix and rules share "
+            "their limits"
+        )
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of everything in the store."""
+        return self._prefix
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules."""
+        return self._rules
+
+    def _begin(
+        self, resource: Any, origin: Any, cost: Any, context: Any
+    ) -> tuple[Chain, GuardCall]:
+        """Return the chain of a call, and the call. Raises for what no call can be."""
+        if self._is_closed:
+            raise closed_failure("guard")
+        check_name("resource", resource)
+        caller = "" if origin is None else check_origin(origin)
+        if type(context) is not str:
+            raise TypeError(f"context={short_repr(context)} is not a str")
+        ambient = current_context()
+        if ambient is not NO_CONTEXT:
+            context, caller = context or ambient.name, caller or ambient.origin
+        check_cost(cost)
+        chain = self._chains.get(resource, self._chain_of_others)
+        return chain, GuardCall(resource, caller, cost, context)
+
+    def _checked_slot(self, slot: Any) -> Any:
+        return _checked_slot(slot, self._awaits_slots)
+
+    def _outcome(self, admitted: bool, exc: BaseException | None, rt: float) -> Outcome:
+        failed: bool | None = False
+        if exc is not None or not admitted:
+            failed = self._failure_types.failed(exc) if admitted else None
+        # `Outcome(...)` takes several times as long.
+        return tuple.__new__(Outcome, (admitted, exc, failed, rt))
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise unless `name` can be the name of a resource."""
+    if type(name) is not str:
+        raise TypeError(f"{what}={short_repr(name)} is not a str")
+    if not name:
+        raise ValueError(f"{what} must not be empty")
+
+
+def check_cost(cost: object) -> None:
+    """Raise unless `cost` can be the cost of a call."""
+    # Not isinstance: True is not a cost.
+    if type(cost) is not int or cost < 1:
+        raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
+
+
+def _sorted(slots: list[Any]) -> Chain:
+    in_order = sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order))
+    return tuple(map(link_of, in_order))
+
+
+def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
+    """Return the rules in the order in which the slots of one kind are asked: rules for origins
+    before those for all callers, as in Sentinel.
+    """
+    return sorted(
+        rules,
+        key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT,
+    )
+
+
+def _checked_slot(slot: Any, may_await: bool) -> Any:
+    if isinstance(slot, type) or not all(
+        callable(getattr(slot, method, None)) for method in ("enter", "exit")
+    ):
+        raise ConfigurationError(
+            f"{short_repr(slot)} is no slot: it needs the methods enter(call) and "
+            "exit(call, token, outcome); see ChainSlot"
+        )
+    for method in (slot.enter, slot.exit):
+        if not may_await and is_coroutine_function(method):
+            raise ConfigurationError(
+                f"{function_name(method)} is a coroutine function, which only AsyncGuard awaits; "
+                "give a Guard slots with plain functions"
+            )
+    return slot
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The store of a guard, as the limiters and breakers of the guard see it.
+#
+# They behave as if it was theirs, so that closing one ends all that it does in the background; but
+# it stays open until the guard closes it, because the others still flush.
+
+
+class LentStore:
+    """`Store` or `AsyncStore`, which `close` leaves open."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store = store
+        self.shown_name = name
+        """The name of the store for log lines, without passwords."""
+        # Attributes of the object, and not methods: a call costs nothing more.
+        self.source, self.clock = store.source, store.clock
+        self.attempt, self.execute, self.exchange = store.attempt, store.execute, store.exchange
+        if hasattr(store, "drain"):
+            self.drain, self.sleep = store.drain, store.sleep
+
+    @property
+    def unknown_total(self) -> int:
+        """See `Store`."""
+        total: int = self._store.unknown_total
+        return total
+
+    def close(self) -> None:
+        """Leave the store open."""
+
+    async def aclose(self) -> None:
+        """Leave the store open."""
+
+
+def lend(store: Any, name: str, *, owned: bool) -> Any:
+    """Return what limiters are made with: a store in this process, or the caller's, as it is."""
+    return LentStore(store, name) if owned and store.source != "local" else store
+
+
+def own(parts: Iterable[Any], store: Any) -> None:
+    """Have `parts`, which were made with `store`, behave as its owners if it was lent."""
+    if isinstance(store, LentStore):
+        for part in parts:
+            part._owns_store = True
+
+
+class _BaseEntry(EnteredBlock):
+    """One entry, which is entered once and left once, in the same thread unless it is made with
+    `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
+    may still be in the block.
+    """
+
+    def __init__(
+        self,
+        guard: BaseGuard,
+        chain: Chain,
+        call: GuardCall,
+        any_thread: bool,
+        sleep: Callable[[float], Any],
+    ) -> None:
+        self._guard = guard
+        self._sleep = sleep
+        self._call = call
+        self._entered = Entered(chain, call, guard._name)
+        self._state = "new"
+        self._any_thread = any_thread
+        self._thread_id = 0
+        self._forks = 0
+        """That of the process that has entered it."""
+        self._began_at = 0.0
+        self._marked_failed = False
+
+    @property
+    def resource(self) -> str:
+        """What is called."""
+        return self._call.resource
+
+    @property
+    def origin(self) -> str:
+        """Who calls; empty if that is not known."""
+        return self._call.origin
+
+    def fail(self) -> None:
+        """Count this call as failed, though its block raises nothing: an HTTP status of 503, for
+        example. Raises `RuntimeError` if the block has not begun, or has ended.
+        """
+        if self._state != "entered":
+            raise self._misused("marked as failed")
+        self._marked_failed = True
+
+    def _misused(self, what: str) -> RuntimeError:
+        why = "has not been entered" if self._state == "new" else "was left before"
+        return RuntimeError(f"this entry of {short_repr(self.resource)} is {what}, but {why}")
+
+    def _begin(self) -> None:
+        if self._state != "new":
+            raise RuntimeError(
+                f"this entry of {short_repr(self.resource)} was entered before; call `entry` again "
+                "for each block"
+            )
+        if self._guard._is_closed:
+            raise closed_failure("guard")
+        self._state = "entered"
+        self._thread_id = threading.get_ident()
+        self._forks = _fork.forks
+        self._began_at = self._guard._clock.monotonic()
+
+    def _end(self, exc: BaseException | None) -> Any:
+        """Return the steps that leave the slots at the end of the block."""
+        if self._state != "entered":
+            raise self._misused("left")
+        if self._thread_id != threading.get_ident() and not self._any_thread:
+            raise RuntimeError(f"this entry of {short_repr(self.resource)} {LEFT_ELSEWHERE}")
+        return self._leaving(True, exc)
+
+    def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
+        """Return the steps that leave the slots. If they were closed, the steps of another call of
+        this leave the rest.
+        """
+        self._state = "left"
+        if self._forks != _fork.forks:
+            self._entered.taken.clear()  # they are the parent's, which leaves them
+        rt = self._guard._clock.monotonic() - self._began_at
+        outcome = self._guard._outcome(admitted, exc, rt)
+        if admitted and exc is None and self._marked_failed:
+            outcome = outcome._replace(failed=True)
+        return self._entered.leave(outcome)
+
+
+class GuardEntry(_BaseEntry):
+    """`with guard.entry(resource) as entry:`."""
+
+    _written = "`with guard.entry(resource):`, which raises if refused"
+
+    def __enter__(self) -> Self:
+        self._begin()
+        try:
+            run_in_thread(self._entered.enter(self._sleep))
+        except BaseException as exc:
+            run_in_thread(self._leaving(False, exc))
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        run_in_thread(self._end(exc))
+
+
+@only_async_with
+class AsyncGuardEntry(_BaseEntry):
+    """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
+    while the entry is left, it is left to the end before `CancelledError` is raised.
+    """
+
+    _written = "`async with guard.entry(resource):`, which raises if refused"
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        try:
+            await run_in_task(self._entered.enter(self._sleep))
+        except BaseException as exc:
+            await self._leave(False, exc)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._leave(True, exc)
+
+    async def _leave(self, admitted: bool, exc: BaseException | None) -> None:
+        steps = self._end(exc) if admitted else self._leaving(False, exc)
+        if isinstance(exc, GeneratorExit):
+            self._leave_at_once(steps, admitted, exc)
+        else:
+            await _run_to_end(steps)
+
+    def _leave_at_once(self, steps: Any, admitted: bool, exc: BaseException | None) -> None:
+        """Leave without waiting, as the coroutine is being closed. An `exit` that would wait is
+        closed at that place: what a slot of this package has to send is then sent by the worker.
+        """
+        while True:
+            leaving = run_in_task(steps)
+            try:
+                leaving.send(None)
+            except StopIteration:
+                return
+            finally:
+                leaving.close()
+            steps = self._leaving(admitted, exc)
+
+
+async def _run_to_end(steps: Any) -> None:
+    """Drive `steps` to their end, even if this task is cancelled meanwhile."""
+    leaving = asyncio.ensure_future(run_in_task(steps))
+    try:
+        await asyncio.shield(leaving)
+    except asyncio.CancelledError:
+        while not leaving.done():
+            try:
+                await asyncio.wait([leaving])  # each of its exchanges has a deadline
+            except asyncio.CancelledError:
+                continue
+        raise
+
+
+class AsyncGuard(BaseGuard, AsyncClosable):
+    """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
+
+    _awaits_slots = True
+
+    def __init__(
+        self,
+        store: Any,
+        rules: Iterable[Rule] = (),
+        *,
+        prefix: str = "distwindow",
+        consistency: Consistency = "direct",
+        sync_interval: float = 0.1,
+        share: float | None = None,
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = Blocked,
+        slots: Iterable[Any] = (),
+        installed_slots: bool = True,
+        sampler: Callable[[], Any] | None = None,
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = GuardOptions(
+            prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
+            sampler, timeout, clock, name, time,
+        )  # fmt: skip
+        super().__init__(store, rules, options)
+        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._owns_store = self._store is not store
+        self._clock = self._store.clock
+        lent = lend(self._store, self._store_name, owned=self._owns_store)
+        shared: Any = {"prefix": prefix, "time": time}
+        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
+        counting: Consistency = "direct" if consistency == "direct" else "eventual"
+        self._make_chains(
+            Parts(
+                lambda limit: AsyncLimiter(
+                    lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
+                    **of_limiter,
+                ),
+                lambda limit: AsyncLimiter(
+                    lent, limit, consistency=counting, sync_interval=sync_interval, **of_limiter
+                ),
+                lambda limit: AsyncLimiter(lent, limit, **of_limiter),
+                lambda limit: AsyncConcurrency(
+                    lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
+                    **shared,
+                ),
+                lambda rule: AsyncCircuitBreaker(
+                    lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
+                    **shared,
+                ),
+                lambda sampling: TASK_WORKER.add_limiter(
+                    sampling, sampling.take_async, self._clock, name=self._name,
+                    job_type=SamplingJob,
+                ),
+            )
+        )  # fmt: skip
+        own(self._parts.values(), lent)
+
+    def entry(
+        self,
+        resource: str,
+        origin: str | None = None,
+        cost: int = 1,
+        *,
+        context: str = "",
+        any_thread: bool = False,
+    ) -> AsyncGuardEntry:
+        """See `Guard.entry`; `async with`."""
+        chain, call = self._begin(resource, origin, cost, context)
+        return AsyncGuardEntry(self, chain, call, any_thread, self._store.sleep)
+
+    async def flush(self) -> None:
+        """See `Guard.flush`."""
+        failure: Exception | None = None
+        if self._sampling_job is not None:
+            self._sampling_job.record_flush(await self._sampling_job.flush(False))
+        for part in self._parts.values():
+            try:
+                await part.flush()
+            except Exception as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        if self._sampling_job is not None:
+            await TASK_WORKER.detach(self._sampling_job)
+        for part in self._parts.values():
+            await part.aclose()
+        if self._owns_store:
+            await self._store.aclose()
 
 
 class Guard(BaseGuard, BlockingClosable):

@@ -16,11 +16,9 @@ from ..callables import (
     describe_function,
     is_async_callable,
 )
-from ..core.errors import Blocked, ConfigurationError, short_repr
-from ..entry_options import check_origin
-from .async_guard import AsyncGuard
-from .base import BaseGuard, check_cost, check_name
-from .guard import Guard
+from ..errors import Blocked, ConfigurationError, short_repr
+from ..options import check_origin
+from .guard import AsyncGuard, BaseGuard, Guard, check_cost, check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 G = TypeVar("G", bound=Callable[..., Any])

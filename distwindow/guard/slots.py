@@ -1,24 +1,30 @@
-"""The slots of a guard's rules: one object for each rule.
-
-    AuthoritySlot      AuthorityRule                     takes nothing
-    FlowSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
-    RelateSlot         FlowRule, strategy "relate"       takes nothing (related.py)
-    ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
-    BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
-
-A `FlowSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it was
-counted. Its limiter may be of either world, and so of the others.
-"""
+"""The slots of a guard's chain that ask the fleet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from ..core.errors import AuthorityDenied, RateLimitExceeded
-from ..rules import AuthorityRule, DegradeRule, FlowRule
-from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER
+from ..errors import AuthorityDenied, RateLimitExceeded
+from ..ring.key import ring_name, ring_name_prefix
+from ..ring.limit import MAX_AMOUNT, Limit
+from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER, DegradeRule, FlowRule, Rule
 from .chain import ChainSlot, GuardCall, Outcome, Steps
+from .rules import AuthorityRule, limit_of
+
+# --------------------------------------------------------------------------------------------------
+#
+# The slots of a guard's rules: one object for each rule.
+#
+#   AuthoritySlot      AuthorityRule                     takes nothing
+#   FlowSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
+#   RelateSlot         FlowRule, strategy "relate"       takes nothing (related.py)
+#   ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
+#   BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
+#
+# A `FlowSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
+# was counted. Its limiter may be of either world, and so of the others.
 
 
 def key_of(resource: str, origin: str = "") -> str:
@@ -165,3 +171,62 @@ class BreakerSlot(ChainSlot):
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
         """See `ChainSlot.exit`."""
         yield self._breaker._finish(token, outcome.failed)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# Flow rules that count calls of another resource (Sentinel `RuleConstant.STRATEGY_RELATE`).
+#
+#   FlowRule("read", 100, strategy="relate", ref_resource="write")
+#
+#   "read" is refused while "write" has passed 100 times in its last second: a call of "read" looks
+#   into the window of "write", and counts nothing there
+#
+# Therefore each call of "write" has to be in a window of the store: in that of a flow rule of its
+# own, if there is one that counts all its calls in the same interval; else in one made for it.
+
+
+class RelateSlot(FlowRuleSlot):
+    """Refuses a call while another resource has used the rule's permits. Takes nothing.
+
+    The limiter decides by the store alone: what was counted elsewhere is not known here.
+    """
+
+    def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
+        super().__init__(rule, named_origins)
+        self._limiter = limiter
+        self._related_key = key_of(rule.ref_resource or "")
+
+    def enter(self, call: GuardCall) -> Steps:
+        """See `ChainSlot.enter`."""
+        if self.key_for(call) is None:
+            return
+        decision = yield self._limiter._peek(self._related_key, call.cost)
+        if not decision.allowed:
+            raise RateLimitExceeded(decision)
+
+
+def rules_that_count(rules: Iterable[Rule], prefix: str) -> list[tuple[FlowRule, Limit]]:
+    """Return a rule that refuses nothing, and its limit, for each resource and interval that a rule
+    relates to and that no other flow rule counts.
+    """
+    flow_rules = [rule for rule in rules if isinstance(rule, FlowRule) and rule.grade == "qps"]
+    counted = {
+        _ring_of(rule.resource, limit_of(rule), prefix)
+        for rule in flow_rules
+        if rule.strategy == "direct" and rule.limit_app == LIMIT_APP_DEFAULT
+    }
+    found = []
+    for rule in flow_rules:
+        if rule.strategy == "relate":
+            resource, limit = rule.ref_resource or "", limit_of(rule)
+            ring = _ring_of(resource, limit, prefix)
+            if ring not in counted:
+                counted.add(ring)
+                unlimited = FlowRule(resource, MAX_AMOUNT)
+                found.append((unlimited, Limit(MAX_AMOUNT, per=limit.per, buckets=limit.buckets)))
+    return found
+
+
+def _ring_of(resource: str, limit: Limit, prefix: str) -> bytes:
+    return ring_name(ring_name_prefix(prefix, key_of(resource)), limit)

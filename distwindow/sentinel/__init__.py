@@ -9,13 +9,18 @@ from .circuit_breakers import (
     ExceptionCircuitBreaker,
     ResponseTimeCircuitBreaker,
 )
-from .default_controller import DefaultController
+from .flow import (
+    DefaultController,
+    PassResult,
+    RateLimiterController,
+    ThrottlingController,
+    TrafficShapingController,
+    WarmUpController,
+    WarmUpRateLimiterController,
+)
+from .nodes import NodeConfig, StatisticNode
 from .rules import DegradeRule, FlowRule, Rule
 from .slot_chain import ChainEntry, SlotChain
-from .statistic_node import NodeConfig, StatisticNode
-from .throttling import RateLimiterController, ThrottlingController
-from .traffic_shaping import PassResult, TrafficShapingController
-from .warm_up import WarmUpController, WarmUpRateLimiterController
 
 __all__ = [
     "ChainEntry",

@@ -21,10 +21,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
-from ..core.breaker_state import BreakerState
-from ..core.errors import ConfigurationError, short_repr
-from ..windows.leap_array import LeapArray
-from .checks import is_finite
+from ..errors import ConfigurationError, short_repr
+from .nodes import is_finite
+from .windows.leap_array import LeapArray
+
+BreakerState = Literal["closed", "open", "half_open"]
+"""`closed` lets calls through, `open` refuses them, `half_open` lets probes through only."""
 
 Observer = Callable[[BreakerState, BreakerState, float | None], object]
 """Called with the previous state, the new state, and the value that opened the breaker or None."""

@@ -8,17 +8,21 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
-from ..core.errors import ConfigurationError, short_repr
-from .checks import MAX_INT, check_int, check_threshold, check_word
+from ..errors import ConfigurationError, short_repr
 from .circuit_breakers import (
     CircuitBreakerBase,
     ExceptionCircuitBreaker,
     ResponseTimeCircuitBreaker,
 )
-from .default_controller import DefaultController, FlowGrade
-from .throttling import ThrottlingController
-from .traffic_shaping import TrafficShapingController
-from .warm_up import WarmUpController, WarmUpRateLimiterController
+from .flow import (
+    DefaultController,
+    FlowGrade,
+    ThrottlingController,
+    TrafficShapingController,
+    WarmUpController,
+    WarmUpRateLimiterController,
+)
+from .nodes import MAX_INT, check_int, check_threshold, check_word
 
 FlowStrategy = Literal["direct", "relate", "chain"]
 ControlBehavior = Literal["default", "warm_up", "rate_limiter", "warm_up_rate_limiter"]

@@ -1,26 +1,154 @@
-"""The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`).
-
-    node selector -> cluster builder -> statistic -> flow -> degrade
-                     the nodes          counts on     rules    circuit
-                                        the way back           breakers
-
-Not here: the slots for logs, authority, system load and default circuit breakers.
-"""
+"""The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-from ..core.errors import ConfigurationError, short_repr
-from .call import Call, CallNodes, EntryType
-from .checks import check_int
-from .degrade_slot import BreakerObserver, DegradeSlot
-from .flow_slot import FlowSlot
-from .node_registry import NodeRegistry
-from .rules import DegradeRule, FlowRule, Rule
-from .statistic_node import NodeConfig, StatisticNode
+from ..errors import ConfigurationError, short_repr
+from .call import Call, CallNodes, EntryType, NodeRegistry
+from .circuit_breakers import BreakerState, CircuitBreakerBase
+from .flow import TrafficShapingController
+from .nodes import NodeConfig, StatisticNode, check_int
+from .rules import (
+    LIMIT_APP_DEFAULT,
+    LIMIT_APP_OTHER,
+    DegradeRule,
+    FlowRule,
+    Rule,
+    breaker_of,
+    controller_of,
+)
+
+BreakerObserver = Callable[[DegradeRule, BreakerState, BreakerState, float | None], object]
+"""Called with the rule, the previous state, the new one, and the value that opened it or None."""
+
+
+class DegradeSlot:
+    """One circuit breaker for each degrade rule, asked in the given order. Not locked."""
+
+    __slots__ = ("_breakers", "_observers")
+
+    def __init__(self, rules: Iterable[DegradeRule]) -> None:
+        self._observers: list[BreakerObserver] = []
+        self._breakers: dict[str, list[tuple[DegradeRule, CircuitBreakerBase]]] = {}
+        for rule in rules:
+            breaker = breaker_of(rule)
+            breaker.add_observer(self._notify_of(rule))
+            self._breakers.setdefault(rule.resource, []).append((rule, breaker))
+
+    def add_observer(self, observer: BreakerObserver) -> None:
+        """Call `observer` at each change of state of any breaker."""
+        self._observers.append(observer)
+
+    def check(self, resource: str, now: int) -> DegradeRule | None:
+        """Return the rule whose breaker refuses a call at `now` (ms); None if all let it pass.
+
+        If one refuses, the breakers that had made the call their probe are open again.
+        """
+        probed: list[CircuitBreakerBase] = []
+        for rule, breaker in self._breakers.get(resource, ()):
+            if not breaker.try_pass(now):
+                for earlier in probed:
+                    earlier.on_probe_blocked()
+                return rule
+            # A half-open breaker lets no other call pass than the probe.
+            if breaker.state == "half_open":
+                probed.append(breaker)
+        return None
+
+    def complete(self, resource: str, now: int, rt_ms: int, error: bool) -> None:
+        """Note in every breaker of `resource` that a call ended at `now` (ms)."""
+        for _, breaker in self._breakers.get(resource, ()):
+            breaker.on_request_complete(now, rt_ms=rt_ms, error=error)
+
+    def _notify_of(
+        self, rule: DegradeRule
+    ) -> Callable[[BreakerState, BreakerState, float | None], None]:
+        def notify(previous: BreakerState, new: BreakerState, value: float | None) -> None:
+            for observer in self._observers:
+                observer(rule, previous, new, value)
+
+        return notify
+
+
+class FlowCheck(NamedTuple):
+    """How the check of a call ended, at `now` (ms): the rule that refused it, or None.
+
+    `borrowed` is true if its pass was borrowed. That ends the whole chain, as Sentinel's
+    `PriorityWaitException` does: no further rule or slot is asked.
+    """
+
+    refused_by: FlowRule | None
+    borrowed: bool
+    now: int
+
+
+class FlowSlot:
+    """The flow rules of all resources, each with its controller.
+
+    Of several rules of a resource those with the `limit_app` `"default"` are asked last, the others
+    in the given order. The first that refuses ends the check.
+    """
+
+    __slots__ = ("_cluster_nodes", "_named_origins", "_rules")
+
+    def __init__(
+        self, rules: Iterable[FlowRule], cluster_nodes: Mapping[str, StatisticNode]
+    ) -> None:
+        self._cluster_nodes = cluster_nodes
+        self._rules: dict[str, list[tuple[FlowRule, TrafficShapingController]]] = {}
+        for rule in sorted(rules, key=lambda rule: rule.limit_app == LIMIT_APP_DEFAULT):
+            self._rules.setdefault(rule.resource, []).append((rule, controller_of(rule)))
+        # Rules for `"other"` are about the origins that are not among these.
+        self._named_origins = {
+            resource: frozenset(rule.limit_app for rule, _ in of)
+            for resource, of in self._rules.items()
+        }
+
+    def check(self, call: Call, nodes: CallNodes, now: int) -> Generator[int, int, FlowCheck]:
+        """Yield each wait of `call` in ms, and be sent the time (ms) after it."""
+        for rule, controller in self._rules.get(call.resource, ()):
+            node = self._node_of(rule, call, nodes)
+            if node is None:
+                continue
+            result = controller.can_pass(now, node, call.count, call.prioritized)
+            if not result:
+                return FlowCheck(rule, False, now)
+            if result.wait_ms:
+                now = yield result.wait_ms
+            if result.borrowed:
+                return FlowCheck(None, True, now)
+        return FlowCheck(None, False, now)
+
+    def _node_of(self, rule: FlowRule, call: Call, nodes: CallNodes) -> StatisticNode | None:
+        """Return the node by which `rule` decides about `call`; None if it is not about it."""
+        app = rule.limit_app
+        if app == LIMIT_APP_DEFAULT:
+            own: StatisticNode | None = nodes.cluster
+        elif app == LIMIT_APP_OTHER:
+            own = None if call.origin in self._named_origins[call.resource] else nodes.origin
+        elif app == call.origin:
+            own = nodes.origin
+        else:
+            return None
+        if own is None or rule.strategy == "direct":
+            return own
+        if rule.strategy == "relate":
+            return self._cluster_nodes.get(rule.ref_resource or "")
+        return nodes.default if rule.ref_resource == call.context else None
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`).
+#
+#   node selector -> cluster builder -> statistic -> flow -> degrade
+#                    the nodes          counts on     rules    circuit
+#                                       the way back           breakers
+#
+# Not here: the slots for logs, authority, system load and default circuit breakers.
 
 DEFAULT_CONTEXT = "sentinel_default_context"
 

@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any, NamedTuple, get_args
 
-from ..core.clock import Clock
-from ..core.decision import Decision, Source
-from ..core.errors import ConfigurationError
-from ..core.key import Key
-from ..core.limit import Limit
-from ..protocol.commands import Acquire, Read
-from ..protocol.frames import Command
-from ..store.base import AsyncStore, Store
-from ..store.memory import MemoryStore
+from ..errors import ConfigurationError
+from ..ring.clock import Clock
+from ..ring.command import Command
+from ..ring.commands import Acquire, Read
+from ..ring.decision import Decision, Source
+from ..ring.key import Key
+from ..ring.limit import Limit
+from ..ring.store import AsyncStore, Store
+from ..stores.memory import MemoryStore
 from .histories import START_MS, HistoryStep, charges_for, commands_of, random_history
 from .manual_clock import ManualClock
 

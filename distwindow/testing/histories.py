@@ -11,13 +11,10 @@ from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
-from ..core.charge import BorrowedCharge, Charge
-from ..core.errors import ConfigurationError
-from ..core.key import AnyKey
-from ..core.limit import Limit
-from ..core.stats import Bucket
-from ..protocol.borrowing import Borrow
-from ..protocol.commands import (
+from ..borrow.commands import Borrow
+from ..errors import ConfigurationError
+from ..ring.command import Command
+from ..ring.commands import (
     CURRENT_BUCKET,
     Acquire,
     Flush,
@@ -28,10 +25,12 @@ from ..protocol.commands import (
     Reset,
     charges_of,
 )
-from ..protocol.frames import Command
-from ..protocol.keys import line_name, ring_name_prefix
-from ..protocol.shaped_commands import AcquireShaped, PeekShaped
-from ..protocol.turn_commands import AcquireTurn
+from ..ring.decision import BorrowedCharge, Charge
+from ..ring.key import AnyKey, line_name, ring_name_prefix
+from ..ring.limit import Limit
+from ..ring.stats import Bucket
+from ..shaping.commands import AcquireShaped, PeekShaped
+from ..waiting.commands import AcquireTurn
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000

@@ -24,7 +24,7 @@ from drawing import (
 )
 
 from distwindow import BreakerOpen, CircuitBreaker, ErrorCount
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 
 EPOCH = 1_700_000_040_000
 RULE = ErrorCount(8, window=10.0, open_for=2.0)

@@ -9,7 +9,7 @@ import random
 from drawing import FAINT, FILL, INK, MUTED, PALE_FILL, PALE_WARM, WARM, Clock, box, line, svg, text
 
 from distwindow import Limiter
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 
 WIDTH, LEFT, RIGHT, TALL = 760, 24, 24, 96
 LIMIT, SECONDS, STEP_MS, PROCESSES = 100, 8, 5, 4

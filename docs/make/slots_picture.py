@@ -20,7 +20,7 @@ from drawing import (
 )
 
 from distwindow import Concurrency
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 
 EPOCH = 1_700_000_040_000
 LIMIT, TTL_S, END_S, STEP_MS = 2, 30, 64, 250

@@ -1,5 +1,5 @@
 -- Pacing and warm-up of a limit. The specification, which also explains the words, is
--- distwindow/core/shaping.py; what is done here in which order has to be the same there, because the
+-- distwindow/shaping/shaping.py; what is done here in which order has to be the same there, because the
 -- rate of a cold limit is computed in doubles.
 --
 -- A ring of a paced or warming limit has a table `shaping`, and its state in the hash ring.shaping.key:

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from distwindow import Limit
-from distwindow.protocol.keys import ring_name, ring_name_prefix
-from distwindow.protocol.replies import ring_state
+from distwindow.ring.key import ring_name, ring_name_prefix
+from distwindow.ring.replies import ring_state
 from tests.attack.client_logs import ClientLogs, check_tallies, read_client_logs
 from tests.attack.faulty_fleet import FaultyFleet
 from tests.attack.harness import Run, Violation, derive_seed

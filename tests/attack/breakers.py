@@ -17,7 +17,7 @@ import math
 import random
 import time
 
-from distwindow.protocol.breaker_commands import breaker_name
+from distwindow.breaker.commands import breaker_name
 from tests.attack.breaker_checks import (
     check_alone,
     check_bound,

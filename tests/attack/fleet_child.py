@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError
-from distwindow.core.decision import Decision
+from distwindow.ring.decision import Decision
 from tests.attack.children import dump_stacks_on_sigquit, monotonic_ms, read_plan
 
 plan = read_plan()

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from distwindow import Concurrency
-from distwindow.rules.fleet import limit_of
+from distwindow.guard.rules import limit_of
 from tests.attack.client import now_ms
 from tests.attack.client_logs import ClientLogs, check_tallies, read_client_logs
 from tests.attack.faulty_fleet import ALL_FAULTS, FaultyFleet

@@ -16,11 +16,11 @@ from typing import Any
 
 from distwindow import Decision, Limit, Limiter
 from distwindow.connect import open_store
-from distwindow.core.charge import Charge
-from distwindow.core.stats import Bucket
-from distwindow.protocol.commands import Acquire, Flush, Lease, Peek, Read, Reset
-from distwindow.protocol.keys import ring_name, ring_name_prefix
-from distwindow.protocol.replies import AcquireReply
+from distwindow.ring.commands import Acquire, Flush, Lease, Peek, Read, Reset
+from distwindow.ring.decision import Charge
+from distwindow.ring.key import ring_name, ring_name_prefix
+from distwindow.ring.replies import AcquireReply
+from distwindow.ring.stats import Bucket
 from tests.attack.harness import Run, Violation, derive_seed
 from tests.attack.model_cases import KEYS, SHAPES, Op, draw_case
 from tests.attack.reference_model import Model, Outcome, Part

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from distwindow import Limit
-from distwindow.protocol.breaker_commands import breaker_name
-from distwindow.protocol.keys import ring_name, ring_name_prefix
+from distwindow.breaker.commands import breaker_name
+from distwindow.ring.key import ring_name, ring_name_prefix
 from tests.attack.children import Child
 from tests.attack.cold_child import COUNTED
 from tests.attack.harness import Run, Violation, derive_seed

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import redis
 
-from distwindow.core.limit import Limit
-from distwindow.protocol.keys import ring_name, ring_name_prefix
-from distwindow.protocol.replies import ring_state
+from distwindow.ring.key import ring_name, ring_name_prefix
+from distwindow.ring.limit import Limit
+from distwindow.ring.replies import ring_state
 from tests.attack.harness import Violation
 
 

@@ -18,12 +18,11 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from distwindow import Limiter
 from distwindow.contrib.celery.admission import Admission, FleetTurns
-from distwindow.contrib.celery.effective_limits import EffectiveLimits
 from distwindow.contrib.celery.gate import Gate
+from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
 from distwindow.contrib.celery.settings import OnStoreError
-from distwindow.contrib.celery.task_limits import LimitTable
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 from tests.celery_workers.simulated_pool import SimulatedPool
 

@@ -15,9 +15,9 @@ import redis
 
 from distwindow import Limit
 from distwindow.cli.app import app
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import ring_name, ring_name_prefix
-from distwindow.protocol.scripts import load_script
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.key import ring_name, ring_name_prefix
+from distwindow.ring.scripts import load_script
 from tests.patience import patient
 from tests.servers.own import own_server
 

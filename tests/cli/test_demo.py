@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.cli.demo import server as demo_server_module
-from distwindow.cli.demo.server import demo_server
-from distwindow.cli.demo.verify import AdmissionLog
+from distwindow.cli import demo_server as demo_server_module
+from distwindow.cli.demo import AdmissionLog
+from distwindow.cli.demo_server import demo_server
 from tests.cli.conftest import Cli, Result
 from tests.interruptions import restore_sigint
 from tests.servers import find_binary, until
@@ -88,7 +88,7 @@ import os
 import sys
 
 from distwindow.cli import main
-from distwindow.cli.demo import server
+from distwindow.cli import demo_server as server
 
 server.SYSTEM_FOLDERS = ""
 for name in os.environ["ABSENT_PACKAGES"].split():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from distwindow.cli.doctor.probe import acl_rule
-from distwindow.protocol import scripts as script
+from distwindow.cli.doctor import acl_rule
+from distwindow.ring import scripts as script
 from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, until
 

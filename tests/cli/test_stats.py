@@ -16,12 +16,11 @@ import redis
 from rich.console import Console
 
 from distwindow import Key, Limiter, Stats
-from distwindow.cli import stats_query
+from distwindow.cli import stats as stats_query
 from distwindow.cli.progress import ProgressLine
 from distwindow.cli.selection import all_keys
 from distwindow.cli.servers import Server, open_servers
-from distwindow.cli.stats import _View
-from distwindow.cli.stats_query import Order, Query
+from distwindow.cli.stats import Order, Query, _View
 from tests.cli.conftest import Cli, fill
 from tests.servers import Standalone
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from distwindow import Limiter, MinuteStats, RateLimitExceeded
-from distwindow.core.minute_view import OTHER_ORIGINS
+from distwindow.options import OTHER_ORIGINS
 from tests.cli.conftest import Cli
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distwindow.core.errors import DistwindowError
+from distwindow.errors import DistwindowError
 
 Args = Mapping[str, Any]
 

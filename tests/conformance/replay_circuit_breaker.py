@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distwindow.core.breaker_state import BreakerState
 from distwindow.sentinel.circuit_breakers import (
+    BreakerState,
     CircuitBreakerBase,
     ExceptionCircuitBreaker,
     ResponseTimeCircuitBreaker,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from distwindow.sentinel.default_controller import DefaultController
-from distwindow.sentinel.throttling import RateLimiterController, ThrottlingController
-from distwindow.sentinel.traffic_shaping import PassResult
-from distwindow.sentinel.warm_up import WarmUpController, WarmUpRateLimiterController
+from distwindow.sentinel.flow import (
+    DefaultController,
+    PassResult,
+    RateLimiterController,
+    ThrottlingController,
+    WarmUpController,
+    WarmUpRateLimiterController,
+)
 
 from .replay import Args
 from .replay_statistic_node import StatisticNodeReplay

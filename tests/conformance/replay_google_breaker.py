@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distwindow.go_zero.google_breaker import ArticleGoogleBreaker, GoogleBreaker
+from distwindow.sentinel.google_breaker import ArticleGoogleBreaker, GoogleBreaker
 
 from .replay import Args
 

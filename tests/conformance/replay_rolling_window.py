@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distwindow.windows.rolling_window import RollingWindow, SumBucket
+from distwindow.sentinel.windows.rolling_window import RollingWindow, SumBucket
 
 from .replay import Args
 

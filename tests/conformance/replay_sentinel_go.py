@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from distwindow.core.errors import ConfigurationError
-from distwindow.windows.event import Event
-from distwindow.windows.leap_array import Window
-from distwindow.windows.metric_bucket import ConcurrencyBucket
-from distwindow.windows.sentinel_go import (
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.leap_array import Window
+from distwindow.sentinel.windows.metric_bucket import ConcurrencyBucket
+from distwindow.sentinel.windows.sentinel_go import (
     EagerBucketLeapArray,
     NotReusableError,
     SlidingWindowMetric,

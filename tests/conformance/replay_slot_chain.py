@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distwindow.core.breaker_state import BreakerState
+from distwindow.sentinel.circuit_breakers import BreakerState
+from distwindow.sentinel.nodes import NodeConfig, StatisticNode
 from distwindow.sentinel.rules import DegradeRule, FlowRule
 from distwindow.sentinel.slot_chain import ChainEntry, SlotChain
-from distwindow.sentinel.statistic_node import NodeConfig, StatisticNode
 
 from .replay import Args
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distwindow.sentinel.statistic_node import StatisticNode
+from distwindow.sentinel.nodes import StatisticNode
 
 from .replay import Args
 from .replay_leaparray import window

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from distwindow.guard import base
-from distwindow.guard.system_sampling import SystemSample
+from distwindow.guard import guard as base
+from distwindow.guard.system import SystemSample
 from tests.patience import patient
 
 

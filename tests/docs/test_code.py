@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from distwindow.lifecycle.blocking import BlockingClosable
-from distwindow.lifecycle.tasks import AsyncClosable
+from distwindow.lifecycle import AsyncClosable, BlockingClosable
 
 from .pages import PAGES, Block, blocks, name, preset
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distwindow.store.base import AsyncStore, Store
+from distwindow.ring.store import AsyncStore, Store
 
 from .pages import PAGES as PAGES_WITH_COMMANDS
 from .pages import ROOT, blocks, name
@@ -39,7 +39,7 @@ def missing(page: Path, text: str) -> list[str]:
     """Return the names in `text` that exist neither beside the page nor in repository or package.
 
     A bare file name may also belong to the folder of the path before it in the same line, as in
-    "`consistency/base.py`, `leased.py`".
+    "`local/base.py`, `leased.py`".
     """
     absent: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.protocol import scripts as script
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.store.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
+from distwindow.ring import scripts as script
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.key import ring_name_prefix
+from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
 from tests.servers import Standalone
 
 from .pages import PAGES, ROOT, blocks, name

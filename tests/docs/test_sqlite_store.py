@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from distwindow import Limiter, StoreTimeout
-from distwindow.core.clock import Clock
-from distwindow.store.base import Store
+from distwindow.ring.clock import Clock
+from distwindow.ring.store import Store
 from distwindow.testing import ManualClock, StoreTests
 
 from .pages import ROOT

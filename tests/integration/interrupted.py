@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from distwindow.consistency.demand import Demand
+from distwindow.local.leases import Demand
 
 PLENTY = "1000000/day"
 SCRIPT = b"EVALSHA"

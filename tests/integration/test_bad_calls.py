@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from distwindow import AsyncLimiter, ConfigurationError, DistwindowError, Key, Limiter
-from distwindow.protocol.keys import escape
+from distwindow.ring.key import escape
 from tests.integration.first_call import attempt, each_limiter, error_of
 from tests.servers import Standalone
 from tests.unit.clock_and_stores import fresh_key

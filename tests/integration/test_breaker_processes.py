@@ -28,7 +28,7 @@ from distwindow import (
     StoreError,
 )
 from distwindow.breaker.call import Call
-from distwindow.protocol.breaker_commands import breaker_name
+from distwindow.breaker.commands import breaker_name
 from distwindow.testing import ManualClock
 from tests.integration.breaker_process import FLUSH_S, RULE, SYNC_S
 from tests.integration.worker_options import forks

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from distwindow import Limiter
-from distwindow.core.decision import Decision
-from distwindow.protocol.commands import Acquire
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire
+from distwindow.ring.decision import Decision
+from distwindow.stores.memory import MemoryStore
 from tests.integration.interrupted import PLENTY, HighDemand, key_state
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
-from distwindow.worker import flush_job
+from distwindow.runtime import worker as flush_job
 from tests.integration.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Delay, Proxy, Refuse, until
 from tests.servers.wait import free_port

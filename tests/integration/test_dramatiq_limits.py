@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 from tests.servers import until
 
@@ -136,7 +136,7 @@ def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
 ) -> None:
     import dramatiq
 
-    from distwindow.contrib import task_gate
+    from distwindow.contrib import tasks as task_gate
 
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     done: list[int] = []
@@ -168,7 +168,7 @@ def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
     import dramatiq
     from dramatiq import middleware
 
-    from distwindow.contrib import task_gate
+    from distwindow.contrib import tasks as task_gate
 
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     started: list[int] = []
@@ -200,7 +200,7 @@ def test_the_time_limit_of_an_actor_is_not_for_sending_back(
     import dramatiq
     from dramatiq.middleware import TimeLimit
 
-    from distwindow.contrib import task_gate
+    from distwindow.contrib import tasks as task_gate
     from distwindow.contrib.dramatiq import RateLimits
 
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
@@ -267,7 +267,7 @@ def test_a_failing_store_holds_messages_and_burns_no_retry(
 ) -> None:
     import dramatiq
 
-    from distwindow.contrib import task_gate
+    from distwindow.contrib import tasks as task_gate
 
     monkeypatch.setattr(task_gate, "HOLD_S", 0.01)
     attempt, failures = Limiter.try_acquire, iter([StoreUnavailable("connection refused")] * 6)

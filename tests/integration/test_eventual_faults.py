@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, Limiter, StoreError
-from distwindow.operations.command_cache import CommandCache
+from distwindow.runtime.command_cache import CommandCache
 from tests.integration.caller_processes import (
     PROCESSES,
     call_in_processes,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distwindow.consistency.key_state import KeyState
+from distwindow.local.key_state import KeyState
 from tests.integration.harness import PLENTY, Harness, admin, used
 from tests.integration.worker_options import MODES, NEVER, SOON
 from tests.servers import Proxy, until

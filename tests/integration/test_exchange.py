@@ -12,10 +12,8 @@ import pytest
 
 from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
 from distwindow.connect import open_async_store, open_store
-from distwindow.core.charge import Charge
-from distwindow.core.key import AnyKey
-from distwindow.core.stats import Bucket
-from distwindow.protocol.commands import (
+from distwindow.ring.command import Command
+from distwindow.ring.commands import (
     CURRENT_BUCKET,
     Acquire,
     Flush,
@@ -24,9 +22,10 @@ from distwindow.protocol.commands import (
     Refund,
     charges_of,
 )
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.decision import Charge
+from distwindow.ring.key import AnyKey, ring_name_prefix
+from distwindow.ring.stats import Bucket
+from distwindow.stores.memory import MemoryStore
 from tests.event_loops import uvloop_param
 from tests.integration.harness import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from distwindow import AsyncLimiter, Limiter, _fork_wait
-from distwindow._fork_wait import FORK_WAIT
-from distwindow.core.interrupts import OneShotEvent, start_thread
-from distwindow.store.redis.timeouts import BackgroundJob
+from distwindow import AsyncLimiter, Limiter
+from distwindow import _fork as _fork_wait
+from distwindow._fork import FORK_WAIT
+from distwindow._locks import OneShotEvent, start_thread
+from distwindow.stores.redis.outcome import BackgroundJob
 from tests.integration.test_limiter_lifetime import in_child
 from tests.servers import until
 from tests.unit.clock_and_stores import fresh_key

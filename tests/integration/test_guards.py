@@ -17,7 +17,7 @@ from distwindow import (
     Limiter,
     RateLimitExceeded,
 )
-from distwindow.worker import THREAD_WORKER
+from distwindow.runtime.worker import THREAD_WORKER
 
 RULES = [
     FlowRule("r", 1 / 12),  # one in 12 s, so that its window outlasts the test

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
-from distwindow.core.decision import Decision
+from distwindow.ring.decision import Decision
 from tests.integration.harness import admin, used
 from tests.integration.interrupted import (
     PLENTY,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter
 from distwindow.connect import open_store
-from distwindow.protocol.commands import Acquire, Read, charges_of
-from distwindow.protocol.keys import ring_name_prefix
+from distwindow.ring.commands import Acquire, Read, charges_of
+from distwindow.ring.key import ring_name_prefix
 from tests.unit.clock_and_stores import T0, ManualClock, fresh_key
 
 MakeLimiter = Callable[..., Limiter]

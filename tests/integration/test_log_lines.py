@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
-from distwindow.consistency.key_state import NEVER
-from distwindow.store.redis.urls import masked_url
-from distwindow.worker import flush_job, tasks
-from distwindow.worker.flush_job import FlushJob
-from distwindow.worker.thread import WorkerThread
+from distwindow.ring.clock import NEVER
+from distwindow.runtime import worker as flush_job
+from distwindow.runtime import worker as tasks
+from distwindow.runtime.worker import FlushJob, WorkerThread
+from distwindow.stores.redis.urls import masked_url
 from tests.servers import Proxy, Refuse, Standalone, until
 from tests.unit.clock_and_stores import ManualClock
 

@@ -18,9 +18,9 @@ from distwindow import (
     RateLimitExceeded,
     StoreError,
 )
-from distwindow.core.minute_view import OTHER_ORIGINS
-from distwindow.protocol.view_commands import views_name
-from distwindow.store.memory import MemoryStore
+from distwindow.minute.commands import views_name
+from distwindow.options import OTHER_ORIGINS
+from distwindow.stores.memory import MemoryStore
 from tests.servers import until
 from tests.servers.faults import DropReply
 from tests.servers.proxy import Proxy

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from distwindow.core.clock import SYSTEM
-from distwindow.store.redis.attempts import NoReply
-from distwindow.store.redis.blocking.transport import SelectTransport, detach_socket, make_transport
+from distwindow.ring.clock import SYSTEM
+from distwindow.stores.redis.connections import SelectTransport, detach_socket, make_transport
+from distwindow.stores.redis.outcome import NoReply
 from tests.integration.harness import admin, used
 from tests.servers import Delay, Proxy, Standalone
 

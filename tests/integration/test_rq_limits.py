@@ -59,8 +59,7 @@ def worker_of(url: str) -> tuple[Any, Any]:
 
 def limit_job(limits: str) -> str:
     """Give `job` these limits; return the name by which RQ finds it."""
-    from distwindow.contrib.rq import RateLimits
-    from distwindow.contrib.rq_jobs import DELAY_ATTRIBUTE
+    from distwindow.contrib.rq import DELAY_ATTRIBUTE, RateLimits
 
     vars(job).pop(DELAY_ATTRIBUTE, None)
     RateLimits("memory://").limit(limits=limits, limit_key="rq:{number}")(job)
@@ -86,8 +85,8 @@ def test_a_job_is_scheduled_once_where_a_reply_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     lost: bytes,
 ) -> None:
-    from distwindow.contrib import task_gate
-    from distwindow.contrib.rq_jobs import send_back
+    from distwindow.contrib import tasks as task_gate
+    from distwindow.contrib.rq import send_back
 
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     queue, _ = worker_of(server.url)
@@ -118,7 +117,7 @@ def test_a_job_is_scheduled_once_where_a_reply_is_lost(
 
 def test_a_job_that_was_sent_back_is_not_taken_for_a_stuck_one(server: Standalone) -> None:
     """RQ fails a job that it has seen in the intermediate queue twice, with a minute between."""
-    from distwindow.contrib.rq_jobs import send_back
+    from distwindow.contrib.rq import send_back
 
     queue, worker = worker_of(server.url)
     queue.enqueue(limit_job("1/minute"), 7)
@@ -212,8 +211,7 @@ def test_a_function_has_one_decorator() -> None:
 def test_a_method_is_counted_under_its_arguments(
     server: Standalone, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    from distwindow.contrib.rq import RateLimits
-    from distwindow.contrib.rq_jobs import DELAY_ATTRIBUTE
+    from distwindow.contrib.rq import DELAY_ATTRIBUTE, RateLimits
 
     function = getattr(Client, method)
     function = getattr(function, "__func__", function)
@@ -235,7 +233,7 @@ def test_a_method_is_counted_under_its_arguments(
 def test_a_job_that_is_withdrawn_while_the_limiter_is_asked_stays_away(
     server: Standalone, happens: str
 ) -> None:
-    from distwindow.contrib.rq_jobs import send_back
+    from distwindow.contrib.rq import send_back
 
     queue, worker = worker_of(server.url)
     withdrawn = queue.enqueue(limit_job("1/minute"), 7)
@@ -251,7 +249,7 @@ def test_a_job_that_is_withdrawn_while_the_limiter_is_asked_stays_away(
 def test_a_job_that_is_cancelled_while_it_is_sent_back_stays_away(
     server: Standalone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distwindow.contrib.rq_jobs import send_back
+    from distwindow.contrib.rq import send_back
 
     queue, worker = worker_of(server.url)
     cancelled = queue.enqueue(limit_job("1/minute"), 7)
@@ -306,7 +304,7 @@ def test_a_second_signal_ends_a_worker_that_imports(server: Standalone) -> None:
         def func(self) -> Any:
             return worker.request_force_stop(signal.SIGINT, None)
 
-    from distwindow.contrib.rq_jobs import job_delay
+    from distwindow.contrib.rq import job_delay
 
     with pytest.raises(SystemExit):
         job_delay(worker, Importing())

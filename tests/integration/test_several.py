@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter, RateLimitExceeded
 from distwindow.connect import open_store
-from distwindow.protocol.commands import Read
+from distwindow.ring.commands import Read
 from tests.servers import Standalone
 from tests.unit.clock_and_stores import ManualClock, fresh_key
 

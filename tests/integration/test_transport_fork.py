@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
-from distwindow.store.redis.blocking.transport import close_detached
+from distwindow.stores.redis.connections import close_detached
 from tests.event_loops import program_header
 from tests.integration.harness import PLENTY, Call, admin, count_outcomes, timed, used
 from tests.servers import Cluster
@@ -286,7 +286,7 @@ def test_a_child_that_drops_the_parents_loop_does_not_disconnect_the_parent(
 PROGRAM = """
 import asyncio, os, sys
 from distwindow import AsyncLimiter, Limiter
-from distwindow.store.redis.blocking.transport import close_detached
+from distwindow.stores.redis.connections import close_detached
 
 url, prefix = sys.argv[1:]
 blocking = Limiter(url, "1000/hour", prefix=prefix, timeout=5)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limiter, StoreError, StoreTimeout, StoreUnavailable
-from distwindow.store.redis.guard import ServerClock
+from distwindow.stores.redis.server_clock import ServerClock
 from tests.integration.harness import (
     Call,
     Harness,

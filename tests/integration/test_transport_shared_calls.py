@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limiter, StoreError
-from distwindow.core.interrupts import OneShotEvent
-from distwindow.store.redis.attempts import NoReply
-from distwindow.store.redis.blocking import thread_connections
+from distwindow._locks import OneShotEvent
+from distwindow.stores.redis import connections as thread_connections
+from distwindow.stores.redis.outcome import NoReply
 from tests.integration.harness import (
     PLENTY,
     STALLS,
@@ -259,7 +259,7 @@ def test_if_an_interrupted_connection_were_kept_the_guard_would_protect_the_next
     """There are two protections against the reply of an earlier call. Without the first, the second
     still works.
     """
-    from distwindow.store.redis.blocking.connection import BlockingConnection
+    from distwindow.stores.redis.connections import BlockingConnection
 
     monkeypatch.setattr(BlockingConnection, "_close_in_background", lambda self: None)
     limiter = Limiter(proxy.url, PLENTY, prefix=prefix, timeout=10)

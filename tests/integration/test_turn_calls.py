@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limit, Limiter
-from distwindow.protocol.turn_commands import AcquireTurn
+from distwindow.waiting.commands import AcquireTurn
 from tests.event_loops import uvloop_param
 from tests.unit.clock_and_stores import ManualClock, fresh_key
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distwindow import Concurrency, ConfigurationError, Limiter, RateLimitExceeded
-from distwindow.store.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
+from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
 from tests.integration.harness import Harness
 from tests.integration.store_check import THREE, works
 from tests.servers import Cluster, Standalone

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from distwindow.protocol.scripts import load_script, script_names
+from distwindow.ring.scripts import load_script, script_names
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from typing import Any
 import redis
 
 from distwindow import Limit
-from distwindow.core.stats import Bucket
-from distwindow.protocol import commands as wire
-from distwindow.protocol.borrowing import Borrow
-from distwindow.protocol.commands import charges_of
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.scripts import load_script
+from distwindow.borrow.commands import Borrow
+from distwindow.ring import commands as wire
+from distwindow.ring.command import Command
+from distwindow.ring.commands import charges_of
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.scripts import load_script
+from distwindow.ring.stats import Bucket
 from tests.unit.clock_and_stores import T0, fresh_key
 
 W = 60_000

@@ -10,21 +10,22 @@ import pytest
 import redis
 
 from distwindow import ErrorCount, ErrorRatio
-from distwindow.core.adaptive_record import AdaptiveCounts
-from distwindow.core.breaker_record import CallCounts
-from distwindow.protocol.adaptive_commands import AdaptiveFlush, AdaptiveReply, adaptive_name_suffix
-from distwindow.protocol.breaker_commands import (
+from distwindow.breaker.commands import (
     BREAKER_COMMANDS,
     PROBE_ACTIONS,
+    AdaptiveFlush,
+    AdaptiveReply,
     BreakerCommand,
     BreakerFlush,
     BreakerProbe,
     BreakerReply,
+    adaptive_name_suffix,
     breaker_name,
 )
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
+from distwindow.breaker.record import AdaptiveCounts, CallCounts
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.scripts import load_script
 from tests.unit.clock_and_stores import T0, fresh_key
 
 from .target import FAR_DEADLINES, GUARD, HOSTILE, malformed

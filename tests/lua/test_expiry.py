@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.protocol import commands as wire
+from distwindow.ring import commands as wire
 from tests.lua.target import NOW, Target
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute

@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 
 from distwindow import Key, Limit
-from distwindow.core.charge import BorrowedCharge, Charge
-from distwindow.core.stats import Bucket
-from distwindow.protocol import commands as wire
-from distwindow.protocol import scripts as script
-from distwindow.protocol.adaptive_commands import AdaptiveFlush
-from distwindow.protocol.borrowing import Borrow
-from distwindow.protocol.breaker_commands import BREAKER_COMMANDS
-from distwindow.protocol.commands import COMMANDS, charges_of
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.replies import PAST_DEADLINE, FleetCounts
-from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
-from distwindow.protocol.slot_commands import SLOT_COMMANDS
-from distwindow.protocol.turn_commands import AcquireTurn
-from distwindow.protocol.view_commands import VIEW_COMMANDS
+from distwindow.borrow.commands import Borrow
+from distwindow.breaker.commands import BREAKER_COMMANDS, AdaptiveFlush
+from distwindow.concurrency.commands import SLOT_COMMANDS
+from distwindow.minute.commands import VIEW_COMMANDS
+from distwindow.ring import commands as wire
+from distwindow.ring import scripts as script
+from distwindow.ring.command import Command
+from distwindow.ring.commands import COMMANDS, charges_of
+from distwindow.ring.decision import BorrowedCharge, Charge
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.replies import PAST_DEADLINE, FleetCounts
+from distwindow.ring.stats import Bucket
+from distwindow.shaping.commands import AcquireShaped, PeekShaped
+from distwindow.waiting.commands import AcquireTurn
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.core.charge import BorrowedCharge
-from distwindow.protocol.commands import Refund
+from distwindow.ring.commands import Refund
+from distwindow.ring.decision import BorrowedCharge
 from tests.lua.target import (
     HOSTILE,
     LIMIT,

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.protocol.commands import COMMANDS
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
+from distwindow.ring.commands import COMMANDS
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.scripts import load_script
 from tests.lua.target import (
     GUARD,
     HOSTILE,

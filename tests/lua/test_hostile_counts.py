@@ -13,14 +13,14 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.core.ring import MAX_TOTAL
-from distwindow.core.stats import Bucket
-from distwindow.protocol import commands as wire
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import senders_name
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
-from distwindow.store.memory import MemoryStore
+from distwindow.ring import commands as wire
+from distwindow.ring.command import Command
+from distwindow.ring.key import senders_name
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.ring import MAX_TOTAL
+from distwindow.ring.scripts import load_script
+from distwindow.ring.stats import Bucket
+from distwindow.stores.memory import MemoryStore
 from tests.lua.target import (
     HOSTILE,
     LIMIT,

@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.protocol.commands import COMMANDS
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
-from distwindow.protocol.shaped_commands import AcquireShaped
+from distwindow.ring.commands import COMMANDS
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.scripts import load_script
+from distwindow.shaping.commands import AcquireShaped
 from tests.lua.target import FAR_DEADLINES, GUARD, HOSTILE, NOW, OTHER, Target, malformed
 
 LIMITS = {

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
-from distwindow.protocol.turn_commands import AcquireTurn
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.scripts import load_script
+from distwindow.waiting.commands import AcquireTurn
 from tests.lua.target import FAR_DEADLINES, HOSTILE, LIMIT, NOW, OTHER, Target, malformed
 
 KINDS = {"one ring": (LIMIT,), "two rings": (LIMIT, OTHER)}

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from distwindow.protocol import scripts as script
-from distwindow.protocol.commands import COMMANDS
+from distwindow.ring import scripts as script
+from distwindow.ring.commands import COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

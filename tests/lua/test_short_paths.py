@@ -12,13 +12,13 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.core.limit import Bound
-from distwindow.core.stats import Bucket
-from distwindow.protocol import commands as wire
-from distwindow.protocol.commands import charges_of
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.scripts import load_script, scripts_folder
+from distwindow.ring import commands as wire
+from distwindow.ring.command import Command
+from distwindow.ring.commands import charges_of
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.limit import Bound
+from distwindow.ring.scripts import load_script, scripts_folder
+from distwindow.ring.stats import Bucket
 from tests.unit.clock_and_stores import T0, fresh_key
 
 GUARD = "9999999999999.000001"

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import line_name
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
-from distwindow.protocol.slot_commands import (
+from distwindow.concurrency.commands import (
     MAX_HOLDERS,
     MAX_PLACES,
     PLACE_MS,
@@ -30,6 +26,10 @@ from distwindow.protocol.slot_commands import (
     RenewReply,
     slots_name,
 )
+from distwindow.ring.command import Command
+from distwindow.ring.key import line_name
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.scripts import load_script
 from tests.lua.target import FAR_DEADLINES, GUARD, HOSTILE, malformed
 from tests.unit.clock_and_stores import T0, fresh_key
 

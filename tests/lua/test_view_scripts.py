@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow.core.minute_view import OTHER_ORIGINS
-from distwindow.core.ring import MAX_TOTAL
-from distwindow.core.stats import Bucket
-from distwindow.protocol.frames import Command
-from distwindow.protocol.replies import PAST_DEADLINE
-from distwindow.protocol.scripts import load_script
-from distwindow.protocol.view_commands import ViewFlush, ViewFlushReply, ViewRead, views_name
+from distwindow.minute.commands import ViewFlush, ViewFlushReply, ViewRead, views_name
+from distwindow.options import OTHER_ORIGINS
+from distwindow.ring.command import Command
+from distwindow.ring.replies import PAST_DEADLINE
+from distwindow.ring.ring import MAX_TOTAL
+from distwindow.ring.scripts import load_script
+from distwindow.ring.stats import Bucket
 from tests.unit.clock_and_stores import T0, fresh_key
 
 from .target import FAR_DEADLINES, GUARD, HOSTILE, malformed

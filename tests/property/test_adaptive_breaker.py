@@ -18,12 +18,12 @@ from distwindow import (
     ConfigurationError,
     ErrorCount,
 )
-from distwindow.core.adaptive_record import AdaptiveCounts
-from distwindow.go_zero import GoogleBreaker
-from distwindow.protocol.adaptive_commands import AdaptiveFlush, adaptive_name_suffix
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.store.memory import MemoryStore
-from distwindow.store.memory_adaptive import MemoryAdaptive
+from distwindow.breaker.commands import AdaptiveFlush, adaptive_name_suffix
+from distwindow.breaker.memory import MemoryAdaptive
+from distwindow.breaker.record import AdaptiveCounts
+from distwindow.ring.key import ring_name_prefix
+from distwindow.sentinel.google_breaker import GoogleBreaker
+from distwindow.stores.memory import MemoryStore
 from tests.property.test_breaker_fleet import LossyStore
 from tests.unit.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key
 

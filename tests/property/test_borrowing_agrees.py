@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.protocol.borrowing import BorrowReply
-from distwindow.store.memory import MemoryStore
+from distwindow.borrow.commands import BorrowReply
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     LIMITS,
     MINUTE_MS,

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import BucketLeapArray, Event, Limit
-from distwindow.core.limit import Bound
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.keys import ring_name_prefix
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.limit import Bound
 from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
 W = 60_000

@@ -26,12 +26,12 @@ from distwindow import (
     ErrorRatio,
 )
 from distwindow.breaker.call import Call
-from distwindow.consistency.breaker_states import Admission
-from distwindow.core.breaker_state import STATES
-from distwindow.core.errors import DistwindowError, StoreTimeout, StoreUnavailable
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
-from distwindow.store.memory_breakers import MemoryBreakers
+from distwindow.breaker.memory import MemoryBreakers
+from distwindow.breaker.record import STATES
+from distwindow.breaker.states import Admission
+from distwindow.errors import DistwindowError, StoreTimeout, StoreUnavailable
+from distwindow.ring.command import Command
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, ManualClock
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from distwindow import BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio, SlowRatio
 from distwindow.breaker.call import Call
-from distwindow.consistency.breaker_states import Admission
-from distwindow.core.breaker_rules import BreakerRule
+from distwindow.breaker.rules import BreakerRule
+from distwindow.breaker.states import Admission
 from tests.unit.clock_and_stores import T0, ManualClock
 
 pytestmark = pytest.mark.slow

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Key
-from distwindow.core.breaker_record import CallCounts
-from distwindow.core.breaker_rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
-from distwindow.protocol.breaker_commands import (
+from distwindow.breaker.commands import (
     PROBE_ACTIONS,
     BreakerCommand,
     BreakerFlush,
     BreakerProbe,
     breaker_name,
 )
-from distwindow.store.memory import MemoryStore
+from distwindow.breaker.record import CallCounts
+from distwindow.breaker.rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, awaiting, blocking, fresh_key
 
 W = 60_000

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.admission import Admission, FleetTurns
 from distwindow.contrib.celery.settings import OnStoreError
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from tests.celery_workers.simulated import (
     SimulatedRequest,
     SimulatedTask,

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from distwindow.contrib.celery.lines import Entry, Line, Lines
-from distwindow.contrib.celery.schedule import Schedule
+from distwindow.contrib.celery.lines import Entry, Line, Lines, Schedule
 
 NAMES = [("fetch", "a"), ("fetch", "b"), ("send", "a")]
 Name = tuple[str, str]

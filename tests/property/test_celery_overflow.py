@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Decision, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.admission import FleetTurns
-from distwindow.core.key import AnyKey
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.key import AnyKey
+from distwindow.stores.memory import MemoryStore
 from tests.celery_workers.simulated import (
     SimulatedRequest,
     SimulatedTask,

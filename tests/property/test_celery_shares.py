@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distwindow.contrib.celery import pool_slots
 from distwindow.contrib.celery.pool_slots import CountedSlots
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from tests.celery_workers.simulated import (
     SimulatedRequest,
     SimulatedTask,

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency.base import LocalStrategy
-from distwindow.consistency.direct import Direct
-from distwindow.consistency.eventual import Eventual
-from distwindow.consistency.leased import Leased
-from distwindow.core.minute_view import ALL_ORIGINS, OTHER_ORIGINS
-from distwindow.core.stats import Bucket
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.minute_views import EntryEvent
-from distwindow.operations.strategy import Strategy
-from distwindow.protocol.view_commands import ViewRead, views_name
+from distwindow.local.base import LocalStrategy
+from distwindow.local.direct import Direct
+from distwindow.local.eventual import Eventual
+from distwindow.local.leased import Leased
+from distwindow.minute.commands import ViewRead, views_name
+from distwindow.minute.operations import EntryEvent
+from distwindow.minute.view import ALL_ORIGINS
+from distwindow.options import OTHER_ORIGINS
+from distwindow.ring.stats import Bucket
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.strategy import Strategy
 from tests.simulation.process import LocalClock, OperationRun, Process, SimulatedStore
 
 START = 1_700_000_000_000

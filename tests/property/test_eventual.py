@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import key_state, pending_counts
-from distwindow.consistency.eventual import Eventual
-from distwindow.consistency.pending_counts import PendingCounts
-from distwindow.core.limit import Limit
-from distwindow.protocol.commands import CURRENT_BUCKET
+from distwindow.local import key_state, pending_counts
+from distwindow.local.eventual import Eventual
+from distwindow.local.pending_counts import PendingCounts
+from distwindow.ring.commands import CURRENT_BUCKET
+from distwindow.ring.limit import Limit
 from tests.simulation.admissions import Admission, most_in_buckets, permits_by_bucket
 from tests.simulation.process import MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step

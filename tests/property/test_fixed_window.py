@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow.core.errors import ConfigurationError
-from distwindow.windows.fixed_window import FixedWindow
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.windows.fixed_window import FixedWindow
 
 thresholds = st.integers(0, 5)
 intervals = st.sampled_from([1, 10, 1000])

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distwindow.sentinel.default_controller import DefaultController
-from distwindow.sentinel.java import divide, round_half_up
-from distwindow.sentinel.statistic_node import StatisticNode
-from distwindow.sentinel.throttling import NS_PER_MS, RateLimiterController, ThrottlingController
-from distwindow.sentinel.warm_up import WarmUpController, WarmUpRateLimiterController
+from distwindow.sentinel.flow import (
+    NS_PER_MS,
+    DefaultController,
+    RateLimiterController,
+    ThrottlingController,
+    WarmUpController,
+    WarmUpRateLimiterController,
+)
+from distwindow.sentinel.nodes import StatisticNode, divide, round_half_up
 
 ORIGIN = 1_700_000_000_123
 

@@ -28,12 +28,12 @@ from distwindow import (
     SystemRule,
     connect,
 )
-from distwindow.guard.system_slot import SystemSlot
-from distwindow.protocol.commands import Read
-from distwindow.protocol.frames import Command
-from distwindow.protocol.replies import LeaseReply
-from distwindow.rules import Rule
-from distwindow.store.memory import MemoryStore
+from distwindow.guard.system import SystemSlot
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Read
+from distwindow.ring.replies import LeaseReply
+from distwindow.sentinel.rules import Rule
+from distwindow.stores.memory import MemoryStore
 from tests.interruptions import interrupt_at
 from tests.unit.clock_and_stores import ManualClock
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from distwindow import Key, Limit
-from distwindow.protocol.keys import escape, parse_ring_name, ring_name, ring_name_prefix, unescape
+from distwindow.ring.key import escape, parse_ring_name, ring_name, ring_name_prefix, unescape
 
 LIMIT = Limit("10/minute")
 

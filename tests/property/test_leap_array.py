@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow.core.errors import ConfigurationError
-from distwindow.windows.bucket_leap_array import BucketLeapArray, MetricNode
-from distwindow.windows.event import Event
-from distwindow.windows.leap_array import LeapArray, Window, bucket_length_ms
-from distwindow.windows.metric_bucket import MetricBucket
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.windows.bucket_leap_array import BucketLeapArray, MetricNode
+from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.leap_array import LeapArray, Window, bucket_length_ms
+from distwindow.sentinel.windows.metric_bucket import MetricBucket
 
 MAX_RT = 5000
 

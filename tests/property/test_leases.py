@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import leased_key_state
-from distwindow.consistency.direct import Direct
-from distwindow.consistency.leased import Leased
-from distwindow.core.errors import StoreTimeout
-from distwindow.core.limit import Limit
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.strategy import Strategy
-from distwindow.protocol.commands import Lease, Refund
-from distwindow.protocol.replies import LeaseReply
+from distwindow.errors import StoreTimeout
+from distwindow.local import leases as leased_key_state
+from distwindow.local.direct import Direct
+from distwindow.local.leased import Leased
+from distwindow.ring.commands import Lease, Refund
+from distwindow.ring.limit import Limit
+from distwindow.ring.replies import LeaseReply
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.strategy import Strategy
 from tests.simulation import process as simulated_process
 from tests.simulation.admissions import most_in_buckets, most_in_interval, permits_by_bucket
 from tests.simulation.process import LocalClock, MakeStrategy

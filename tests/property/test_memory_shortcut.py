@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow.core.charge import Charge
-from distwindow.protocol.commands import Acquire, Read, Reset
-from distwindow.protocol.decisions import decision_of
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire, Read, Reset
+from distwindow.ring.decision import Charge
+from distwindow.runtime.decisions import decision_of
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,
     LARGEST_LIMIT_INDEX,

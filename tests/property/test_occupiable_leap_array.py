@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow.core.errors import ConfigurationError
-from distwindow.sentinel.statistic_node import StatisticNode
-from distwindow.windows.event import Event
-from distwindow.windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.nodes import StatisticNode
+from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.occupiable_leap_array import (
+    FutureBucketLeapArray,
+    OccupiableLeapArray,
+)
 
 counts = st.integers(1, 6)
 lengths = st.sampled_from([1, 10, 100, 500])

@@ -15,22 +15,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.consistency.direct import Direct
-from distwindow.consistency.eventual import Eventual
-from distwindow.consistency.leased import Leased
-from distwindow.core.decision import Decision
-from distwindow.core.stats import RingState
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.drivers import run_blocking
-from distwindow.operations.flush import flush_due
-from distwindow.operations.key_operations import refund
-from distwindow.operations.steps import Fetch, Pipeline
-from distwindow.protocol.commands import Acquire, Lease, Read, Refund, charges_of
-from distwindow.protocol.decisions import decision_of
-from distwindow.protocol.frames import Command
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.replies import split_reply
-from distwindow.store.memory import MemoryStore
+from distwindow.local.direct import Direct
+from distwindow.local.eventual import Eventual
+from distwindow.local.leased import Leased
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of
+from distwindow.ring.decision import Decision
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.replies import split_reply
+from distwindow.ring.stats import RingState
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.decisions import decision_of
+from distwindow.runtime.drivers import run_blocking
+from distwindow.runtime.flush import flush_due
+from distwindow.runtime.operations import refund
+from distwindow.runtime.steps import Fetch, Pipeline
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key
 
 W = 60_000

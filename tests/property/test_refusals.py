@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.consistency import refusals
-from distwindow.consistency.direct import Direct
-from distwindow.consistency.eventual import Eventual
-from distwindow.consistency.leased import Leased
-from distwindow.core.decision import Decision
-from distwindow.core.limit import Limit
-from distwindow.operations.command_cache import CommandCache
-from distwindow.protocol.commands import Acquire, Lease, Peek
-from distwindow.protocol.frames import Command
-from distwindow.protocol.replies import LeaseReply
+from distwindow.local import refusals
+from distwindow.local.direct import Direct
+from distwindow.local.eventual import Eventual
+from distwindow.local.leased import Leased
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire, Lease, Peek
+from distwindow.ring.decision import Decision
+from distwindow.ring.limit import Limit
+from distwindow.ring.replies import LeaseReply
+from distwindow.runtime.command_cache import CommandCache
 from tests.simulation.process import MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step
 from tests.simulation.scripts import scripts

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.core.charge import Charge
-from distwindow.core.stats import window_at
-from distwindow.protocol.commands import Acquire, Peek, Read, Refund, charges_of
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.replies import AcquireReply
+from distwindow.ring.commands import Acquire, Peek, Read, Refund, charges_of
+from distwindow.ring.decision import Charge
+from distwindow.ring.key import ring_name_prefix
+from distwindow.ring.replies import AcquireReply
+from distwindow.ring.stats import window_at
 from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
 W = 60_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow.core.errors import ConfigurationError
-from distwindow.windows.rolling_window import RollingWindow, SumBucket
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.windows.rolling_window import RollingWindow, SumBucket
 
 sizes = st.integers(1, 8)
 widths = st.sampled_from([1, 10, 250])

@@ -18,16 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.core.charge import Charge
-from distwindow.core.stats import Bucket
-from distwindow.protocol.commands import Flush, Read, Reset, charges_of
-from distwindow.protocol.keys import (
+from distwindow.ring.commands import Flush, Read, Reset, charges_of
+from distwindow.ring.decision import Charge
+from distwindow.ring.key import (
     is_senders_name,
     parse_ring_name,
     ring_name_prefix,
     senders_name,
 )
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.stats import Bucket
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key
 
 W = 60_000

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from distwindow.core.errors import ConfigurationError
-from distwindow.windows.event import Event
-from distwindow.windows.sentinel_go import (
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.sentinel_go import (
     EagerBucketLeapArray,
     NotReusableError,
     SecondMetric,

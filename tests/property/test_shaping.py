@@ -13,17 +13,20 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
-from distwindow.core.charge import Charge
-from distwindow.core.limit import Bound
-from distwindow.core.shaping import Shaping, ShapingState, shaping_of
-from distwindow.protocol.commands import charges_of
-from distwindow.protocol.keys import shaping_name
-from distwindow.protocol.replies import AcquireReply
-from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
-from distwindow.sentinel.statistic_node import StatisticNode
-from distwindow.sentinel.throttling import ThrottlingController
-from distwindow.sentinel.warm_up import WarmUpController, WarmUpRateLimiterController
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.commands import charges_of
+from distwindow.ring.decision import Charge
+from distwindow.ring.key import shaping_name
+from distwindow.ring.limit import Bound
+from distwindow.ring.replies import AcquireReply
+from distwindow.sentinel.flow import (
+    ThrottlingController,
+    WarmUpController,
+    WarmUpRateLimiterController,
+)
+from distwindow.sentinel.nodes import StatisticNode
+from distwindow.shaping.commands import AcquireShaped, PeekShaped
+from distwindow.shaping.shaping import Shaping, ShapingState, shaping_of
+from distwindow.stores.memory import MemoryStore
 
 T0 = 1_700_000_000_123
 MANY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)

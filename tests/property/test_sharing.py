@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
 from distwindow.connect import open_async_store
-from distwindow.protocol.commands import Acquire, Read, charges_of
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.store.memory import MemoryStore
-from distwindow.store.redis.blocking import thread_connections
+from distwindow.ring.commands import Acquire, Read, charges_of
+from distwindow.ring.key import ring_name_prefix
+from distwindow.stores.memory import MemoryStore
+from distwindow.stores.redis import connections as thread_connections
 from tests.unit.clock_and_stores import T0, fresh_key
 
 FOREVER = 3650 * 86400

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncConcurrency
-from distwindow.protocol.frames import Command
-from distwindow.store.async_memory import AsyncMemoryStore
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.command import Command
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
 

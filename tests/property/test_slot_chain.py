@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow.core.errors import ConfigurationError
+from distwindow.errors import ConfigurationError
+from distwindow.sentinel.nodes import StatisticNode
 from distwindow.sentinel.rules import DegradeRule, FlowRule
 from distwindow.sentinel.slot_chain import CallRule, ChainEntry, SlotChain
-from distwindow.sentinel.statistic_node import StatisticNode
 
 ORIGIN = 1_700_000_000_000
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.protocol.frames import Command
-from distwindow.protocol.slot_commands import (
+from distwindow.concurrency.commands import (
     MAX_PLACES,
     PLACE_MS,
     SLOT_COMMANDS,
@@ -27,7 +26,8 @@ from distwindow.protocol.slot_commands import (
     Renew,
     slots_name,
 )
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.command import Command
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, awaiting, blocking, fresh_key
 
 MINUTE = 60_000

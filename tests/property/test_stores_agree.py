@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Key, Limit
-from distwindow.core.shaping import shaping_of
-from distwindow.protocol.commands import COMMANDS, Acquire, Read
-from distwindow.protocol.frames import Command
-from distwindow.protocol.replies import split_reply
-from distwindow.protocol.shaped_commands import AcquireShaped, PeekShaped
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.command import Command
+from distwindow.ring.commands import COMMANDS, Acquire, Read
+from distwindow.ring.replies import split_reply
+from distwindow.shaping.commands import AcquireShaped, PeekShaped
+from distwindow.shaping.shaping import shaping_of
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,
     LARGEST_LIMIT_INDEX,

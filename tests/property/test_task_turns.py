@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter
-from distwindow.contrib.task_gate import TaskGate
-from distwindow.contrib.task_limits import TaskLimits
-from distwindow.store.memory import MemoryStore
+from distwindow.contrib.tasks import TaskGate, TaskLimits
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 
 

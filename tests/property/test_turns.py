@@ -13,13 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.core.charge import Charge
-from distwindow.core.line import MAX_LINE_WINDOWS
-from distwindow.protocol.commands import Acquire, Peek, Reset, charges_of
-from distwindow.protocol.keys import ring_name_prefix
-from distwindow.protocol.shaped_commands import reset_command
-from distwindow.protocol.turn_commands import AcquireTurn, TurnReply
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.commands import Acquire, Peek, Reset, charges_of
+from distwindow.ring.decision import Charge
+from distwindow.ring.key import ring_name_prefix
+from distwindow.shaping.commands import reset_command
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     LARGEST_LIMIT_INDEX,
     MINUTE_MS,
@@ -28,6 +26,8 @@ from distwindow.testing.histories import (
     commands_of,
     random_history,
 )
+from distwindow.waiting.commands import AcquireTurn, TurnReply
+from distwindow.waiting.line import MAX_LINE_WINDOWS
 from tests.unit.clock_and_stores import Execute, blocking, fresh_key
 
 W = MINUTE_MS

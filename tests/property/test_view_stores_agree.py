@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Key
-from distwindow.core.minute_view import ALL_ORIGINS, OTHER_ORIGINS
-from distwindow.core.stats import Bucket
-from distwindow.protocol.frames import Command
-from distwindow.protocol.view_commands import ViewFlush, ViewRead, views_name
-from distwindow.store.memory import MemoryStore
+from distwindow.minute.commands import ViewFlush, ViewRead, views_name
+from distwindow.minute.view import ALL_ORIGINS
+from distwindow.options import OTHER_ORIGINS
+from distwindow.ring.command import Command
+from distwindow.ring.stats import Bucket
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, awaiting, blocking, fresh_key
 
 ORIGINS = (ALL_ORIGINS, ALL_ORIGINS, "a", "b", "c", "{d}", "ü\x00", OTHER_ORIGINS)

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Decision, Limit, RateLimitExceeded
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.wait_queue import AsyncQueueSlot, QueueSlot, WaitQueues
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.waiting.waiting import AsyncQueueSlot, QueueSlot, WaitQueues
 from tests.unit.clock_and_stores import ManualClock
 
 COMMAND = CommandCache("property", "10/second").acquire_command("k")

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distwindow.core.decision import Decision
-from distwindow.core.errors import StoreTimeout
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.flush import flush_due
-from distwindow.operations.steps import Fetch, Pipeline, Sleep, WaitFor
-from distwindow.operations.strategy import Strategy
-from distwindow.protocol.commands import Acquire
-from distwindow.protocol.decisions import decision_of
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
+from distwindow.errors import StoreTimeout
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire
+from distwindow.ring.decision import Decision
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.decisions import decision_of
+from distwindow.runtime.flush import flush_due
+from distwindow.runtime.steps import Fetch, Pipeline, Sleep, WaitFor
+from distwindow.runtime.strategy import Strategy
+from distwindow.stores.memory import MemoryStore
 
 
 class SimulatedStore:

@@ -8,17 +8,16 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from distwindow.consistency.leased import Leased
-from distwindow.core.decision import Decision
-from distwindow.core.limit import Limit
-from distwindow.core.stats import window_at
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.completion import Completion
-from distwindow.operations.key_operations import refund, stats
-from distwindow.operations.steps import Pipeline
-from distwindow.operations.strategy import Strategy
-from distwindow.protocol.commands import Read
-from distwindow.protocol.frames import Command
+from distwindow.local.leased import Leased
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Read
+from distwindow.ring.decision import Decision
+from distwindow.ring.limit import Limit
+from distwindow.ring.stats import window_at
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.operations import refund, stats
+from distwindow.runtime.steps import Completion, Pipeline
+from distwindow.runtime.strategy import Strategy
 from tests.simulation.admissions import Admission
 from tests.simulation.process import MakeStrategy, OperationRun, Process, SimulatedStore
 

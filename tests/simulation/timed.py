@@ -10,8 +10,8 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from distwindow.core.decision import Decision
-from distwindow.core.limit import Limit
+from distwindow.ring.decision import Decision
+from distwindow.ring.limit import Limit
 from tests.simulation.admissions import Admission
 from tests.simulation.process import MakeStrategy, OperationRun, Process, SimulatedStore
 from tests.simulation.scripted import RecordingStore, bucket_start_of

@@ -11,15 +11,14 @@ from random import Random
 from typing import Any, NamedTuple
 
 from distwindow import Decision, Limit, RateLimitExceeded
-from distwindow.consistency.in_process import InProcess
-from distwindow.operations.acquire import wait_until_admitted
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.steps import Sleep
-from distwindow.operations.turns import Turns, wait_for_turn
-from distwindow.operations.wait_queue import QueueSlot, WaitQueues
-from distwindow.protocol.commands import Acquire
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
+from distwindow.acquire import wait_until_admitted
+from distwindow.local.base import InProcess
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.steps import Sleep
+from distwindow.stores.memory import MemoryStore
+from distwindow.waiting.waiting import QueueSlot, Turns, WaitQueues, wait_for_turn
 from tests.unit.clock_and_stores import T0, ManualClock
 
 TRIP_MS = 1

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from distwindow import testing
 from distwindow.connect import open_async_store, open_store
-from distwindow.protocol.frames import Command
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.command import Command
+from distwindow.stores.memory import MemoryStore
 
 Reply = TypeVar("Reply")
 Execute = Callable[[Command[Any]], Any]

@@ -15,7 +15,7 @@ from distwindow import (
     ErrorCount,
     Limiter,
 )
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 
 KINDS = [False, True]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from distwindow import AsyncGuard, ChainSlot, Concurrency, Guard, GuardCall, Limiter, Outcome, Stats
-from distwindow.rules import Rule
-from distwindow.store.memory import MemoryStore
+from distwindow.sentinel.rules import Rule
+from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 
 WORLDS = [Guard, AsyncGuard]

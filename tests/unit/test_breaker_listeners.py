@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from distwindow import BreakerChange, CircuitBreaker, ErrorCount
-from distwindow.breaker.listeners import Listeners
-from distwindow.core.interrupts import run_to_completion, was_raised_by_signal_handler
+from distwindow._locks import run_to_completion, was_raised_by_signal_handler
+from distwindow.breaker.circuit_breaker import Listeners
 from tests.unit.clock_and_stores import ManualClock
 
 

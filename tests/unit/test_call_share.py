@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.protocol.replies import AcquireReply
-from distwindow.store.memory import MemoryStore
-from distwindow.store.redis.attempts import NoReply
-from distwindow.store.redis.call_share import (
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.replies import AcquireReply
+from distwindow.stores.memory import MemoryStore
+from distwindow.stores.redis.blocking import (
     CallShare,
     decision_of_share,
     decisions_of_reply,
     short_reply,
     split_share,
 )
+from distwindow.stores.redis.outcome import NoReply
 
 GUARD = b"1700000000250.000042"
 NOW_MS = 1_700_000_000_000

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from distwindow import Limit, StoreTimeout, StoreUnavailable
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.store.redis.blocking import call_sharing
-from distwindow.store.redis.blocking.call_sharing import CallSharing
-from distwindow.store.redis.call_share import CallShare
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.stores.redis import blocking as call_sharing
+from distwindow.stores.redis.blocking import CallShare, CallSharing
 from tests.interruptions import interrupt_at
 from tests.servers.wait import until
 from tests.unit.tables import rows_of

@@ -9,7 +9,7 @@ from celery import Celery
 
 from distwindow import ConfigurationError, Limit
 from distwindow.contrib.celery import RateLimits
-from distwindow.contrib.celery.effective_limits import EffectiveLimits
+from distwindow.contrib.celery.limits import EffectiveLimits
 
 
 def fetch(tenant: str) -> None: ...

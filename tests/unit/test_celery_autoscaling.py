@@ -8,7 +8,7 @@ from typing import Any
 from celery.worker import state
 from celery.worker.autoscale import Autoscaler
 
-from distwindow.contrib.celery.autoscaling import leave_out_of_autoscaling
+from distwindow.contrib.celery.worker_steps import leave_out_of_autoscaling
 
 
 class Pool:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
 from distwindow.contrib.celery import RateLimits
-from distwindow.contrib.celery.effective_limits import EffectiveLimits
+from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.settings import Settings, check_celery_version, max_hold_s
-from distwindow.contrib.celery.task_limits import LimitTable
 
 
 def plain(tenant: str, url: str = "", *, size: int = 1) -> None: ...

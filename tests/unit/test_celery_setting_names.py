@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError
 from distwindow.contrib.celery import RateLimits
-from distwindow.contrib.celery.setting_names import CONF_KEYS
+from distwindow.contrib.celery.settings import CONF_KEYS
 
 LIMITS = {"proj.*": "1/s"}
 

@@ -28,9 +28,9 @@ from distwindow import (
     RateLimitExceeded,
     SlowRatio,
 )
+from distwindow.breaker.commands import BreakerFlush
 from distwindow.failure_types import FailureTypes
-from distwindow.protocol.breaker_commands import BreakerFlush
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
 NAN, INF = float("nan"), float("inf")

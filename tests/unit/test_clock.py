@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from distwindow.core.clock import SYSTEM, _monotonic
+from distwindow.ring.clock import SYSTEM, _monotonic
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such clock")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from distwindow import Key
-from distwindow.operations.command_cache import CommandCache
-from distwindow.protocol.commands import Acquire
+from distwindow.ring.commands import Acquire
+from distwindow.runtime.command_cache import CommandCache
 
 
 def test_a_key_that_comes_again_has_the_same_command() -> None:

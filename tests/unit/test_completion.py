@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from distwindow import StoreTimeout
-from distwindow.operations.completion import Completion
+from distwindow.runtime.steps import Completion
 
 
 def test_what_is_complete_is_not_waited_for() -> None:

@@ -18,9 +18,9 @@ from distwindow import (
     ConfigurationError,
     Key,
 )
+from distwindow.concurrency import operations as slot_operations
 from distwindow.concurrency.slot import Slot
-from distwindow.operations import slots as slot_operations
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import MemoryStore
 from tests.servers.wait import until
 from tests.unit.clock_and_stores import ManualClock
 

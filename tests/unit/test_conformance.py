@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 import pytest
 
 from distwindow import Decision
-from distwindow.core.clock import SYSTEM, Clock
-from distwindow.protocol.commands import Acquire, Flush, Lease
-from distwindow.protocol.frames import Command
-from distwindow.store.async_memory import AsyncMemoryStore
-from distwindow.store.base import Store
-from distwindow.store.memory import MemoryStore
+from distwindow.ring.clock import SYSTEM, Clock
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire, Flush, Lease
+from distwindow.ring.store import Store
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import StoreTests, random_history, store_conformance
 from distwindow.testing.conformance import MakeStore
 

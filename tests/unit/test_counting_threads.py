@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Decision, Limiter
-from distwindow.core.interrupts import SWITCHES_ONLY_AT_CALLS
-from distwindow.protocol.commands import Read
-from distwindow.store.memory import MemoryStore
+from distwindow._locks import SWITCHES_ONLY_AT_CALLS
+from distwindow.ring.commands import Read
+from distwindow.stores.memory import MemoryStore
 
 THREADS, CALLS, AMOUNT = 4, 10_000, 30_000
 
@@ -38,7 +38,7 @@ def locked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     has_lock = bool(request.param == "with a lock")
     if not has_lock and not SWITCHES_ONLY_AT_CALLS:
         pytest.skip("this interpreter needs the lock")
-    monkeypatch.setattr("distwindow.consistency.base.SWITCHES_ONLY_AT_CALLS", not has_lock)
+    monkeypatch.setattr("distwindow.local.base.SWITCHES_ONLY_AT_CALLS", not has_lock)
     return has_lock
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distwindow.operations.drivers import run_async, run_blocking
-from distwindow.operations.steps import Operation, Sleep
-from distwindow.protocol.commands import Read
+from distwindow.ring.commands import Read
+from distwindow.runtime.drivers import run_async, run_blocking
+from distwindow.runtime.steps import Operation, Sleep
 
 COMMAND = Read(())
 

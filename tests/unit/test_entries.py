@@ -19,8 +19,8 @@ from distwindow import (
     MinuteStats,
     RateLimitExceeded,
 )
-from distwindow.core.minute_view import OTHER_ORIGINS
-from distwindow.store.memory import MemoryStore
+from distwindow.options import OTHER_ORIGINS
+from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
 

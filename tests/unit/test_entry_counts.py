@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
-from distwindow.consistency.direct import Direct
-from distwindow.consistency.eventual import Eventual
-from distwindow.consistency.leased import Leased
-from distwindow.core.decision import Decision
-from distwindow.core.stats import window_at
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.strategy import Strategy
-from distwindow.protocol.commands import Read
+from distwindow.local.direct import Direct
+from distwindow.local.eventual import Eventual
+from distwindow.local.leased import Leased
+from distwindow.ring.commands import Read
+from distwindow.ring.decision import Decision
+from distwindow.ring.stats import window_at
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.strategy import Strategy
 from tests.simulation.process import LocalClock, Process, SimulatedStore
 
 START = 1_700_000_000_000

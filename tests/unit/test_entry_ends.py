@@ -27,7 +27,7 @@ from distwindow import (
     SystemRule,
     call_context,
 )
-from distwindow.guard.context import current_context
+from distwindow.guard.chain import current_context
 
 from .guard_worlds import Recorder, World
 

@@ -1,4 +1,4 @@
-"""Every row of the table in `consistency/entry_views.py`, and what bounds its memory."""
+"""Every row of the table in `minute/views.py`, and what bounds its memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, StoreTimeout
-from distwindow.consistency import entry_views
-from distwindow.consistency.entry_views import EntryViewCounts
-from distwindow.consistency.flush_schedule import FlushSchedule
-from distwindow.consistency.key_state import NEVER
-from distwindow.core.minute_view import OTHER_ORIGINS
-from distwindow.operations import minute_views
-from distwindow.operations.drivers import run_blocking
-from distwindow.operations.minute_views import EntryEvent
-from distwindow.operations.steps import Pipeline
-from distwindow.operations.strategy import OutgoingCommand
-from distwindow.protocol.view_commands import ViewFlush, ViewFlushReply
-from distwindow.store.memory import MemoryStore
+from distwindow.minute import operations as minute_views
+from distwindow.minute import views as entry_views
+from distwindow.minute.commands import ViewFlush, ViewFlushReply
+from distwindow.minute.operations import EntryEvent
+from distwindow.minute.views import EntryViewCounts
+from distwindow.options import OTHER_ORIGINS
+from distwindow.ring.clock import NEVER
+from distwindow.runtime.drivers import run_blocking
+from distwindow.runtime.flush import FlushSchedule
+from distwindow.runtime.steps import Pipeline
+from distwindow.runtime.strategy import OutgoingCommand
+from distwindow.stores.memory import MemoryStore
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 

@@ -18,8 +18,7 @@ from distwindow import (
     FlowRule,
     Limit,
 )
-from distwindow.rules.fleet import MAX_RUNNING, breaker_rule_of, limit_of, slots_of
-from distwindow.rules.together import place_of
+from distwindow.guard.rules import MAX_RUNNING, breaker_rule_of, limit_of, place_of, slots_of
 from distwindow.sentinel.rules import breaker_of
 
 

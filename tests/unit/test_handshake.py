@@ -6,10 +6,10 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from distwindow import ConfigurationError
-from distwindow.protocol.frames import NO_DEADLINE_MS
-from distwindow.store.redis.attempts import RawReply
-from distwindow.store.redis.handshake import HandshakeResult, handshake
-from distwindow.store.redis.topology import CallSettings, Node
+from distwindow.ring.command import NO_DEADLINE_MS
+from distwindow.stores.redis.handshake import HandshakeResult, handshake
+from distwindow.stores.redis.outcome import RawReply
+from distwindow.stores.redis.topology import CallSettings, Node
 from tests.unit.clock_and_stores import ManualClock
 
 INFO = ("INFO", "server")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Guard
-from distwindow.rules.file import read_rules
+from distwindow.guard.rules_file import read_rules
 
 
 def write(folder: Path, name: str, text: str) -> Path:

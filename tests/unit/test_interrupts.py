@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from distwindow.core.interrupts import OneShotEvent, WakeUp, is_interruption, start_thread
+from distwindow._locks import OneShotEvent, WakeUp, is_interruption, start_thread
 
 
 def test_an_event_that_is_set_stays_set() -> None:

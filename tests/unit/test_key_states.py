@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.consistency.key_state import KeyState, StateName, merge_buckets
-from distwindow.consistency.key_state_cache import KeyStateCache
-from distwindow.core.stats import Bucket
+from distwindow.local.key_state import KeyState, KeyStateCache, StateName, merge_buckets
+from distwindow.ring.stats import Bucket
 
 LIMIT = Limit("10/second")
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
 from distwindow.callables import KeyTemplate
-from distwindow.contrib.failure_log import FailureLog
-from distwindow.contrib.task_options import REPORT_EVERY_S, KeyAndCost, TaskArguments
+from distwindow.contrib.tasks import REPORT_EVERY_S, FailureLog, KeyAndCost, TaskArguments
 from distwindow.testing import ManualClock
 
 _log = logging.getLogger("distwindow")

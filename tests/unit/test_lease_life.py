@@ -1,4 +1,4 @@
-"""Every row of the table in `consistency/leased.py`."""
+"""Every row of the table in `local/leased.py`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, StoreTimeout, StoreUnavailable
-from distwindow.consistency import leased
-from distwindow.consistency.leased import Leased
-from distwindow.consistency.leased_key_state import LeasedKeyState
-from distwindow.operations.steps import Fetch, Operation, Pipeline
-from distwindow.protocol.commands import Lease, Refund
+from distwindow.local import leased
+from distwindow.local.leased import Leased
+from distwindow.local.leases import LeasedKeyState
+from distwindow.ring.commands import Lease, Refund
+from distwindow.runtime.steps import Fetch, Operation, Pipeline
 from tests.simulation.process import OperationRun, Process
 from tests.simulation.scripted import RecordingStore
 from tests.state_tables import Row, RowChecks

@@ -20,15 +20,13 @@ from distwindow import (
     Guard,
     Limiter,
 )
-from distwindow.core.clock import SYSTEM
-from distwindow.core.decision import Source
-from distwindow.lifecycle.blocking import BlockingLifecycle
-from distwindow.protocol.frames import Command
+from distwindow.lifecycle import BlockingLifecycle
+from distwindow.ring.clock import SYSTEM
+from distwindow.ring.command import Command
+from distwindow.ring.decision import Source
+from distwindow.runtime.worker import TASK_WORKER, FlushJob
 from distwindow.sentinel.rules import FlowRule
-from distwindow.store.async_memory import AsyncMemoryStore
-from distwindow.store.memory import MemoryStore
-from distwindow.worker import TASK_WORKER
-from distwindow.worker.flush_job import FlushJob
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.interruptions import interrupt_at
 from tests.servers import until
 
@@ -86,7 +84,7 @@ def test_what_the_end_of_a_loop_has_not_closed_is_sent_at_exit(
     closes. The shutdown of the process then flushes all jobs that are still active.
     """
     # The worker's task tries to flush as the loop ends, in vain: the store does not answer.
-    monkeypatch.setattr("distwindow.worker.tasks.EXIT_TIMEOUT_S", 0.06)
+    monkeypatch.setattr("distwindow.runtime.worker.EXIT_TIMEOUT_S", 0.06)
     made: list[Any] = []
 
     async def main() -> None:

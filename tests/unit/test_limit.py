@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
-from distwindow.core.limit import Bound, parse_limits
+from distwindow.ring.limit import Bound, parse_limits
 
 DAY = 86_400_000
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit, Limiter
-from distwindow.core.limit import parse_limits
+from distwindow.ring.limit import parse_limits
 
 seconds = st.one_of(
     st.integers(0, 86_400).map(float), st.integers(0, 86_400_000).map(lambda ms: ms / 1000)

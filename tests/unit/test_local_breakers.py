@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from distwindow import ConfigurationError
-from distwindow.go_zero import ArticleGoogleBreaker, GoogleBreaker
 from distwindow.sentinel import ExceptionCircuitBreaker, ResponseTimeCircuitBreaker
+from distwindow.sentinel.google_breaker import ArticleGoogleBreaker, GoogleBreaker
 
 NAN, INF = float("nan"), float("inf")
 

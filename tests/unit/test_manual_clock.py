@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
-from distwindow.core.clock import AsyncClock
+from distwindow.ring.clock import AsyncClock
 from distwindow.testing import ManualClock
 from tests.servers.wait import until
 

@@ -1,20 +1,20 @@
-"""Every row of the table in `consistency/pending_counts.py`."""
+"""Every row of the table in `local/pending_counts.py`."""
 
 from __future__ import annotations
 
 import pytest
 
 from distwindow import ConfigurationError, StoreTimeout
-from distwindow.consistency import pending_counts
-from distwindow.consistency.flush_schedule import FlushSchedule
-from distwindow.consistency.key_state import NEVER, KeyState
-from distwindow.consistency.key_state_cache import KeyStateCache
-from distwindow.consistency.pending_counts import PendingCounts
-from distwindow.core.charge import limits_in
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.strategy import OutgoingCommand
-from distwindow.protocol.commands import Flush
-from distwindow.protocol.replies import FleetCounts
+from distwindow.local import pending_counts
+from distwindow.local.key_state import KeyState, KeyStateCache
+from distwindow.local.pending_counts import PendingCounts
+from distwindow.ring.clock import NEVER
+from distwindow.ring.commands import Flush
+from distwindow.ring.decision import limits_in
+from distwindow.ring.replies import FleetCounts
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.flush import FlushSchedule
+from distwindow.runtime.strategy import OutgoingCommand
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 

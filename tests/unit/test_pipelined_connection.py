@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Limit
-from distwindow.core.clock import SYSTEM
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.store.redis.asyncio import connection as module
-from distwindow.store.redis.asyncio.connection import PipelinedConnection
-from distwindow.store.redis.attempts import NoReply, RawReply, Request
-from distwindow.store.redis.topology import CallSettings, Node
+from distwindow.ring.clock import SYSTEM
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.stores.redis import asyncio_connection as module
+from distwindow.stores.redis.asyncio_connection import PipelinedConnection
+from distwindow.stores.redis.outcome import NoReply, RawReply, Request
+from distwindow.stores.redis.topology import CallSettings, Node
 from tests.unit.tables import rows_of
 
 FOREVER = float("inf")

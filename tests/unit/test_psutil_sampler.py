@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow.guard.system_sampling import PsutilSampler, SystemSample, cpu_usage
+from distwindow.guard.system import PsutilSampler, SystemSample, cpu_usage
 from distwindow.testing import ManualClock
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distwindow import Limiter
-from distwindow.protocol import scripts
-from distwindow.store.redis.urls import parse_url_text
+from distwindow.ring import scripts
+from distwindow.stores.redis.urls import parse_url_text
 
 
 def test_no_call_reads_files(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

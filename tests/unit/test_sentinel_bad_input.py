@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distwindow.core.errors import ConfigurationError
+from distwindow.errors import ConfigurationError
 from distwindow.sentinel import (
     DefaultController,
     DegradeRule,

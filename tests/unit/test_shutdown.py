@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from distwindow import exit_on_sigterm
-from distwindow.worker import exit_hooks, shutdown
-from distwindow.worker.flush_job import EXIT_TIMEOUT_S, FlushJobs
-from distwindow.worker.shutdown import FIRST_FLUSH_TIMEOUT_S, Shutdown
+from distwindow.runtime import worker as exit_hooks
+from distwindow.runtime import worker as shutdown
+from distwindow.runtime.worker import EXIT_TIMEOUT_S, FIRST_FLUSH_TIMEOUT_S, FlushJobs, Shutdown
 from tests.unit.clock_and_stores import ManualClock
 
 

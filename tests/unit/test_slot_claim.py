@@ -1,15 +1,15 @@
-"""Every row of the table in `operations/slot_claim.py`."""
+"""Every row of the table in `concurrency/claim.py`."""
 
 from __future__ import annotations
 
 import pytest
 
 from distwindow import StoreTimeout, StoreUnavailable
-from distwindow.operations import slot_claim
-from distwindow.operations.held_slots import HeldSlots
-from distwindow.operations.slot_claim import SlotClaim
-from distwindow.operations.strategy import OutgoingCommand
-from distwindow.protocol.slot_commands import HoldReply
+from distwindow.concurrency import claim as slot_claim
+from distwindow.concurrency.claim import SlotClaim
+from distwindow.concurrency.commands import HoldReply
+from distwindow.concurrency.held import HeldSlots
+from distwindow.runtime.strategy import OutgoingCommand
 from tests.state_tables import Row, RowChecks
 
 ROW_CHECKS = RowChecks(slot_claim)

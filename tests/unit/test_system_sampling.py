@@ -19,16 +19,17 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncGuard, ConfigurationError, Guard, SystemOverloaded, SystemRule
-from distwindow.consistency.key_state import NEVER
-from distwindow.core.interrupts import run_to_completion
-from distwindow.guard.system_sampling import (
+from distwindow._locks import run_to_completion
+from distwindow.guard.system import (
     IDLE_S,
     UNKNOWN,
     SamplingJob,
     SystemSampling,
 )
+from distwindow.ring.clock import NEVER
+from distwindow.runtime import worker as flush_job
+from distwindow.runtime.worker import THREAD_WORKER
 from distwindow.testing import ManualClock
-from distwindow.worker import THREAD_WORKER, flush_job
 
 from .guard_worlds import WORLDS, World
 

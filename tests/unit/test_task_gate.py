@@ -15,17 +15,16 @@ from distwindow import (
     RateLimitExceeded,
     StoreUnavailable,
 )
-from distwindow.contrib.task_gate import (
+from distwindow.contrib.tasks import (
     HOLD_S,
     MAX_DELAY_S,
     MIN_DELAY_S,
     AsyncTaskGate,
     OnStoreError,
     TaskGate,
+    TaskLimits,
 )
-from distwindow.contrib.task_limits import TaskLimits
-from distwindow.store.async_memory import AsyncMemoryStore
-from distwindow.store.memory import MemoryStore
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import ManualClock
 from tests.servers.wait import until_async
 

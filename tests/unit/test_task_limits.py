@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Key
-from distwindow.contrib.task_limits import TaskLimits, read_options
+from distwindow.contrib.tasks import TaskLimits, read_options
 
 ANY = st.integers() | st.text(max_size=20) | st.none() | st.floats()
 

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from distwindow import Limit
-from distwindow.protocol.commands import Acquire, charges_of
-from distwindow.store.redis.asyncio.batch import Batch, LoopTick
-from distwindow.store.redis.asyncio.ticks_in_flight import TicksInFlight
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.stores.redis.asyncio import Batch, LoopTick, TicksInFlight
 
 
 class Setup:

@@ -1,4 +1,4 @@
-"""Every row of the table in `operations/turns.py`, and what turns need of a limiter."""
+"""Every row of the table in `waiting/waiting.py`, and what turns need of a limiter."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
-from distwindow.consistency.in_process import InProcess
-from distwindow.operations import turns
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.steps import Sleep
-from distwindow.operations.turns import Turns, wait_for_turn
-from distwindow.operations.wait_queue import HeldTurn, QueueSlot, WaitQueues
-from distwindow.protocol.commands import Acquire
-from distwindow.protocol.replies import AcquireReply
-from distwindow.protocol.turn_commands import AcquireTurn, TurnReply
-from distwindow.store.memory import MemoryStore
+from distwindow.local.base import InProcess
+from distwindow.ring.commands import Acquire
+from distwindow.ring.replies import AcquireReply
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.steps import Sleep
+from distwindow.stores.memory import MemoryStore
+from distwindow.waiting import waiting as turns
+from distwindow.waiting.commands import AcquireTurn, TurnReply
+from distwindow.waiting.waiting import HeldTurn, QueueSlot, Turns, WaitQueues, wait_for_turn
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import T0, ManualClock
 

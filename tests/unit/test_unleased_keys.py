@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from distwindow import Key
-from distwindow.consistency.demand import Demand
-from distwindow.consistency.leased import Leased
-from distwindow.operations.command_cache import CommandCache
+from distwindow.local.leased import Leased
+from distwindow.local.leases import Demand
+from distwindow.runtime.command_cache import CommandCache
 from distwindow.testing import ManualClock
 
 FAR_APART_S, CLOSE_S = 0.1, 0.001

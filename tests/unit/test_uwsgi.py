@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
-from distwindow.core.interrupts import OneShotEvent, start_thread
-from distwindow.worker import uwsgi as ours
+from distwindow._locks import OneShotEvent, start_thread
+from distwindow.runtime import worker as ours
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
-"""Every row of the table in `operations/wait_queue.py`."""
+"""Every row of the table in `waiting/waiting.py`."""
 
 from __future__ import annotations
 
 import pytest
 
 from distwindow import Decision, Limit, RateLimitExceeded
-from distwindow.operations import wait_queue
-from distwindow.operations.command_cache import CommandCache
-from distwindow.operations.wait_queue import QueueSlot, WaitQueues
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.waiting import waiting as wait_queue
+from distwindow.waiting.waiting import QueueSlot, WaitQueues
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 

@@ -15,12 +15,9 @@ from typing import Any
 
 import pytest
 
-from distwindow.consistency.key_state import NEVER
-from distwindow.core.clock import SYSTEM
-from distwindow.worker import shutdown
-from distwindow.worker.flush_job import FlushJob, FlushJobs
-from distwindow.worker.tasks import WorkerTasks
-from distwindow.worker.thread import WorkerThread
+from distwindow.ring.clock import NEVER, SYSTEM
+from distwindow.runtime import worker as shutdown
+from distwindow.runtime.worker import FlushJob, FlushJobs, WorkerTasks, WorkerThread
 from tests.servers import until
 
 
@@ -66,7 +63,7 @@ class Work:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
     """A worker that is no part of the shutdown of this process."""
-    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr("distwindow.runtime.worker.SHUTDOWN", shutdown.Shutdown())
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     return WorkerThread()
 
@@ -131,7 +128,7 @@ def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
 
 def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is never a second thread beside the first."""
-    monkeypatch.setattr("distwindow.worker.thread.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr("distwindow.runtime.worker.SHUTDOWN", shutdown.Shutdown())
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     for number in range(1, 30):
         worker, work = WorkerThread(), Work()
@@ -203,9 +200,9 @@ def test_nothing_that_a_flush_raises_ends_the_thread(
 async def test_nothing_that_a_flush_raises_ends_the_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("distwindow.worker.tasks.SHUTDOWN", shutdown.Shutdown())
+    monkeypatch.setattr("distwindow.runtime.worker.SHUTDOWN", shutdown.Shutdown())
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
-    monkeypatch.setattr("distwindow.worker.flush_job.SETTLED_S", 0.0)
+    monkeypatch.setattr("distwindow.runtime.worker.SETTLED_S", 0.0)
     worker, works = WorkerTasks(), [Work(), Work()]
     failures: list[BaseException] = [asyncio.CancelledError(), Raised(), GeneratorExit()]
 

@@ -12,8 +12,8 @@ from typing import Any
 import redis
 
 from distwindow import AsyncLimiter, Decision, Limiter
-from distwindow.operations.steps import Operation
-from distwindow.operations.turns import TurnAnswer, Turns
+from distwindow.runtime.steps import Operation
+from distwindow.waiting.waiting import TurnAnswer, Turns
 
 URL = os.environ["DISTWINDOW_WORKERS_URL"]
 LIMIT = os.environ["DISTWINDOW_WORKERS_LIMIT"]

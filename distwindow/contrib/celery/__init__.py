@@ -4,6 +4,9 @@ A refused task waits unacknowledged in the parent of its worker: it takes no slo
 retry. docs/howto/celery.md
 """
 
+from .rate_limits import RateLimits
+from .worker import task_parked, task_sent_back
+
 try:
     import celery as _celery
 except ImportError as exc:
@@ -11,8 +14,6 @@ except ImportError as exc:
         "distwindow.contrib.celery needs Celery: in a checkout, pip install '.[celery]'"
     ) from exc
 
-from .rate_limits import RateLimits
-from .signals import task_parked, task_sent_back
 
 __all__ = ["RateLimits", "task_parked", "task_sent_back"]
 

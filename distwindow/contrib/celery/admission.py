@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ... import Decision, Limit, Limiter
-from ...core.errors import ConfigurationError, StoreError, short_repr
-from ...core.key import AnyKey
-from ..failure_log import FailureLog
-from .logger import logger
+from ...errors import ConfigurationError, StoreError, short_repr
+from ...ring.key import AnyKey
+from ..tasks import FailureLog
 from .settings import OnStoreError
+from .worker import logger
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 """For how long nothing is asked, or nothing for one line, after a failure; doubled by each further

@@ -1,33 +1,93 @@
-"""The lines of tasks that wait for their limits: what waits where, in which order, until when.
-
-There is a line for each task name and limit key, in the order of priority, and of arrival within a
-priority. Only the first task of a line asks the limiter, so a line costs one call per permit and
-one per refusal, however long it is. (What is sent back for want of room may cost one more: see
-`return_turns.py`.) Nothing here knows Celery, and time is an argument.
-
-    state of a line   what it waits for            leaves it by
-    ready             its turn to ask              pop_ready    -> asking
-    asking            a slot of the pool, then     ask_again    -> ready
-                      the limiter's answer         wait         -> waiting
-    waiting           the moment that the limiter  advance      -> ready
-                      has named                    stop_waiting -> ready
-    gone              nothing: its last task has left, or `clear` was called
-
-An empty line is gone in every state. The next task of that name and key makes a new line.
-"""
+"""The limited tasks that wait in a worker, by task and key, and when each is asked for."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 
-from ...core.key import AnyKey
-from .schedule import Schedule
+from ...ring.key import AnyKey
 
 T = TypeVar("T")
+
+_SPARE = 64
+"""How many cancelled moments are kept beyond as many as there are live ones."""
+
+
+class Schedule(Generic[T]):
+    """For each item at most one moment, in seconds of any monotonic clock. Items are compared by
+    identity. A cancelled moment stays in the heap until it comes, or until such moments are more
+    than half of the heap: then the heap is built again without them.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._items: dict[int, tuple[float, T]] = {}
+        """By the number of the moment."""
+        self._numbers: dict[int, int] = {}
+        """The number of an item's moment, by the id of the item, which `_items` keeps alive."""
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def set(self, item: T, at_s: float) -> None:
+        """Let `item` be due at `at_s`, and no longer at the moment that it had."""
+        self.cancel(item)
+        number = self._next_number
+        self._next_number += 1
+        self._items[number] = (at_s, item)
+        self._numbers[id(item)] = number
+        heapq.heappush(self._heap, (at_s, number))
+
+    def cancel(self, item: T) -> None:
+        number = self._numbers.pop(id(item), None)
+        if number is None:
+            return
+        del self._items[number]
+        if len(self._heap) > 2 * len(self._items) + _SPARE:
+            self._heap = [(at_s, number) for number, (at_s, _) in self._items.items()]
+            heapq.heapify(self._heap)
+
+    def pop_due(self, now_s: float) -> T | None:
+        """Remove and return the item whose moment came first, if it has come by `now_s`."""
+        at_s = self.next_s()
+        if at_s is None or at_s > now_s:
+            return None
+        _, number = heapq.heappop(self._heap)
+        _, item = self._items.pop(number)
+        del self._numbers[id(item)]
+        return item
+
+    def next_s(self) -> float | None:
+        """Return the first moment; None if nothing is scheduled."""
+        while self._heap and self._heap[0][1] not in self._items:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The lines of tasks that wait for their limits: what waits where, in which order, until when.
+#
+# There is a line for each task name and limit key, in the order of priority, and of arrival within
+# a priority. Only the first task of a line asks the limiter, so a line costs one call per permit
+# and one per refusal, however long it is. (What is sent back for want of room may cost one more:
+# see `return_turns.py`.) Nothing here knows Celery, and time is an argument.
+#
+#   state of a line   what it waits for            leaves it by
+#   ready             its turn to ask              pop_ready    -> asking
+#   asking            a slot of the pool, then     ask_again    -> ready
+#                     the limiter's answer         wait         -> waiting
+#   waiting           the moment that the limiter  advance      -> ready
+#                     has named                    stop_waiting -> ready
+#   gone              nothing: its last task has left, or `clear` was called
+#
+# An empty line is gone in every state. The next task of that name and key makes a new line.
+
 _MOST_LEFT = 8
 """So many more tasks than twice those of a line are kept in it after they have left."""
 _FIRST = -math.inf

@@ -32,7 +32,7 @@ from kombu.transport import virtual
 from kombu.transport.virtual.exchange import TopicExchange
 from redis import Redis
 
-from .logger import logger
+from .worker import logger
 
 _HEADER = "distwindow_delivery"
 """Of a copy: the exchange and the routing key of the original, and the queue of the copy."""

@@ -1,13 +1,115 @@
-"""The settings of the gate: arguments of `RateLimits`, or `distwindow_...` in the configuration."""
+"""The settings of `RateLimits`, checked."""
 
 from __future__ import annotations
 
 import math
+import types
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ...core.errors import ConfigurationError, short_repr
-from .setting_names import CONF_PREFIX
+from ...errors import ConfigurationError, short_repr
+from ..tasks import TASK_OPTIONS
+
+_MOST_NAMES = 20
+
+
+class Annotations:
+    """The annotations of an application, as `app.annotations` prepares them: dicts by task name, or
+    objects with the methods `annotate` and `annotate_any`.
+    """
+
+    def __init__(self, prepared: Iterable[Any] = ()) -> None:
+        self._prepared = tuple(prepared)
+
+    def without_those_for_all(self, task: Any, option: str, value: object) -> object:
+        """Return an option of a task whose value is `value`, as if no annotation were for all tasks
+        (`"*"`): Celery lets that one win over the annotation that names the task.
+        """
+        for item in self._prepared:
+            named = _call(item, "annotate", task)
+            if option in named:
+                return named[option]
+        for_all = any(_call(item, "annotate_any").get(option) is value for item in self._prepared)
+        return None if for_all else value
+
+    def check_names(self, registered: Collection[str]) -> None:
+        """Raise `ConfigurationError` for limits of a task that does not exist."""
+        for item in self._prepared:
+            if not isinstance(item, dict):
+                continue
+            for name, options in item.items():
+                if name == "*" or name in registered or not isinstance(options, dict):
+                    continue
+                if not options.keys().isdisjoint(TASK_OPTIONS):
+                    raise ConfigurationError(
+                        f"task_annotations limits the task {name!r}, which is not registered in "
+                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
+                        "patterns there; write them in distwindow_limits)"
+                    )
+
+
+def listed(registered: Collection[str]) -> str:
+    """Return the names of the application's tasks, or the first of many."""
+    names = sorted(name for name in registered if not name.startswith("celery."))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (", ".join(names[:_MOST_NAMES]) or "Celery's own") + more
+
+
+def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
+    found = getattr(annotation, method, None)
+    return (found(*arguments) if found is not None else None) or {}
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The names of the settings in Celery's configuration, and the check that each one given is read.
+#
+# Celery accepts settings of any name, and one that it does not read would leave the tasks without
+# limits.
+
+CONF_PREFIX = "distwindow_"
+CONF_KEYS = ("url", "prefix", "limits", "on_store_error", "max_parked", "max_hold", "timeout")
+
+
+def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
+    """Raise `ConfigurationError` for a `distwindow_...` setting that does not exist, and for one
+    that Celery does not read as it is written, such as `DISTWINDOW_LIMITS` where the configuration
+    has no namespace, or another.
+
+    `given` are the settings that `RateLimits` was given. A name in capitals of a setting that is
+    set otherwise is left alone: it may be the application's own.
+    """
+    keys = [str(key) for key in conf]
+    # Only a configuration that was read, as here, knows its namespace ("CELERY_").
+    namespace = str(getattr(conf, "prefix", None) or "")
+    written = {name: _written(name, namespace) for name in CONF_KEYS}
+    read = {*written.values(), *(CONF_PREFIX + name for name in CONF_KEYS)}
+    for key in keys:
+        plain = key.lower().removeprefix(namespace.lower()).removeprefix("celery_")
+        if key in read or not plain.startswith(CONF_PREFIX) or _is_code(conf.get(key)):
+            continue
+        name = plain.removeprefix(CONF_PREFIX)
+        if name not in written:
+            known = ", ".join(written.values())
+            raise ConfigurationError(f"unknown setting {key!r}; the settings are {known}")
+        is_set = name in given or conf.get(CONF_PREFIX + name) is not None
+        if not (is_set and key.isupper()):
+            raise ConfigurationError(
+                f"the setting {key!r} is not read by Celery as it is written; write "
+                f"{written[name]!r}"
+            )
+
+
+def _written(name: str, namespace: str) -> str:
+    key = namespace + CONF_PREFIX + name
+    return key.upper() if namespace.isupper() else key
+
+
+def _is_code(value: object) -> bool:
+    """True for what a configuration module has imported or defined."""
+    return callable(value) or isinstance(value, types.ModuleType)
+
 
 OnStoreError = Literal["hold", "run"]
 

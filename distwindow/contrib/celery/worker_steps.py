@@ -1,4 +1,4 @@
-"""Puts the gate into a worker: two boot steps, one of the worker and one of its consumer."""
+"""The bootsteps by which the gate becomes part of a worker."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from ... import Limiter
-from ...core.limit import LimitSpec
+from ...ring.limit import LimitSpec
 from .admission import Admission, FleetTurns
-from .autoscaling import leave_out_of_autoscaling
-from .gate import Gate
-from .logger import logger
+from .gate import Gate, ends_the_worker
 from .pool_slots import make_slots
 from .send_back import (
     GivenBack,
@@ -30,7 +28,29 @@ from .send_back import (
     restore_delivery,
     survive_lost_connections,
 )
-from .start_refused import ends_the_worker
+from .worker import logger
+
+# --------------------------------------------------------------------------------------------------
+#
+# Keeps tasks that wait for their limits from growing the pool of `celery worker --autoscale`.
+#
+# Celery's autoscaler wants a process for each task that the worker has received and that has not
+# ended. A task that waits for its limit needs none.
+
+
+def leave_out_of_autoscaling(worker: Any, waiting: Callable[[], int]) -> None:
+    """Have the worker's autoscaler, if it has one, leave out as many tasks as `waiting` returns."""
+    autoscaler = getattr(worker, "autoscaler", None)
+    its_class: Any = type(autoscaler)
+    if not isinstance(getattr(its_class, "qty", None), property):
+        return  # none, or one of the user's own (`worker_autoscaler`), which counts otherwise
+
+    class LimitedAutoscaler(its_class):  # type: ignore[misc]  # a base known only at run time
+        @property
+        def qty(self) -> int:
+            return max(0, int(super().qty) - waiting())
+
+    autoscaler.__class__ = LimitedAutoscaler
 
 
 @signals.task_received.connect  # type: ignore[untyped-decorator]  # Celery has no types

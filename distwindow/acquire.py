@@ -1,0 +1,177 @@
+"""How calls of a limiter are admitted that may have to wait: `acquire`, entries and limited
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from .borrow.operations import Borrowing
+from .errors import RateLimitExceeded
+from .options import check_timeout
+from .ring.clock import Clock
+from .ring.commands import Acquire
+from .ring.decision import Decision
+from .ring.key import AnyKey
+from .runtime.command_cache import CommandCache
+from .runtime.drivers import run_async, run_blocking
+from .runtime.steps import Operation, Sleep, StoreStep
+from .shaping.commands import AcquireShaped, any_shaped
+from .shaping.operations import wait_until_paced
+from .waiting.waiting import (
+    AsyncHeadSleep,
+    AsyncQueueSlot,
+    HeadSleep,
+    QueueSlot,
+    Turns,
+    WaitQueues,
+    wait_for_turn,
+)
+
+
+def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision]:
+    """Send `command` again and again until it is admitted, and sleep for `retry_after` in between.
+
+    Time is taken from the decisions, and so from the store's clock. Raises `RateLimitExceeded` as
+    soon as it is certain that the caller's timeout ends before the permits are there.
+    """
+    began_ms: int | None = None
+    timeout = slot.remaining_s
+    while True:
+        decision: Decision = yield command
+        if decision.allowed:
+            return decision
+        if began_ms is None:
+            began_ms = decision.now_ms
+        waited = (decision.now_ms - began_ms) / 1000
+        if timeout is not None and waited + decision.retry_after > timeout:
+            raise RateLimitExceeded(decision)
+        slot.on_refused(decision)
+        yield Sleep(decision.retry_after)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# How calls of a limiter are admitted that may have to wait.
+#
+# call                     is sent by                    the caller waits
+# an entry, or a limited   `try_acquire`                 until a call that a paced limit has
+# function                                               admitted may proceed
+# `acquire`                `try_acquire`, then with      in the queue of its key, then for its
+#                          the turn that it has          turn in the fleet's virtual line
+# `acquire`, `eventual`    `try_acquire`, repeated       in the queue of its key, then for permits
+# or of high cost
+# `acquire`, paced limit   a command with the time       in the queue, then for its promised
+#                          that the caller has left      moment, when the next one is served
+# `acquire`, priority      a command that may borrow     in a queue of its own, then for its
+#                                                        bucket, when the next one is served
+
+D = TypeVar("D")  # what a call returns: a decision, or an awaitable one
+S = TypeVar("S")  # what sleeping returns: nothing, or something awaitable
+
+_Wait: TypeAlias = "Callable[[QueueSlot], Operation[Decision]]"
+
+
+class _BaseAdmission(Generic[D, S]):
+    """What threads and tasks share."""
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        queues: WaitQueues,
+        borrowing: Borrowing,
+        turns: Turns,
+        try_acquire: Callable[[AnyKey, int], D],
+        execute: Callable[[StoreStep], Any],
+        sleep: Callable[[float], S],
+        clock: Clock,
+    ) -> None:
+        """`execute` returns the reply to a step, whose deadline is the store's own. `clock` is the
+        store's, and `sleep` lets time pass on it.
+        """
+        self._commands = commands
+        self._queues = queues
+        self._borrowing = borrowing
+        self._turns = turns
+        self._try_acquire = try_acquire
+        self._execute = execute
+        self._sleep = sleep
+        self._clock = clock
+        self.admit = self._proceed if any_shaped(commands.limits) else try_acquire
+        """`try_acquire` for callers that proceed as soon as it has admitted them."""
+
+    def _proceed(self, key: AnyKey, cost: int) -> D:
+        """Do as `try_acquire`, and wait until an admitted call may proceed."""
+        raise NotImplementedError  # threads and tasks wait differently
+
+    def _wait_for(
+        self, key: AnyKey, cost: int, priority: bool
+    ) -> tuple[Acquire, _Wait, Callable[[StoreStep], Any]]:
+        """Return the command of a call, the operation that waits until it may proceed, and what
+        executes the steps of this operation. Raises what `try_acquire` raises for its arguments.
+        """
+        if priority:
+            call = self._borrowing.call(key, cost, priority)
+            return call.acquire, call.wait_until_admitted, self._execute
+        command = self._commands.acquire_command(key, cost)
+        if isinstance(command, AcquireShaped):
+            return command, partial(wait_until_paced, command), self._execute
+        wait = (
+            partial(wait_for_turn, command, self._turns)
+            if self._turns.serve(command)
+            else partial(wait_until_admitted, command)
+        )
+        return (
+            command,
+            wait,
+            lambda step: self._try_acquire(key, cost) if step is command else self._execute(step),
+        )
+
+
+class Admission(_BaseAdmission[Decision, object]):
+    """Admits the calls of a `Limiter`."""
+
+    def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
+        """See `Limiter.acquire`."""
+        command, wait, execute = self._wait_for(key, cost, priority)
+        slot = QueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
+        try:
+            slot.wait()
+            sleep = HeadSleep(slot, self._clock, self._sleep)
+            return run_blocking(wait(slot), execute, sleep)
+        finally:
+            try:
+                slot.leave()
+            finally:
+                slot.leave()  # a signal handler may have raised in the first
+
+    def _proceed(self, key: AnyKey, cost: int) -> Decision:
+        decision = self._try_acquire(key, cost)
+        if decision.wait:
+            self._sleep(decision.wait)
+        return decision
+
+
+class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
+    """Admits the calls of an `AsyncLimiter`."""
+
+    async def acquire(
+        self, key: AnyKey, cost: int, timeout: float | None, priority: bool
+    ) -> Decision:
+        """See `Limiter.acquire`."""
+        command, wait, execute = self._wait_for(key, cost, priority)
+        slot = AsyncQueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
+        try:
+            await slot.wait_async()
+            sleep = AsyncHeadSleep(slot, self._clock, self._sleep)
+            return await run_async(wait(slot), execute, sleep)
+        finally:
+            slot.leave()
+
+    async def _proceed(self, key: AnyKey, cost: int) -> Decision:
+        decision = await self._try_acquire(key, cost)
+        if decision.wait:
+            await self._sleep(decision.wait)
+        return decision

@@ -1,0 +1,46 @@
+"""The command of a priority call, and its reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from ..ring.command import Command, ScriptReply, ring_arguments, time_argument
+from ..ring.replies import AcquireReply, parse_acquire_reply
+
+
+class BorrowReply(NamedTuple):
+    """The reply of `borrow`."""
+
+    acquire_reply: AcquireReply
+    """As of `acquire`. For a call that has borrowed, `bucket_starts_ms` has for each ring the start
+    of the bucket in which it is counted.
+    """
+    wait_ms: int = 0
+    """Time until the call may proceed; 0 if it may at once."""
+    borrowed: tuple[bool, ...] = ()
+    """For each ring, whether that bucket had not begun; empty if the call has not borrowed."""
+
+
+@dataclass(slots=True, eq=False)
+class Borrow(Command[BorrowReply]):
+    """A call that borrows from coming buckets if the present ones have no room."""
+
+    script: ClassVar[str] = "borrow"
+
+    max_wait_ms: int = 0
+    max_borrowed: tuple[int, ...] = ()
+    """For each ring, how many borrowed permits a window may hold."""
+
+    def arguments(self) -> list[bytes | int | str]:
+        rings = ring_arguments(self.charges)
+        now = time_argument(self.now_ms)
+        return [*rings, 1, now, self.max_wait_ms, *self.max_borrowed]
+
+    def reply(self, raw: ScriptReply) -> BorrowReply:
+        if raw[1] < 0:
+            return BorrowReply(parse_acquire_reply(raw, 1))
+        count = len(self.charges)
+        starts, borrowed = raw[6 : 6 + count], raw[6 + count :]
+        reply = parse_acquire_reply([*raw[:5], *starts], 1)
+        return BorrowReply(reply, raw[5], tuple(map(bool, borrowed)))

@@ -1,0 +1,210 @@
+"""The rules of fleet-wide circuit breakers: when one opens, for how long, and how it is probed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal
+
+from ..errors import ConfigurationError
+
+Measure = Literal["ratio", "count"]
+"""What the threshold is compared with: bad calls divided by all calls, or bad calls."""
+
+MAX_BREAKER_BUCKETS = 60
+"""The most buckets of a rule: each call of the script reads all of them."""
+MAX_SECONDS = 7 * 86_400
+"""The longest window, `open_for` and `probe_timeout`: longer is more likely a wrong unit."""
+MAX_CALLS = 10**12
+"""The largest number of calls in a rule: sums stay exact in Lua's doubles."""
+MAX_PROBES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerRule:
+    """What all rules have in common. Use `ErrorRatio`, `SlowRatio` or `ErrorCount`.
+
+    A rule looks at the calls that ended in the last `window` seconds, counted in `buckets` buckets.
+    It opens the breaker for `open_for` seconds when at least `min_calls` ended and the bad ones
+    among them reach the threshold. After that, calls of the whole fleet are let through as probes,
+    at most `probes` at a time. When so many have succeeded, the breaker closes and counts afresh;
+    when one has failed, it opens again. A probe may take any time: another call gets it when its
+    process was silent for `probe_timeout` seconds.
+
+    Raises `ConfigurationError` for values that can never work.
+    """
+
+    kind: ClassVar[str]
+    """The name of the rule in the store's keys."""
+    measure: ClassVar[Measure]
+
+    window: float = 10.0
+    min_calls: int = 20
+    open_for: float = 5.0
+    probes: int = 1
+    probe_timeout: float = 10.0
+    buckets: int = 10
+
+    def __post_init__(self) -> None:
+        check_whole("min_calls", self.min_calls, MAX_CALLS)
+        check_whole("probes", self.probes, MAX_PROBES)
+        check_whole("buckets", self.buckets, MAX_BREAKER_BUCKETS)
+        for name in ("window", "open_for", "probe_timeout"):
+            milliseconds(name, getattr(self, name))
+        if self.window_ms % self.buckets:
+            raise ConfigurationError(
+                f"window={self.window!r}: {self.window_ms} ms cannot be divided evenly into "
+                f"buckets={self.buckets!r}"
+            )
+
+    @property
+    def threshold(self) -> float:
+        """What the ratio or the number of bad calls has to reach."""
+        raise NotImplementedError  # each rule has one of its own
+
+    def is_bad(self, failed: bool, rt_s: float) -> bool:
+        """True if a call that ended so after `rt_s` seconds counts against the service."""
+        return failed
+
+    @property
+    def window_ms(self) -> int:
+        """The window in ms."""
+        return milliseconds("window", self.window)
+
+    @property
+    def bucket_ms(self) -> int:
+        """The width of a bucket in ms."""
+        return self.window_ms // self.buckets
+
+    @property
+    def open_ms(self) -> int:
+        """`open_for` in ms."""
+        return milliseconds("open_for", self.open_for)
+
+    @property
+    def probe_ms(self) -> int:
+        """`probe_timeout` in ms."""
+        return milliseconds("probe_timeout", self.probe_timeout)
+
+    def reached_by(self, bad: int, total: int) -> bool:
+        """True if so many bad ones among so many calls open a closed breaker."""
+        if total < self.min_calls:
+            return False
+        return (bad / total if self.measure == "ratio" else bad) >= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRatio(BreakerRule):
+    """Opens when at least `ratio` of the calls failed (0 < `ratio` <= 1). See `BreakerRule`."""
+
+    kind: ClassVar[str] = "error_ratio"
+    measure: ClassVar[Measure] = "ratio"
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        BreakerRule.__post_init__(self)
+        check_ratio(self.ratio)
+
+    @property
+    def threshold(self) -> float:
+        """The ratio."""
+        return self.ratio
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRatio(BreakerRule):
+    """Opens when at least `ratio` of the calls took more than `max_rt` seconds, whether or not they
+    failed. See `BreakerRule`.
+    """
+
+    kind: ClassVar[str] = "slow_ratio"
+    measure: ClassVar[Measure] = "ratio"
+
+    max_rt: float
+    ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        BreakerRule.__post_init__(self)
+        check_ratio(self.ratio)
+        if not is_number(self.max_rt) or not 0 <= self.max_rt <= MAX_SECONDS:
+            raise ConfigurationError(
+                f"max_rt={self.max_rt!r} is not a number of seconds from 0 to {MAX_SECONDS}"
+            )
+        if self.max_rt > max(self.window, 60):
+            raise ConfigurationError(
+                f"max_rt={self.max_rt!r} is more than a minute, and longer than window="
+                f"{self.window!r}; both are seconds: write {self.max_rt / 1000:g} for "
+                f"{self.max_rt:g} ms, or a longer window"
+            )
+
+    @property
+    def threshold(self) -> float:
+        """The ratio."""
+        return self.ratio
+
+    def is_bad(self, failed: bool, rt_s: float) -> bool:
+        """True if the call was slow."""
+        return rt_s > self.max_rt
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount(BreakerRule):
+    """Opens when `count` calls failed. See `BreakerRule`; `min_calls` is 1 by default here."""
+
+    kind: ClassVar[str] = "error_count"
+    measure: ClassVar[Measure] = "count"
+
+    count: int
+    min_calls: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        BreakerRule.__post_init__(self)
+        check_whole("count", self.count, MAX_CALLS)
+
+    @property
+    def threshold(self) -> float:
+        """The number of failed calls."""
+        return self.count
+
+
+def settings_of(rule: BreakerRule) -> dict[str, float]:
+    """Return every parameter of `rule` by its name, those of its kind alone first. Times that are
+    whole ms are exactly these, so that rules that do the same have equal settings.
+    """
+    of_all = len(fields(BreakerRule))
+    in_order = (*fields(rule)[of_all:], *fields(rule)[:of_all])
+    times = {"window": rule.window_ms, "open_for": rule.open_ms, "probe_timeout": rule.probe_ms}
+    found = {each.name: getattr(rule, each.name) for each in in_order}
+    return found | {name: ms / 1000 for name, ms in times.items()}
+
+
+def check_whole(name: str, value: object, most: int) -> None:
+    """Raise `ConfigurationError` unless `value` is an int from 1 to `most`."""
+    # Not isinstance: True is not a number of calls.
+    if type(value) is not int or not 1 <= value <= most:
+        raise ConfigurationError(f"{name}={value!r} is not a whole number from 1 to {most}")
+
+
+def check_ratio(ratio: object) -> None:
+    """Raise `ConfigurationError` unless `ratio` is above 0 and at most 1."""
+    if not is_number(ratio) or not 0 < ratio <= 1:  # type: ignore[operator]  # it is a number
+        raise ConfigurationError(f"ratio={ratio!r} is not a number above 0 and at most 1")
+
+
+def milliseconds(name: str, seconds: float) -> int:
+    """Return `seconds` in ms. Raises `ConfigurationError` unless that is whole and at least 1."""
+    if not is_number(seconds) or not 0 < seconds <= MAX_SECONDS:
+        raise ConfigurationError(
+            f"{name}={seconds!r} is not a number of seconds above 0 and at most {MAX_SECONDS}"
+        )
+    ms = round(seconds * 1000)
+    if ms < 1 or not math.isclose(ms, seconds * 1000, rel_tol=1e-9):
+        raise ConfigurationError(f"{name}={seconds!r} is not a whole number of milliseconds")
+    return ms
+
+
+def is_number(value: object) -> bool:
+    """True for a finite int or float."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]  # only numbers get here

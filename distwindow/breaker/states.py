@@ -1,0 +1,781 @@
+"""What this process knows of circuit breakers and has counted for them, and what it decides by
+that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Literal, NamedTuple
+from weakref import ref
+
+from .. import _fork
+from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix
+from ..runtime.flush import OutgoingCommand
+from ..sentinel.circuit_breakers import BreakerState
+from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
+from .cache import BreakerSource, FollowedBreaker, ProbeRequest, SourceOptions
+from .commands import (
+    AdaptiveFlush,
+    AdaptiveReply,
+    BreakerFlush,
+    BreakerProbe,
+    BreakerReply,
+    ProbeAction,
+    adaptive_name_suffix,
+)
+from .record import STATES, AdaptiveCounts, BreakerChange, BreakerOpen, CallCounts
+from .rules import BreakerRule, settings_of
+
+# --------------------------------------------------------------------------------------------------
+#
+# The adaptive breakers of one `AdaptiveBreaker` in this process: go-zero's algorithm, decided on
+# what the fleet had counted at the last sync, and what this process has counted since.
+#
+# A call is decided in memory. The store is asked in the call only where what is known is older than
+# two sync intervals, and to claim the *forced pass*: while calls are dropped, one of the fleet is
+# let through if none was for more than a second. Where the store does not answer, this process
+# counts its own passes.
+
+
+class AdaptiveOptions(NamedTuple):
+    """The settings of the algorithm."""
+
+    k: float
+    bucket_ms: int
+    buckets: int
+    draw: Callable[[], float]
+
+
+class InFlightCounts(NamedTuple):
+    """Counts that have been sent. They are sent again under the same number until a reply comes."""
+
+    seq: int
+    counts: tuple[AdaptiveCounts, ...]
+
+
+class AdaptiveKeyState(FollowedBreaker):
+    """One breaker. Changed under the lock of the `AdaptiveStates` that it belongs to."""
+
+    __slots__ = ("in_flight", "last_bad_ms", "pass_asked", "passed_ms", "pending", "window")
+
+    def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
+        super().__init__(key, name, offset_ms)
+        self.window: tuple[AdaptiveCounts, ...] = ()
+        """What the fleet has counted, as the store last said."""
+        self.pending: dict[int, list[int]] = {}
+        """Successes, failures and drops of this process since, by start of the bucket (ms)."""
+        self.in_flight: InFlightCounts | None = None
+        self.passed_ms = 0
+        """When a call last passed although some are dropped, on the store's clock; 0 for never."""
+        self.pass_asked = False
+        """True while a caller claims the forced pass."""
+        self.last_bad_ms = -1
+        """The start of the newest bucket that has a failure or a drop."""
+
+    @property
+    def has_counts(self) -> bool:
+        """True if there is anything that the store has not acknowledged."""
+        return bool(self.pending or self.in_flight)
+
+    def own_counts(self) -> Iterator[AdaptiveCounts]:
+        """Yield what this process has counted and the store has not acknowledged."""
+        if self.in_flight is not None:
+            yield from self.in_flight.counts
+        for start, counted in list(self.pending.items()):
+            yield AdaptiveCounts(start, *counted)
+
+    def unacknowledged(self) -> int:
+        """Return how many calls the store has not acknowledged."""
+        return sum(counts.calls for counts in self.own_counts())
+
+    def drop_before(self, start_ms: int) -> int:
+        """Drop the counts of buckets that begin before `start_ms`. Return how many calls."""
+        dropped = 0
+        for start in [start for start in self.pending if start < start_ms]:
+            dropped += sum(self.pending.pop(start))
+        batch = self.in_flight
+        if batch is not None and all(c.start < start_ms for c in batch.counts):
+            dropped += sum(c.calls for c in batch.counts)
+            self.in_flight = None
+        return dropped
+
+
+class AdaptiveAdmission(NamedTuple):
+    """A call that was let through."""
+
+    state: AdaptiveKeyState
+
+
+class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
+    """The adaptive breakers under one prefix, by key. Safe to share between threads."""
+
+    def __init__(self, options: SourceOptions, algorithm: AdaptiveOptions) -> None:
+        super().__init__(options, algorithm.bucket_ms * algorithm.buckets, algorithm.bucket_ms)
+        self._k = algorithm.k
+        self._buckets = algorithm.buckets
+        self._draw = algorithm.draw
+        self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
+
+    def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
+        """See `BreakerSource`."""
+        return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
+
+    # -- decisions --
+
+    def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveAdmission | None:
+        """See `BreakerSource`. None if the call may claim the forced pass."""
+        now_ms = self._now_ms(state, now)
+        ratio, probability = self._ratios(state, now_ms)
+        if ratio <= 0:
+            return AdaptiveAdmission(state)
+        forced_due = 0 < state.passed_ms < now_ms - FORCE_PASS_MS
+        if forced_due and not state.pass_asked:
+            return None
+        return self._decide_by_draw(state, probability, now_ms)
+
+    def drop_probability(self, state: AdaptiveKeyState) -> float:
+        """Return the probability with which a call is dropped now."""
+        ratio, probability = self._ratios(state, self._now_ms(state, self.monotonic()))
+        return probability if ratio > 0 else 0.0
+
+    def request_probe(self, state: AdaptiveKeyState) -> ProbeRequest:
+        """See `BreakerSource`."""
+        request = ProbeRequest("")
+        command = AdaptiveFlush(
+            (),
+            name=state.name,
+            bucket_ms=self._bucket_ms,
+            buckets=self._buckets,
+            passed_ms=state.passed_ms,
+            force_ms=FORCE_PASS_MS,
+        )
+        request.outgoing = OutgoingCommand(
+            command, lambda reply, sent_at: self._on_claim(state, request, reply)
+        )
+        state.pass_asked = True
+        return request
+
+    def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveAdmission:
+        """See `BreakerSource`."""
+        if request.granted:
+            return AdaptiveAdmission(state)
+        if request.granted is None:
+            return self.own_probe(state)
+        now_ms = self._now_ms(state, self.monotonic())
+        ratio, probability = self._ratios(state, now_ms)
+        if ratio <= 0:
+            return AdaptiveAdmission(state)
+        return self._decide_by_draw(state, probability, now_ms)
+
+    def own_probe(self, state: AdaptiveKeyState) -> AdaptiveAdmission:
+        """See `BreakerSource`: the forced pass of this process."""
+        state.passed_ms = self._now_ms(state, self.monotonic())
+        return AdaptiveAdmission(state)
+
+    def abandon(self, state: AdaptiveKeyState, request: ProbeRequest) -> None:
+        """See `BreakerSource`. A pass that was granted is lost; the next is a second later."""
+        state.pass_asked = False
+
+    def _decide_by_draw(
+        self, state: AdaptiveKeyState, probability: float, now_ms: int
+    ) -> AdaptiveAdmission:
+        if self._draw() < probability:
+            self._count(state, now_ms, 2)
+            wait_ms = max(0, state.passed_ms + FORCE_PASS_MS - now_ms)
+            raise BreakerOpen(state.key, "closed", wait_ms / 1000)
+        state.passed_ms = now_ms
+        return AdaptiveAdmission(state)
+
+    def _ratios(self, state: AdaptiveKeyState, now_ms: int) -> tuple[float, float]:
+        """Return go-zero's drop ratio, and the probability that it is reduced to."""
+        # Without failures and drops all calls are accepted, and there is no reason to drop any.
+        if state.last_bad_ms <= now_ms - self._window_ms - self._bucket_ms:
+            return 0.0, 0.0
+        with self._lock:
+            counts = [*state.window, *state.own_counts()]
+        history = self._history(counts, now_ms)
+        weight = weighted_k(self._k, history.failing_buckets, self._buckets)
+        ratio = drop_ratio(history.accepts, history.total, weight)
+        return ratio, ratio * ((self._buckets - history.working_buckets) / self._buckets)
+
+    def _history(self, counts: Iterable[AdaptiveCounts], now_ms: int) -> BreakerHistory:
+        newest = now_ms // self._bucket_ms
+        merged: dict[int, tuple[int, int, int]] = {}
+        for start, success, failure, drop in counts:
+            number = min(newest, start // self._bucket_ms)
+            if number > newest - self._buckets:
+                known = merged.get(number, (0, 0, 0))
+                merged[number] = (known[0] + success, known[1] + failure, known[2] + drop)
+        accepts = total = failing = working = 0
+        for _, (success, failure, drop) in sorted(merged.items()):
+            accepts += success
+            total += success + failure + drop
+            # As in `GoogleBreaker.history`: a bucket with neither changes no run.
+            if failure:
+                working = 0
+            elif success:
+                working += 1
+            if success:
+                failing = 0
+            elif failure:
+                failing += 1
+        return BreakerHistory(accepts, total, failing, working)
+
+    # -- counts --
+
+    def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
+        """See `BreakerSource`."""
+        if failed is None:
+            return False
+        state = self.state_of(admission)
+        self._count(state, self._now_ms(state, self.monotonic()), int(failed))
+        return self.in_process
+
+    def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
+        """See `BreakerSource`."""
+        return self.current(admission.state)
+
+    def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
+        """Count a success (0), a failure (1) or a drop (2)."""
+        start = now_ms - now_ms % self._bucket_ms
+        with self._lock:
+            state.pending.setdefault(start, [0, 0, 0])[which] += 1
+            if which:
+                state.last_bad_ms = max(state.last_bad_ms, start)
+        if not self.in_process:
+            self.activate(state, self.monotonic())
+
+    def outgoing_of(self, state: AdaptiveKeyState) -> list[OutgoingCommand]:
+        """See `BreakerSource`."""
+        with self._lock:
+            batch = state.in_flight
+            if batch is None and state.pending:
+                batch = InFlightCounts(next(self._numbers), tuple(state.own_counts()))
+                state.in_flight, state.pending = batch, {}
+            command = AdaptiveFlush(
+                (),
+                name=state.name,
+                bucket_ms=self._bucket_ms,
+                buckets=self._buckets,
+                passed_ms=state.passed_ms,
+                counts=batch.counts if batch is not None else (),
+                sender=self._sender if batch is not None else "",
+                seq=batch.seq if batch is not None else 0,
+            )
+        return [OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))]
+
+    def _on_flush(
+        self,
+        state: AdaptiveKeyState,
+        batch: InFlightCounts | None,
+        reply: AdaptiveReply | Exception,
+        sent_at: float,
+    ) -> None:
+        now = self.monotonic()
+        if not isinstance(reply, AdaptiveReply):
+            self.on_failure(state, reply, now)  # a batch is sent again under its number
+            return
+        with self._lock:
+            # The window has this batch in it. One that was sent since, or before, would be missing
+            # or be counted twice: then the next reply is taken.
+            if state.in_flight is batch and sent_at >= state.known_at:
+                state.in_flight = None
+                state.window = reply.window
+                bad = [c.start for c in reply.window if c.failure or c.drop]
+                state.last_bad_ms = max([*bad, *(start for start in state.pending)], default=-1)
+            state.passed_ms = max(state.passed_ms, reply.passed_ms)
+            self.on_answer(state, reply.now_ms, now)
+
+    def _on_claim(
+        self, state: AdaptiveKeyState, request: ProbeRequest, reply: AdaptiveReply | Exception
+    ) -> None:
+        if not state.pass_asked:
+            return
+        state.pass_asked = False
+        if isinstance(reply, AdaptiveReply):
+            request.granted = reply.forced
+            state.passed_ms = max(state.passed_ms, reply.passed_ms)
+        else:
+            self.on_failure(state, reply, self.monotonic())
+
+    def _now_ms(self, state: AdaptiveKeyState, now: float) -> int:
+        return int(now * 1000 + state.offset_ms)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# What this process knows and has counted of one circuit breaker.
+#
+#   what                                                    event      becomes
+#   pending    calls that ended, by epoch and bucket        flush      in_flight
+#   in_flight  a batch that was sent under a number         reply      acknowledged
+#   in_flight                                               any error  sent again, same number
+#   ends       probes that ended, by their ids              reply      acknowledged
+#   probes     probes under way in this process             renew      under way
+#   probes                                                  end        in `ends`
+#   probes                                                  dropped    not renewed: given to another
+#
+# The store takes each number of a sender once, and the end of a probe once, so both can be sent
+# again when their outcome is unknown. A probe is dropped where a signal handler has raised before
+# its end was recorded: nobody refers to it any more. Times in `_at` are monotonic seconds of this
+# process; `offset_ms` converts them to the store's clock.
+
+
+class InFlightCalls(NamedTuple):
+    """Counts that have been sent. They are sent again under the same number until a reply comes."""
+
+    seq: int
+    counts: tuple[CallCounts, ...]
+
+
+class Probe:
+    """A probe that a call of this process is."""
+
+    __slots__ = ("__weakref__", "forks", "has_ended", "name", "probe_id", "renew_at")
+
+    def __init__(self, name: tuple[str, bytes], probe_id: str, renew_at: float) -> None:
+        self.name = name
+        """The store, and the name of its breaker there."""
+        self.probe_id = probe_id
+        """Empty for one that is not the fleet's."""
+        self.renew_at = renew_at
+        """When it is to be renewed, monotonic seconds; infinite for never."""
+        self.has_ended = False
+        self.forks = _fork.forks
+
+    @property
+    def is_own(self) -> bool:
+        """True in the process that has asked for it. A forked child only has a copy of its call."""
+        return self.forks == _fork.forks
+
+
+class BreakerKeyState(FollowedBreaker):
+    """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
+
+    __slots__ = (
+        "_probes", "ends", "epoch", "generation", "in_flight", "own_probe_until", "pending",
+        "probe_asked", "retry_at", "state",
+    )  # fmt: skip
+
+    def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
+        super().__init__(key, name, offset_ms)
+        self.state: BreakerState = "closed"
+        self.epoch: int | None = None
+        """None until the store's first reply."""
+        self.generation = 0
+        """0 while nothing is known; it grows with each change of state that is learned of."""
+        self.retry_at = 0.0
+        """No call is let through before, unless the breaker is closed."""
+        self.probe_asked = False
+        """True while a caller asks the store for a probe."""
+        self.own_probe_until = -math.inf
+        """Until then a probe of this process alone is under way, as the store does not answer."""
+        self.pending: dict[tuple[int, int], list[int]] = {}
+        """Total and bad calls, by epoch and start of the bucket (ms)."""
+        self.in_flight: InFlightCalls | None = None
+        self.ends: dict[str, ProbeAction] = {}
+        self._probes: list[ref[Probe]] = []
+
+    @property
+    def has_counts(self) -> bool:
+        """True if there is anything that the store has not acknowledged."""
+        return bool(self.pending or self.in_flight or self.ends)
+
+    def add_probe(self, probe: Probe) -> None:
+        """Note that `probe` is under way, as long as its call refers to it."""
+        self._probes.append(ref(probe))
+        self.renew_at = min(self.renew_at, probe.renew_at)
+
+    def probes_under_way(self) -> list[Probe]:
+        """Return the probes under way, forget the others, and set `renew_at`."""
+        if not self._probes:
+            return []
+        found = [probe for one in self._probes if (probe := one()) and not probe.has_ended]
+        self._probes = [ref(probe) for probe in found]
+        self.renew_at = min((probe.renew_at for probe in found), default=math.inf)
+        return found
+
+    def count(self, epoch: int, start_ms: int, bad: bool) -> None:
+        """Count one call that ended."""
+        counted = self.pending.get((epoch, start_ms))
+        if counted is None:
+            counted = self.pending[epoch, start_ms] = [0, 0]
+        counted[0] += 1
+        counted[1] += bad
+
+    def drop_before(self, start_ms: int) -> int:
+        """Drop the counts of buckets that begin before `start_ms`, as no window has them any more.
+        Return how many calls they were.
+        """
+        dropped = 0
+        for at in [at for at in self.pending if at[1] < start_ms]:
+            dropped += self.pending.pop(at)[0]
+        batch = self.in_flight
+        if batch is not None and all(c.start < start_ms for c in batch.counts):
+            dropped += sum(c.total for c in batch.counts)
+            self.in_flight = None
+        return dropped
+
+    def unacknowledged(self) -> int:
+        """Return how many calls, and ends of probes, the store has not acknowledged."""
+        sent = self.in_flight.counts if self.in_flight is not None else ()
+        # A copy: callers add to it meanwhile.
+        waiting = sum(counted[0] for counted in list(self.pending.values()))
+        return waiting + sum(c.total for c in sent) + len(self.ends)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The circuit breakers of one `CircuitBreaker` in this process: what is known of each, and what has
+# been counted.
+#
+# A call is decided in memory by the last known state. The store is asked in the call only
+#
+#   where the state is older than a sync interval,        (the first call; after a pause)
+#   and no refresh is under way
+#   for a probe, once an open breaker's time has come
+#
+# The worker flushes what was counted and refreshes the states of the breakers that were called
+# since their last reply, all in one exchange: a flush is answered with the breaker's state.
+#
+# A probe belongs to its process as long as its call lasts: the worker renews it, so that the store
+# gives it to another call only when the process is silent for the rule's `probe_timeout`. What is
+# called on its own key inside a probe belongs to that probe: it is let through, and the probe's end
+# alone decides.
+#
+# The store does not answer: the last known state holds. Where there is none, or where an open
+# breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow`
+# it is let through, and an open breaker gets probes of this process alone, one in `open_for`.
+
+_MIN_RENEW_S = 0.01
+"""The shortest time between two renewals of a probe."""
+_INSIDE = -1
+"""In place of the generation of a call inside a probe: its end is not counted."""
+
+_probes_around: ContextVar[tuple[ref[Probe], ...]] = ContextVar("distwindow_probes", default=())
+"""The probes in whose blocks this code runs. Those that have ended are dropped at the next one: a
+block may be left in another context than the one in which it was entered, so nothing is reset."""
+
+OnBreakerStoreError = Literal["allow", "deny"]
+
+
+class Admission(NamedTuple):
+    """A call that was let through."""
+
+    state: BreakerKeyState
+    generation: int
+    """That of the breaker then; 0 if nothing was known of it."""
+    probe: Probe | None
+    """If it is one."""
+    began_at: float
+    """Monotonic seconds."""
+
+
+class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
+    """The breakers of one rule under one prefix, by key. Safe to share between threads."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        rule: BreakerRule,
+        on_store_error: OnBreakerStoreError,
+        on_change: Callable[[BreakerChange], object],
+    ) -> None:
+        super().__init__(options, rule.window_ms, rule.bucket_ms)
+        self.rule = rule
+        self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
+        self._denies = on_store_error == "deny"
+        self._on_change = on_change
+        self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
+
+    def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
+        """See `BreakerSource`."""
+        return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
+
+    # -- decisions --
+
+    def decide_by_known(self, state: BreakerKeyState, now: float) -> Admission | None:
+        """Decide by the last known state; None if the call may go as a probe."""
+        if state.state == "closed":
+            if state.epoch is None and self._denies:
+                raise BreakerOpen(state.key, "closed", self._sync_s)
+            return Admission(state, state.generation, None, now)
+        # The first half spares most refusals a microsecond.
+        if _probes_around.get() and (self._store, state.name) in {p.name for p in _open_probes()}:
+            return Admission(state, _INSIDE, None, now)
+        if now < state.retry_at or state.probe_asked:
+            raise self._refusal(state, now)
+        return None
+
+    def request_probe(self, state: BreakerKeyState) -> ProbeRequest:
+        """Return a request for a probe, to be sent. Raises `BreakerOpen` while another caller of
+        this process asks for one.
+        """
+        has_asked = False
+        try:
+            with self._lock:
+                if state.probe_asked:
+                    raise self._refusal(state, self.monotonic())
+                request = ProbeRequest(f"{self._sender}.{next(self._numbers):x}")
+                command = self._probe_command(state, "take", request.probe_id)
+                request.outgoing = OutgoingCommand(
+                    command, lambda reply, sent_at: self._on_probe(state, request, reply, sent_at)
+                )
+                state.probe_asked = has_asked = True
+        except BaseException:
+            if has_asked:  # a signal handler has raised: nobody will send this request
+                state.probe_asked = False
+            raise
+        return request
+
+    def decide_probe(self, state: BreakerKeyState, request: ProbeRequest) -> Admission:
+        """Decide the call that has asked for a probe."""
+        now = self.monotonic()
+        if request.granted:
+            probe = Probe((self._store, state.name), request.probe_id, now + self._renew_s)
+            return self._begin_probe(state, probe)
+        if request.granted is None:
+            return self.own_probe(state)
+        if state.state == "closed":
+            return Admission(state, state.generation, None, now)
+        raise self._refusal(state, now)
+
+    def abandon(self, state: BreakerKeyState, request: ProbeRequest) -> None:
+        """Give the probe of a request back whose caller does not wait for it any more."""
+        with self._lock:
+            state.probe_asked = False
+            state.ends[request.probe_id] = "free"
+        self.activate(state, self.monotonic())
+
+    def own_probe(self, state: BreakerKeyState) -> Admission:
+        """Decide a call that may go as a probe while the store does not answer."""
+        now = self.monotonic()
+        with self._lock:
+            if self._denies or now < state.own_probe_until or state.probes_under_way():
+                raise BreakerOpen(state.key, state.state, self._sync_s)
+            state.own_probe_until = now + self.rule.open_ms / 1000
+        return self._begin_probe(state, Probe((self._store, state.name), "", math.inf))
+
+    def _begin_probe(self, state: BreakerKeyState, probe: Probe) -> Admission:
+        """Let a call through as `probe`, which is renewed from now on."""
+        now = self.monotonic()
+        with self._lock:
+            state.add_probe(probe)
+        _probes_around.set((*map(ref, _open_probes()), ref(probe)))
+        if not self.in_process:
+            self.activate(state, now)
+            self._schedule.flush_by(min(probe.renew_at, now + self._tick_s))
+        return Admission(state, state.generation, probe, now)
+
+    def _refusal(self, state: BreakerKeyState, now: float) -> BreakerOpen:
+        wait = max(0.0, state.retry_at - now)
+        if state.state == "half_open" or wait == 0:
+            # Probes are under way, and their ends decide: ask again when that is known here.
+            wait = min(wait, self._sync_s) or self._sync_s
+        return BreakerOpen(state.key, state.state, wait)
+
+    # -- ends of calls --
+
+    def record(self, admission: Admission, failed: bool | None) -> bool:
+        """See `BreakerSource`. The end of a probe is sent at once, as it decides."""
+        state, probe, now = self.state_of(admission), admission.probe, self.monotonic()
+        bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
+        if probe is not None:
+            return self._end_probe(state, probe, None if failed is None else bad, now)
+        if failed is not None:
+            with self._lock:
+                epoch = self._epoch_of(admission, state)
+                if epoch is not None:
+                    state.count(epoch, self.bucket_start_ms(state, now), bad)
+        if self.in_process:
+            return True
+        self.activate(state, now)
+        return False
+
+    def _end_probe(
+        self, state: BreakerKeyState, probe: Probe, bad: bool | None, now: float
+    ) -> bool:
+        """Do as `record`. `bad` is None if the end says nothing of the service."""
+        change: BreakerChange | None = None
+        with self._lock:
+            if probe.probe_id:
+                end: ProbeAction = "free" if bad is None else "fail" if bad else "succeed"
+                state.ends[probe.probe_id] = end
+            else:
+                change = self._end_own_probe(state, bad, now)
+            probe.has_ended = True
+            state.probes_under_way()
+        if change is not None:
+            self._on_change(change)
+        if self.in_process:
+            return True
+        self.activate(state, now)
+        return bool(probe.probe_id)
+
+    def _epoch_of(self, admission: Admission, state: BreakerKeyState) -> int | None:
+        """Return the epoch under which the end of a call is counted; None if it is not counted, as
+        the state has changed since the call began, or as it was inside a probe.
+
+        An epoch is the time of a change, ms on the store's clock. Where nothing was known of the
+        breaker when the call began, or is no more, the beginning of the bucket in which it began
+        says as much: the store counts the call if that is not before the last change.
+        """
+        if admission.generation == _INSIDE:
+            return None
+        if admission.generation == 0 or admission.state is not state:
+            return self.bucket_start_ms(state, admission.began_at)
+        return state.epoch if admission.generation == state.generation else None
+
+    def restarted(self, admission: Admission) -> Admission:
+        """See `BreakerSource`: the response time begins now."""
+        return admission._replace(began_at=self.monotonic())
+
+    def state_of(self, admission: Admission) -> BreakerKeyState:
+        """See `BreakerSource`."""
+        return self.current(admission.state)
+
+    def _end_own_probe(
+        self, state: BreakerKeyState, bad: bool | None, now: float
+    ) -> BreakerChange | None:
+        """Close or keep open, in this process alone, until the store answers again."""
+        if bad is None:
+            state.own_probe_until = now
+        elif bad:
+            state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
+        elif state.state != "closed" and self.is_away(state):
+            change = BreakerChange(state.key, state.state, "closed", 0)
+            state.state = "closed"
+            state.generation += 1
+            return change
+        return None
+
+    def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
+        """Return what has to be sent of `state`: the ends of probes, the renewals of those that
+        are under way, and the counts. The flush is there in any case, as its reply has the
+        breaker's state.
+        """
+        with self._lock:
+            outgoing = [self._end_command(state, *end) for end in state.ends.items()]
+            due = [p for p in state.probes_under_way() if p.renew_at <= self.monotonic()]
+            outgoing += [self._renewal(state, probe) for probe in due]
+            batch = state.in_flight
+            if batch is None and state.pending:
+                counts = tuple(CallCounts(*at, *n) for at, n in state.pending.items())
+                batch = InFlightCalls(next(self._numbers), counts)
+                state.in_flight, state.pending = batch, {}
+            command = BreakerFlush(
+                (),
+                rule=self.rule,
+                name=state.name,
+                counts=batch.counts if batch is not None else (),
+                sender=self._sender if batch is not None else "",
+                seq=batch.seq if batch is not None else 0,
+            )
+        outgoing.append(
+            OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
+        )
+        return outgoing
+
+    # -- replies --
+
+    def _probe_command(
+        self, state: BreakerKeyState, action: ProbeAction, probe_id: str
+    ) -> BreakerProbe:
+        return BreakerProbe(
+            (),
+            rule=self.rule,
+            name=state.name,
+            action=action,
+            probe_id=probe_id,
+        )
+
+    def _end_command(
+        self, state: BreakerKeyState, probe_id: str, action: ProbeAction
+    ) -> OutgoingCommand:
+        command = self._probe_command(state, action, probe_id)
+
+        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+            if isinstance(reply, BreakerReply):
+                state.ends.pop(probe_id, None)
+            self._apply(state, reply, sent_at)
+
+        return OutgoingCommand(command, on_reply)
+
+    def _renewal(self, state: BreakerKeyState, probe: Probe) -> OutgoingCommand:
+        command = self._probe_command(state, "renew", probe.probe_id)
+
+        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+            wait_s = self._renew_s
+            if not isinstance(reply, BreakerReply):
+                wait_s = min(wait_s, self._tick_s)
+            elif not reply.done:
+                wait_s = math.inf  # the store gave it to another call while nothing arrived there
+            with self._lock:
+                probe.renew_at = self.monotonic() + wait_s
+                state.probes_under_way()
+            self._apply(state, reply, sent_at)
+
+        return OutgoingCommand(command, on_reply)
+
+    def _on_probe(
+        self,
+        state: BreakerKeyState,
+        request: ProbeRequest,
+        reply: BreakerReply | Exception,
+        sent_at: float,
+    ) -> None:
+        with self._lock:
+            if request.granted is not None or not state.probe_asked:
+                return
+            state.probe_asked = False
+            if isinstance(reply, BreakerReply):
+                request.granted = reply.done
+            else:
+                # The store may have handed it out. It goes to another call when this has arrived.
+                state.ends[request.probe_id] = "free"
+                self.activate(state, self.monotonic())
+        self._apply(state, reply, sent_at)
+
+    def _on_flush(
+        self,
+        state: BreakerKeyState,
+        batch: InFlightCalls | None,
+        reply: BreakerReply | Exception,
+        sent_at: float,
+    ) -> None:
+        with self._lock:
+            if state.in_flight is batch and isinstance(reply, BreakerReply):
+                state.in_flight = None  # after any error it is sent again, under its number
+        self._apply(state, reply, sent_at)
+
+    def _apply(
+        self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
+    ) -> None:
+        """Take in the state of a reply, and tell of it if another was known."""
+        now = self.monotonic()
+        if not isinstance(reply, BreakerReply):
+            self.on_failure(state, reply, now)
+            return
+        with self._lock:
+            known, known_at = state.epoch, state.known_at
+            self.on_answer(state, reply.now_ms, now)
+            # An earlier epoch is a reply that was overtaken by another, or a store that has lost
+            # the breaker: only the latter comes from a request that was sent after the other reply.
+            if known is not None and reply.epoch < known and sent_at < known_at:
+                return
+            change = BreakerChange(state.key, state.state, STATES[reply.state], reply.epoch)
+            is_other = change.state != change.previous
+            if known is None or is_other or reply.epoch > known:
+                state.generation += 1
+            state.state, state.epoch = change.state, reply.epoch
+            state.retry_at = now + reply.retry_in_ms / 1000
+        if known is not None and is_other:
+            self._on_change(change)
+
+
+def _open_probes() -> list[Probe]:
+    """Return the probes of this process around this code that have not ended."""
+    found = (one() for one in _probes_around.get())
+    return [probe for probe in found if probe and not probe.has_ended and probe.is_own]

@@ -1,0 +1,549 @@
+"""`distwindow doctor`: checks whether a store is fit for limits."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+import redis
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __version__
+from ..concurrency.commands import SLOT_COMMANDS
+from ..ring import scripts
+from ..ring.clock import SYSTEM
+from ..ring.commands import CURRENT_BUCKET, Flush, Lease, Reset
+from ..ring.key import check_prefix, senders_name
+from ..ring.limit import MAX_BUCKETS
+from ..ring.stats import Bucket
+from ..stores.redis.handshake import MIN_VERSION, time_ms
+from ..stores.redis.urls import masked_url, parse_url_text
+from .errors import mask_passwords, report_errors
+from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
+from .render import make_console, printable
+from .servers import Server, open_servers
+
+Level = Literal["ok", "warning", "problem"]
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    check: str
+    level: Level
+    found: str
+    fix: str = ""
+    """What to do about it; empty where nothing needs to be done."""
+
+
+class Forbidden(Exception):
+    """The server forbids a command that a check needs. The text is the server's error."""
+
+
+def execute(server: Server, *words: str) -> Any:
+    """Send a command, and return its reply. `Forbidden` if it is not allowed or not known."""
+    try:
+        return server.client.execute_command(*words)
+    except redis.ResponseError as exc:  # NOPERM, or a provider has renamed the command
+        raise Forbidden(str(exc)) from None
+
+
+def read_info(server: Server, section: str) -> dict[str, Any]:
+    """Return a section of INFO."""
+    fields: dict[str, Any] = execute(server, "INFO", section)
+    return fields
+
+
+def read_config(server: Server, pattern: str) -> dict[str, str]:
+    """Return the settings whose names match `pattern`."""
+    reply = execute(server, "CONFIG GET", pattern)
+    return {_text(name): _text(value) for name, value in reply.items()}
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def run_check(
+    check: str, find: Callable[[], list[Finding]], fix_if_forbidden: str
+) -> list[Finding]:
+    """Return what `find` finds. Where the server forbids the check, that is the finding."""
+    try:
+        return find()
+    except Forbidden as exc:
+        return [Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)]
+
+
+_MAX_CLOCK_OFFSET_MS = 1000
+"""With more, times in the logs of client and server cannot be matched."""
+_MEMORY_WARNING_SHARE = 0.8
+_SAFE_POLICY = "noeviction"
+_CLUSTER_SLOTS = 16_384
+
+
+def check_server(server: Server) -> Iterator[Finding]:
+    """Yield all findings about the settings of one server."""
+    for check in _CHECKS:
+        find = functools.partial(check.find, server)
+        yield from run_check(check.name, find, check.fix_if_forbidden)
+
+
+def check_installation() -> Iterator[Finding]:
+    """Yield the versions of the packages that run here, and the folder of the scripts."""
+    try:
+        hiredis = f"hiredis {importlib.metadata.version('hiredis')}"
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("library", "problem", "hiredis is missing", "pip install 'redis[hiredis]'")
+        hiredis = "no hiredis"
+    yield Finding(
+        "library", "ok", f"distwindow {__version__}, redis-py {redis.__version__}, {hiredis}"
+    )
+    yield Finding("lua", "ok", f"scripts from {scripts.scripts_folder()}")
+
+
+def check_slots(server: Server) -> list[Finding]:
+    """Check that a cluster serves every slot, by what one of its nodes reports."""
+    return run_check("cluster", functools.partial(_slots, server), "grant the user +cluster|info")
+
+
+def _slots(server: Server) -> list[Finding]:
+    reply = execute(server, "CLUSTER INFO")
+    fields: dict[str, Any] = reply if isinstance(reply, dict) else _parse_lines(reply)
+    slots, state = int(fields.get("cluster_slots_ok", 0)), fields.get("cluster_state")
+    if slots == _CLUSTER_SLOTS and state == "ok":
+        return [Finding("cluster", "ok", f"all {_CLUSTER_SLOTS:,} slots served")]
+    return [
+        Finding(
+            "cluster",
+            "problem",
+            f"state {state}, {slots:,} of {_CLUSTER_SLOTS:,} slots served: calls fail for keys in "
+            "the others",
+            "redis-cli --cluster check, then --cluster fix",
+        )
+    ]
+
+
+def _parse_lines(reply: Any) -> dict[str, Any]:
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def _version(server: Server) -> list[Finding]:
+    fields = read_info(server, "server")
+    version = str(fields.get("redis_version", "?"))
+    name = f"Redis {version}"
+    if "valkey_version" in fields:
+        name = f"Valkey {fields['valkey_version']} (compatible with Redis {version})"
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if len(numbers) == 2 and tuple(numbers) < MIN_VERSION:
+        return [
+            Finding("version", "problem", f"{name} is too old", "use Redis 6.2 or newer, or Valkey")
+        ]
+    return [Finding("version", "ok", name)]
+
+
+def _memory(server: Server) -> list[Finding]:
+    fields = read_info(server, "memory")
+    policy = str(fields.get("maxmemory_policy", "?"))
+    maxmemory, used = int(fields.get("maxmemory", 0)), int(fields.get("used_memory", 0))
+    findings = []
+    if policy == "?":
+        raise Forbidden("INFO memory does not contain maxmemory_policy")
+    if policy == _SAFE_POLICY:
+        findings.append(Finding("eviction", "ok", policy))
+    else:
+        when = "when" if maxmemory else "once a maxmemory is set and"
+        findings.append(
+            Finding(
+                "eviction",
+                "problem",
+                f"{policy}: {when} memory is full, counters are evicted, and their "
+                "limits admit the whole amount again",
+                f"CONFIG SET maxmemory-policy {_SAFE_POLICY}, and in redis.conf; "
+                "or use a separate server for limits",
+            )
+        )
+    if not maxmemory:
+        findings.append(Finding("memory", "ok", f"{_bytes(used)} used, no maxmemory"))
+    elif used < _MEMORY_WARNING_SHARE * maxmemory:
+        findings.append(Finding("memory", "ok", f"{_bytes(used)} of {_bytes(maxmemory)} used"))
+    else:
+        findings.append(
+            Finding(
+                "memory",
+                "warning",
+                f"{_bytes(used)} of {_bytes(maxmemory)} used: when it is full, calls fail (OOM)",
+                "raise maxmemory, or use a separate server for limits",
+            )
+        )
+    return findings
+
+
+def _replicas(server: Server) -> list[Finding]:
+    fields = read_info(server, "replication")
+    if fields.get("role") == "slave":
+        return [
+            Finding(
+                "replicas",
+                "problem",
+                "this is a replica, which refuses writes",
+                "name the primary in the URL, or use redis+sentinel://",
+            )
+        ]
+    count = int(fields.get("connected_slaves", 0))
+    if not count:
+        return [
+            Finding(
+                "replicas",
+                "ok",
+                "none; if the server is lost, so are the counts, and windows start empty",
+            )
+        ]
+    replicas = f"{count} replica{'s' if count > 1 else ''}"
+    # INFO has this field only where min-replicas-to-write is set. CONFIG GET may be forbidden.
+    if "min_slaves_good_slaves" in fields:
+        return [Finding("replicas", "ok", f"{replicas}, min-replicas-to-write is set")]
+    return [
+        Finding(
+            "replicas",
+            "warning",
+            f"{replicas}, but min-replicas-to-write is 0: a failover loses counts that were not "
+            "replicated yet, and a primary that is cut off continues to admit calls",
+            "CONFIG SET min-replicas-to-write 1",
+        )
+    ]
+
+
+def _persistence(server: Server) -> list[Finding]:
+    fields = read_info(server, "persistence")
+    if str(fields.get("rdb_last_bgsave_status", "ok")) != "ok":
+        return [
+            Finding(
+                "persistence",
+                "warning",
+                "the last snapshot failed, after which Redis refuses writes (MISCONF)",
+                'repair the disk, or CONFIG SET save "": limits need no persistence',
+            )
+        ]
+    state = "append-only file on" if fields.get("aof_enabled") else "append-only file off"
+    return [Finding("persistence", "ok", f"{state}; limits need none")]
+
+
+def _clock(server: Server) -> list[Finding]:
+    before = time.time_ns() // 1_000_000
+    server_ms = time_ms(execute(server, "TIME"))
+    after = time.time_ns() // 1_000_000
+    offset = server_ms - (before + after) // 2
+    if abs(offset) <= _MAX_CLOCK_OFFSET_MS + (after - before) // 2:
+        return [Finding("clock", "ok", f"{offset:+d} ms from this machine's")]
+    return [
+        Finding(
+            "clock",
+            "warning",
+            f"{offset / 1000:+,.1f} s from this machine's: limits hold, because they use the "
+            "server's clock, but the times in decisions and statistics are not this machine's",
+            "synchronize both by NTP",
+        )
+    ]
+
+
+def _encoding(server: Server) -> list[Finding]:
+    for name in ("hash-max-listpack-entries", "hash-max-ziplist-entries"):
+        value = read_config(server, name).get(name)
+        if value is None:
+            continue
+        if int(value) >= MAX_BUCKETS:
+            return [Finding("encoding", "ok", f"{name} {value}")]
+        return [
+            Finding(
+                "encoding",
+                "warning",
+                f"{name} {value}: a limit with more buckets than about that takes many times the "
+                "memory",
+                f"CONFIG SET {name} {MAX_BUCKETS}, or use fewer buckets",
+            )
+        ]
+    raise Forbidden("CONFIG GET returns neither hash-max-listpack-entries nor its old name")
+
+
+class _Check(NamedTuple):
+    name: str
+    find: Callable[[Server], list[Finding]]
+    fix_if_forbidden: str
+    """What to do where the server forbids the commands of this check."""
+
+
+_CHECKS = (
+    _Check(
+        "version", _version, "grant +info, or make sure that it is Redis 6.2 or newer, or Valkey"
+    ),
+    _Check(
+        "eviction", _memory, f"grant +info, or make sure that maxmemory-policy is {_SAFE_POLICY}"
+    ),
+    _Check(
+        "replicas",
+        _replicas,
+        "grant +info, or make sure that min-replicas-to-write is 1 if there are replicas",
+    ),
+    _Check("persistence", _persistence, "grant +info, or make sure that snapshots do not fail"),
+    _Check("clock", _clock, "grant +time"),
+    _Check(
+        "encoding",
+        _encoding,
+        f"grant +config|get, or make sure that hash-max-listpack-entries is at least {MAX_BUCKETS}",
+    ),
+)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+_CALLS = 200
+_SLOW_MS = 25.0
+"""With a p99 above this, many calls come close to their default deadline of 250 ms."""
+_TIMEOUT_S = 5.0
+_LIMIT = "1000000/minute"
+"""So high that nothing is refused."""
+_SCRIPT_COMMANDS = ("evalsha", "eval")
+_CLUSTER_COMMANDS = ("cluster|slots", "cluster|shards", "command")
+
+
+def acl_rule(prefix: str, *, cluster: bool = False) -> str:
+    """Return the ACL rule that a user of this prefix needs for all but concurrency limits, derived
+    from the scripts' text.
+    """
+    called = _commands_of(name for name in scripts.script_names() if name not in SLOT_COMMANDS)
+    connecting = _CLUSTER_COMMANDS if cluster else ()
+    rights = " ".join(f"+{name}" for name in (*_SCRIPT_COMMANDS, *connecting, *sorted(called)))
+    return f"ACL SETUSER <user> ~{prefix}:* {rights}"
+
+
+def concurrency_acl_rule() -> str:
+    """Return the ACL rule with which the user of `acl_rule` may also use concurrency limits."""
+    return "ACL SETUSER <user> " + " ".join(f"+{n}" for n in sorted(_commands_of(SLOT_COMMANDS)))
+
+
+def _commands_of(names: Iterable[str]) -> set[str]:
+    """Return the commands that the scripts of these names call."""
+    return {
+        command.lower()
+        for name in names
+        for command in re.findall(r"""call\(['"](\w+)['"]""", scripts.load_script(name).text)
+    }
+
+
+class _AdvanceableClock:
+    """The system's clock plus `ahead_ms`, so that a new bucket needs no waiting."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return SYSTEM.now_ms() + self.ahead_ms
+
+    def monotonic(self) -> float:
+        return SYSTEM.monotonic()
+
+    def sleep(self, seconds: float, /) -> None:
+        SYSTEM.sleep(seconds)
+
+
+def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
+    """Call the scripts on temporary keys, and measure their latency."""
+    try:
+        for server in servers:
+            # The library sends a script that a server does not have yet with EVAL.
+            execute(server, "EVAL", "return 1", "0")
+        _rotate_buckets(url, prefix)
+        with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S) as limiter:
+            key = _new_key()
+            try:
+                limiter.try_acquire(key)
+                limiter.peek(key)
+                limiter.stats(key)
+                _flush(limiter, key)
+                _lease(limiter, key)
+                found = f"acquire, peek, lease, read, flush, refund and reset run on {prefix}:*"
+                yield Finding("scripts", "ok", found)
+                yield _measure_latency(limiter, key)
+            finally:
+                limiter.reset(key)
+                _delete_senders(limiter, key)
+    except (ConfigurationError, Forbidden) as exc:
+        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
+        cluster = parse_url_text(url).kind == "cluster"
+        yield Finding(
+            "scripts", "problem", str(exc), acl_rule(prefix, cluster=cluster) if denied else ""
+        )
+    except DistwindowError as exc:
+        yield Finding("scripts", "problem", f"{exc}; every call would fail with this error")
+
+
+def probe_concurrency(url: str, prefix: str) -> Iterator[Finding]:
+    """Hold a slot of a temporary key, and be refused another."""
+    try:
+        with Concurrency(url, 1, prefix=prefix, timeout=_TIMEOUT_S) as slots:
+            key = _new_key()
+            with slots.hold(key):
+                slots.try_hold(key)
+                slots.stats(key)
+        found = f"concurrency limits work on {prefix}:*"
+        yield Finding("concurrency", "ok", found)
+    except ConfigurationError as exc:
+        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
+        found = f"concurrency limits cannot be used, other limits can: {exc}"
+        yield Finding("concurrency", "warning", found, concurrency_acl_rule() if denied else "")
+    except DistwindowError as exc:
+        yield Finding("concurrency", "problem", f"{exc}; every slot would fail with this error")
+
+
+def _rotate_buckets(url: str, prefix: str) -> None:
+    """Make buckets begin, end and expire, because each branch of the scripts has its own rights."""
+    clock = _AdvanceableClock()
+    with Limiter(
+        url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S, clock="client", time=clock
+    ) as limiter:
+        key, bucket_ms = _new_key(), limiter.limits[0].bucket_ms
+        try:
+            for buckets in (0, 1, 3, limiter.limits[0].buckets - 2):
+                clock.ahead_ms += buckets * bucket_ms
+                limiter.refund(limiter.try_acquire(key))
+                limiter.try_acquire(key)
+        finally:
+            limiter.reset(key)
+
+
+def _lease(limiter: Limiter, key: str) -> None:
+    limiter._store.execute(Lease(limiter._command_cache.acquire_command(key).charges, extra=1))
+
+
+def _flush(limiter: Limiter, key: str) -> None:
+    """Flush as a sender of which the ring has no record yet."""
+    charges = limiter._command_cache.acquire_command(key).charges
+    limiter._store.execute(
+        Flush(charges, counts=((Bucket(CURRENT_BUCKET, 1),),), sender=secrets.token_hex(5), seq=1)
+    )
+
+
+def _delete_senders(limiter: Limiter, key: str) -> None:
+    """Delete the records of senders, which a reset keeps and which would expire a window later."""
+    (charge,) = limiter._command_cache.acquire_command(key).charges
+    limiter._store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
+
+
+def _new_key() -> str:
+    return f"doctor-{secrets.token_hex(6)}"
+
+
+def _measure_latency(limiter: Limiter, key: str) -> Finding:
+    latencies_ms = []
+    for _ in range(_CALLS):
+        started_at = time.perf_counter()
+        limiter.try_acquire(key)
+        latencies_ms.append((time.perf_counter() - started_at) * 1000)
+    latencies_ms.sort()
+    p50, p99 = latencies_ms[_CALLS // 2], latencies_ms[_CALLS * 99 // 100]
+    found = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {_CALLS} calls"
+    if p99 <= _SLOW_MS:
+        return Finding("latency", "ok", found)
+    return Finding(
+        "latency",
+        "warning",
+        f"{found}: every admission waits this long, and the default deadline is 250 ms",
+        "use a server nearer by, or find what else keeps it busy (SLOWLOG, LATENCY DOCTOR)",
+    )
+
+
+_LABELS = {
+    "ok": ("ok", "green"),
+    "warning": ("warning", "yellow"),
+    "problem": ("PROBLEM", "bold red"),
+}
+
+
+@report_errors
+def doctor(
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    prefix: PrefixOption = DEFAULT_PREFIX,
+) -> None:
+    """Check what limits depend on: version, eviction, replicas, clock, script rights, latency.
+
+    A finding that is unsafe is printed with its fix. Exit 0: fit, perhaps with warnings. Exit 1: a
+    problem. Exit 2: the store cannot be reached.
+    """
+    check_prefix(prefix)
+    console = make_console()
+    findings: list[Finding] = []
+    with open_servers(url) as servers:
+        for finding in _findings(servers, url, prefix):
+            masked = finding._replace(found=mask_passwords(finding.found, url))
+            findings.append(masked)
+            if not as_json:
+                _print_finding(masked, console)
+    problems = sum(finding.level == "problem" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if as_json:
+        report = {"url": masked_url(url), "fit": not problems}
+        print(json.dumps(report | {"findings": [one._asdict() for one in findings]}, indent=1))
+    else:
+        console.print()
+        console.print(Text(f"{masked_url(url)}: {_summary(problems, warnings)}", style="bold"))
+    if problems:
+        raise typer.Exit(1)
+
+
+def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
+    for server in servers:
+        # A failure to connect ends the command. PING may be forbidden, which shows that the
+        # server answers.
+        with suppress(redis.exceptions.NoPermissionError):
+            server.client.ping()
+    yield from check_installation()
+    several = len(servers) > 1
+    for server in servers:
+        for finding in check_server(server):
+            yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
+    if parse_url_text(url).kind == "cluster":
+        yield from check_slots(servers[0])
+    yield from probe_scripts(servers, url, prefix)
+    yield from probe_concurrency(url, prefix)
+
+
+def _print_finding(finding: Finding, console: Console) -> None:
+    label, style = _LABELS[finding.level]
+    head = Text(f"{label:7}", style=style).append(
+        f"  {finding.check:11}  ", style="not bold default"
+    )
+    indent = len(head)
+    width = max(30, console.width - indent)
+    lines = Text(printable(finding.found)).wrap(console, width)
+    lines[0] = head.append_text(lines[0])
+    if finding.fix:
+        fix = Text("fix: ", style="cyan").append(printable(finding.fix), style="default")
+        lines.extend(fix.wrap(console, width))
+    for i, line in enumerate(lines):
+        console.print(Text(" " * indent if i else "").append_text(line))
+
+
+def _summary(problems: int, warnings: int) -> str:
+    parts = []
+    if problems:
+        parts.append(f"{problems} problem{'s' if problems > 1 else ''}")
+    if warnings:
+        parts.append(f"{warnings} warning{'s' if warnings > 1 else ''}")
+    return " and ".join(parts) or "fit for limits"

@@ -1,0 +1,469 @@
+"""`Concurrency`, for threads, and `AsyncConcurrency`, for tasks: at most so many at once in the
+fleet.  What they do with the store is in `operations.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from .._fork import register_after_fork
+from .._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
+from ..async_use import Unawaited, UnawaitedCoroutine
+from ..connect import ClockChoice, store_name
+from ..errors import ConfigurationError, DistwindowError, short_repr
+from ..lifecycle import AsyncLifecycle, BlockingLifecycle
+from ..options import check_timeout
+from ..ring.clock import SYSTEM, Clock, check_clock
+from ..ring.key import AnyKey, check_prefix
+from ..ring.store import AsyncStore, Store
+from ..runtime.drivers import run_async, run_blocking
+from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep
+from ..runtime.worker import SHUTDOWN
+from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
+from .claim import SlotClaim
+from .commands import HoldReply
+from .held import HeldSlots, SlotJob
+from .operations import SlotOperations, exceeded
+from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock
+from .stats import ConcurrencyStats
+
+_MAX_LIMIT = 1_000_000
+_MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
+
+
+class BaseConcurrency:
+    """What `Concurrency` and `AsyncConcurrency` share. They document the arguments."""
+
+    _instead = "`with slots.hold(key):`"
+
+    def __init__(
+        self,
+        store: Any,
+        limit: int,
+        prefix: str,
+        ttl: float,
+        timeout: float,
+        name: str | None,
+        time: Clock,
+    ) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
+            raise ConfigurationError(
+                f"limit={short_repr(limit)} is not a whole number from 1 to {_MAX_LIMIT:,}: "
+                "how many may be held at once"
+            )
+        _check_seconds("timeout", timeout, 0.0, 3600.0)
+        _check_seconds("ttl", ttl, _MIN_TTL_S, _MAX_TTL_S)
+        if ttl < 2 * timeout:
+            raise ConfigurationError(
+                f"ttl={ttl!r} is less than twice timeout={timeout!r}: a slot that is renewed each "
+                "third of ttl could be lost while the store is slow to answer; raise ttl"
+            )
+        self._limit, self._ttl = limit, float(ttl)
+        self._prefix = check_prefix(prefix)
+        self._store_name = store_name(store)
+        check_clock(time)
+        self._timeout = float(timeout)
+        self._name = name
+        self._held = register_after_fork(
+            HeldSlots(self._prefix, limit, round(ttl * 1000), self._owner)
+        )
+
+    def _use_clock(self, clock: Clock) -> None:
+        """Make what reads the clock, which is the store's."""
+        self._wait_queues = register_after_fork(WaitQueues(clock))
+        self._operations = SlotOperations(
+            self._held, self._wait_queues, clock.monotonic, self._timeout
+        )
+        self._held.on_freed = self._wait_queues.wake_head
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._store_name!r}, {self._limit}, prefix={self._prefix!r}, "
+            f"ttl={self._ttl:g})"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and slots; make one in each process (at the top of a module, or first thing in the "
+            "child): all with the same store and prefix share their slots"
+        )
+
+    @property
+    def limit(self) -> int:
+        """How many slots of a key may be held at once."""
+        return self._limit
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of all keys."""
+        return self._prefix
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which a holder that was not heard of keeps its slot."""
+        return self._ttl
+
+    @property
+    def _job_name(self) -> str:
+        """Who this is, for log lines; without passwords."""
+        return f"concurrency limit {self._prefix!r} at {self._store_name}"
+
+    def _owner(self) -> str:
+        """Return the name of this process, for people."""
+        if self._name is not None:
+            return self._name
+        host = "".join(char for char in socket.gethostname() if "!" <= char <= "~")
+        return f"{host[:20] or 'host'}:{os.getpid()}"
+
+
+class BaseKeeper:
+    """What slots and their blocks need, and what needs no store."""
+
+    def __init__(self, owner: BaseConcurrency, clock: Clock) -> None:
+        self._held = owner._held
+        self._operations = owner._operations
+        self._wait_queues = owner._wait_queues
+        self._monotonic = clock.monotonic
+
+    def is_lost(self, claim: SlotClaim) -> bool:
+        """True if the slot of `claim` was lost."""
+        return self._held.check_lost(claim, self._monotonic())
+
+    def leave_line(self, claim: SlotClaim, waiter: Waiter) -> None:
+        """Have the worker take the places in the line from this process, if the caller of `claim`
+        has given up, and nobody else waits here.
+        """
+        has_place = waiter.may_wait and claim.may_have_place and not claim.is_renewed
+        if has_place and not self._wait_queues.count(claim.name):
+            self._held.leave_line(claim.name, self._monotonic())
+
+    def abandon(self, claim: SlotClaim) -> None:
+        """Have the worker free what `claim` may hold. Waits for nothing."""
+        self._held.end(claim, self._monotonic())
+
+    def end(self, claim: SlotClaim) -> None:
+        """Note that the block of `claim` has ended. Whoever calls this frees it next; the worker
+        does if that takes too long.
+        """
+        self._held.end(claim, self._monotonic() + 2 * self._operations.request_timeout)
+
+    def leave_to_worker(self, claim: SlotClaim) -> None:
+        """Have the worker free what the caller could not free, or not for good."""
+        if not claim.is_gone:
+            self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
+
+    def request_deadline(self) -> float:
+        """Return the deadline of a request that is sent now, monotonic seconds."""
+        return self._monotonic() + self._operations.request_timeout
+
+
+def _check_seconds(name: str, value: object, above: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most:
+        raise ConfigurationError(
+            f"{name}={short_repr(value)} is not a number of seconds above {above:g}, and at most "
+            f"{most:g}"
+        )
+
+
+T = TypeVar("T")
+
+
+class Concurrency(BaseConcurrency, BlockingLifecycle):
+    """Lets at most `limit` holders of a key be in their blocks at once, over the whole fleet. Safe
+    to share between threads; a forked child does not own the slots of its parent.
+
+        slots = Concurrency("redis://localhost:6379/0", 20)
+        with slots.hold("report", timeout=5.0) as slot:
+            ...
+
+    `store` is what `Limiter` takes. `limit` is a whole number of at least 1; processes with
+    different limits share the slots of a key, and each keeps its own limit.
+
+    A slot is held until its block ends. One worker renews the slots of a process each third of
+    `ttl` (seconds), so a process that is killed keeps its slots for no longer than `ttl`. A holder
+    that could not be renewed finds `slot.lost` true, from a moment at which the store has not given
+    its slot to another one yet.
+
+    `timeout` (seconds) is the time that the store has to answer: a request without a reply is sent
+    again after half of it, which is harmless, because a holder has one slot however often it asks.
+    `name` is shown by `stats`; by default it is host and process id. `clock`, `prefix`
+    and `time` are those of `Limiter`. Raises `ConfigurationError` for arguments that can never
+    work; nothing is connected to before the first call.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        limit: int,
+        *,
+        prefix: str = "distwindow",
+        ttl: float = 30.0,
+        timeout: float = 0.5,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        check_patched_before_import()
+        check_patched_whole()
+        PATCH_STATE.check()
+        super().__init__(store, limit, prefix, ttl, timeout, name, time)
+        self._open_store(store, self._timeout / 2, clock, name, time)
+        self._use_clock(self._store.clock)
+        self._keeper = _ThreadSlots(self._store, self)
+        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+        self._held.ends_all = SHUTDOWN.are_calls_paused
+
+    def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
+        """Return a context manager that waits for a slot of `key` at the beginning of its block,
+        behind those who came earlier, and frees it at the end.
+
+        Entering raises `ConcurrencyExceeded` when there was no slot for `timeout` seconds (None: no
+        timeout), `StoreTimeout` or `StoreUnavailable`; whatever it raises, nothing stays held.
+        """
+        return SlotBlock(self._keeper, self._held.new_claim(key), check_timeout(timeout))
+
+    def try_hold(self, key: AnyKey) -> Slot:
+        """Return a slot of `key` that is held already, or one that is false if all are held.
+
+        It is freed by `release`, or at the end of a `with` block; keep it until then, because one
+        that is garbage-collected is freed as well. While others wait in this object,
+        or in another process for the slots that are free, there is none. Raises `StoreTimeout` or
+        `StoreUnavailable`.
+        """
+        claim = self._held.new_claim(key)
+        try:
+            reply = self._keeper.ask(claim)
+            return Slot(self._keeper, claim, None if reply.granted else exceeded(claim, reply))
+        except BaseException:
+            self._keeper.abandon(claim)
+            raise
+
+    def stats(self, key: AnyKey) -> ConcurrencyStats:
+        """Return who holds the slots of `key`, and how many wait for one in this object."""
+        claim = self._held.new_claim(key)
+        return self._keeper.run(self._operations.stats(claim))
+
+    def _end_calls(self) -> None:
+        if self._owns_store:
+            self._held.close()
+        self._held.lose_all("its limit was closed", self._store.clock.monotonic())
+
+    def _flush_rest(self) -> DistwindowError | None:
+        failure = self._flush_now(True)
+        seconds = self._held.settled_at() - self._store.clock.monotonic()
+        if failure is None and seconds > 0:
+            # A hold whose reply was lost may be executed until then, and is freed after it.
+            self._store.clock.sleep(seconds)
+            failure = self._flush_now(True)
+        return failure
+
+
+class _ThreadSlots(BaseKeeper):
+    """Drives the operations of slots in the calling thread."""
+
+    def __init__(self, store: Store, base: BaseConcurrency) -> None:
+        super().__init__(base, store.clock)
+        self._store = store
+
+    def ask(self, claim: SlotClaim) -> HoldReply:
+        """Ask once for a slot."""
+        self._held.add(claim)
+        reply = self.run(self._operations.try_hold(claim), claim)
+        if reply.granted:
+            self._held.on_granted(claim)
+        else:
+            self.abandon(claim)
+        return reply
+
+    def wait(self, claim: SlotClaim, timeout: float | None) -> None:
+        """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
+        waiter = Waiter(self._wait_queues, claim.name, timeout)
+        try:
+            self._held.add(claim)
+            others_wait = self._wait_queues.count(claim.name) > 0
+            refused = None
+            if not others_wait:
+                refused = self.run(self._operations.try_hold(claim, waiter), claim)
+            if refused is None or not refused.granted:
+                if waiter.wait():
+                    refused = None  # that was long ago
+                waiting = self._operations.wait_for_slot(claim, waiter, refused)
+                self.run(waiting, claim, waiter.sleep)
+            self._held.on_granted(claim)
+        finally:
+            try:
+                waiter.leave()
+            finally:
+                waiter.leave()  # a signal handler may have raised in the first
+                self.leave_line(claim, waiter)
+
+    def free(self, claim: SlotClaim) -> None:
+        """Free the slot of a block that has ended. What fails is left to the worker."""
+        try:
+            self.end(claim)
+            if not claim.is_gone:
+                self.run(self._operations.free(claim))
+        finally:
+            self.leave_to_worker(claim)
+
+    def run(
+        self,
+        operation: Operation[T],
+        claim: SlotClaim | None = None,
+        sleep: Callable[[float], object] | None = None,
+    ) -> T:
+        """Drive an operation; each of its requests has a deadline of its own. `sleep` can be ended
+        by a wake-up.
+        """
+        if sleep is None or self._store.clock is not SYSTEM:
+            sleep = self._store.clock.sleep
+        return run_blocking(operation, functools.partial(self._execute_step, claim), sleep)
+
+    def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Any:
+        if isinstance(step, Pipeline):
+            return self._store.exchange(step.commands)
+        assert not isinstance(step, Fetch)
+        if claim is not None:
+            return self._store.execute(step, claim.deadline)
+        return self._store.execute(step, self.request_deadline())
+
+
+class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
+    """`Concurrency` for tasks: the same names and signatures, awaited where there is I/O. Safe to
+    share between tasks, and between event loops.
+
+    A task that is cancelled at any `await`, while it waits or while it frees its slot, leaves no
+    slot held: the worker frees it.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        limit: int,
+        *,
+        prefix: str = "distwindow",
+        ttl: float = 30.0,
+        timeout: float = 0.5,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(store, limit, prefix, ttl, timeout, name, time)
+        self._open_store(store, self._timeout / 2, clock, name, time)
+        self._use_clock(self._store.clock)
+        self._keeper = _TaskSlots(self._store, self)
+        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+        self._held.ends_all = SHUTDOWN.are_calls_paused
+
+    def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
+        """See `Concurrency.hold`; `async with`."""
+        return AsyncSlotBlock(self._keeper, self._held.new_claim(key), check_timeout(timeout))
+
+    def try_hold(self, key: AnyKey) -> Unawaited[AsyncSlot]:
+        """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`. What it
+        returns has no truth value before it is awaited.
+        """
+        return UnawaitedCoroutine(self._try_hold(key))
+
+    async def _try_hold(self, key: AnyKey) -> AsyncSlot:
+        claim = self._held.new_claim(key)
+        try:
+            reply = await self._keeper.ask(claim)
+            return AsyncSlot(self._keeper, claim, None if reply.granted else exceeded(claim, reply))
+        except BaseException:
+            self._keeper.abandon(claim)
+            raise
+
+    async def stats(self, key: AnyKey) -> ConcurrencyStats:
+        """See `Concurrency.stats`."""
+        claim = self._held.new_claim(key)
+        return await self._keeper.run(self._operations.stats(claim))
+
+    async def _end_calls(self) -> None:
+        if self._owns_store:
+            self._held.close()
+        self._held.lose_all("its limit was closed", self._store.clock.monotonic())
+
+    async def _flush_rest(self) -> DistwindowError | None:
+        failure = await self._flush_now(True)
+        seconds = self._held.settled_at() - self._store.clock.monotonic()
+        if failure is None and seconds > 0:
+            # A hold whose reply was lost may be executed until then, and is freed after it.
+            await self._store.sleep(seconds)
+            failure = await self._flush_now(True)
+        return failure
+
+
+class _TaskSlots(BaseKeeper):
+    """Drives the operations of slots in the running task; see the one for threads."""
+
+    def __init__(self, store: AsyncStore, base: BaseConcurrency) -> None:
+        super().__init__(base, store.clock)
+        self._store = store
+
+    async def ask(self, claim: SlotClaim) -> HoldReply:
+        """Ask once for a slot."""
+        self._held.add(claim)
+        reply = await self.run(self._operations.try_hold(claim), claim)
+        if reply.granted:
+            self._held.on_granted(claim)
+        else:
+            self.abandon(claim)
+        return reply
+
+    async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
+        """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
+        waiter = AsyncWaiter(self._wait_queues, claim.name, timeout)
+        try:
+            self._held.add(claim)
+            others_wait = self._wait_queues.count(claim.name) > 0
+            refused = None
+            if not others_wait:
+                refused = await self.run(self._operations.try_hold(claim, waiter), claim)
+            if refused is None or not refused.granted:
+                if await waiter.wait_async():
+                    refused = None  # that was long ago
+                waiting = self._operations.wait_for_slot(claim, waiter, refused)
+                await self.run(waiting, claim, waiter.sleep_async)
+            self._held.on_granted(claim)
+        finally:
+            waiter.leave()
+            self.leave_line(claim, waiter)
+
+    async def free(self, claim: SlotClaim) -> None:
+        """Free the slot of a block that has ended. What fails is left to the worker, and so is a
+        slot whose task is cancelled here.
+        """
+        try:
+            self.end(claim)
+            if not claim.is_gone:
+                await self.run(self._operations.free(claim))
+        finally:
+            self.leave_to_worker(claim)
+
+    def run(
+        self,
+        operation: Operation[T],
+        claim: SlotClaim | None = None,
+        sleep: Callable[[float], Awaitable[object]] | None = None,
+    ) -> Awaitable[T]:
+        """Drive an operation; each of its requests has a deadline of its own. `sleep` can be ended
+        by a wake-up.
+        """
+        if sleep is None or self._store.clock is not SYSTEM:
+            sleep = self._store.sleep
+        return run_async(operation, functools.partial(self._execute_step, claim), sleep)
+
+    def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Awaitable[Any]:
+        if isinstance(step, Pipeline):
+            return self._store.exchange(step.commands)
+        assert not isinstance(step, Fetch)
+        if claim is not None:
+            return self._store.execute(step, claim.deadline)
+        return self._store.execute(step, self.request_deadline())

@@ -1,0 +1,254 @@
+"""The limits of Celery tasks: of the task, its annotations, or the configuration."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+
+from ...errors import ConfigurationError
+from ...ring.key import AnyKey
+from ...ring.limit import Limit, LimitSpec, parse_limits
+from ..tasks import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits, check_option_names
+from .settings import Annotations, listed
+from .worker import logger
+
+# --------------------------------------------------------------------------------------------------
+#
+# What limits a task: its own options, or the configuration.
+#
+#   the task's name in `distwindow_limits`            first
+#   `limits=` of the task, or its annotation
+#   a pattern in `distwindow_limits` that fits it     last; of several, the first
+#
+# `limit_key` and `limit_cost` are the task's own, or those of the same entry of
+# `distwindow_limits`.
+
+_OF_CELERY = frozenset(dir(Task))
+_PATTERN = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class TaskLimits:
+    """The limits of one task, with the key and the cost of each message."""
+
+    task: str
+    limits: tuple[Limit, ...]
+    """Empty if the task is not limited."""
+    charge: KeyAndCost
+    source: str
+    """What has set the limits, for people."""
+
+    def key_and_cost(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None
+    ) -> tuple[AnyKey, int]:
+        """Return the key and the cost of one message, as `KeyAndCost.of`."""
+        smallest = min((limit.amount for limit in self.limits), default=1)
+        return self.charge.of(args, kwargs, smallest, call)
+
+
+class LimitTable:
+    """The limits of all tasks of an application."""
+
+    def __init__(
+        self, configured: Mapping[str, Any] | None, annotations: Annotations | None = None
+    ) -> None:
+        self._annotations = Annotations() if annotations is None else annotations
+        self._configured = {} if configured is None else _checked_table(configured)
+
+    def of(self, task: Any) -> TaskLimits:
+        """Return what limits this task. Raises `ConfigurationError` for options that cannot work,
+        which names the task.
+        """
+        name = str(task.name)
+        arguments = TaskArguments(name, task.run)
+        options = {option: self._own_option(task, option) for option in TASK_OPTIONS}
+        source = "the task's options"
+        pattern = self._entry_for(name, has_own=options["limits"] is not None)
+        if pattern is not None:
+            options = {**options, **_options_of(pattern, self._configured[pattern])}
+            source = f"distwindow_limits[{pattern!r}]"
+        if not _is_celerys(name):
+            check_option_names(name, _others(task))
+        if pattern is None:
+            check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
+        limits, key, cost = (options[option] for option in TASK_OPTIONS)
+        parsed = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        charge = KeyAndCost(arguments, key, 1 if cost is None else cost, parsed, logger)
+        return TaskLimits(name, parsed, charge, source)
+
+    def unlimited(self, task: Any) -> TaskLimits:
+        """Return that this task has no limits, whatever its options say."""
+        own = TaskArguments(str(task.name), task.run)
+        return TaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `ConfigurationError` for an entry that names a task which does not exist, and for
+        an annotation with limits of such a task. A pattern that fits no task is logged.
+        """
+        registered = list(names)
+        self._annotations.check_names(registered)
+        for name in self._configured:
+            if name in registered:
+                continue
+            if not _PATTERN.search(name):
+                raise ConfigurationError(
+                    f"distwindow_limits names the task {name!r}, which is not registered in this "
+                    f"worker, whose tasks are {listed(registered)} (a pattern, such as 'proj.*', "
+                    "may fit nothing)"
+                )
+            if not any(_fits(name, task) for task in registered):
+                logger.warning(
+                    "the pattern %r in distwindow_limits fits no task of this worker and limits "
+                    "nothing; correct it, unless other workers have such tasks",
+                    name,
+                )
+
+    def _own_option(self, task: Any, option: str) -> Any:
+        """Return an option of a task. One of Celery's own tasks has those that name it."""
+        value = _option(task, option)
+        if value is not None and _is_celerys(str(task.name)):
+            return self._annotations.without_those_for_all(task, option, value)
+        return value
+
+    def _entry_for(self, name: str, *, has_own: bool) -> str | None:
+        if name in self._configured:
+            return name
+        if has_own:
+            return None
+        return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
+
+
+def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:
+    try:
+        return parse_limits(limits)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{where}: {exc}") from None
+
+
+def _checked_table(configured: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(configured, Mapping) or not all(isinstance(name, str) for name in configured):
+        raise ConfigurationError(
+            "distwindow_limits is a dict of task names or patterns and their limits, such as "
+            '{"proj.mail.*": "100/m"}'
+        )
+    for name, spec in configured.items():
+        options = _options_of(name, spec)
+        if options["limits"] is not None:
+            _parse(f"distwindow_limits[{name!r}]", options["limits"])
+    return dict(configured)
+
+
+def _options_of(name: str, spec: Any) -> dict[str, Any]:
+    """Return what an entry of `distwindow_limits` sets: limits, or a dict of options."""
+    if not isinstance(spec, Mapping):
+        return {"limits": spec}
+    unknown = sorted(set(map(str, spec)) - set(TASK_OPTIONS))
+    if unknown or "limits" not in spec:
+        what = f"has the unknown option {unknown[0]!r}" if unknown else "has no limits"
+        raise ConfigurationError(
+            f"distwindow_limits[{name!r}] {what}; its options are {', '.join(TASK_OPTIONS)}"
+        )
+    return dict(spec)
+
+
+def _option(task: Any, option: str) -> Any:
+    """Return an option of a task as it was given. Celery makes options attributes of the task's
+    class, where a function would become a method.
+    """
+    value = inspect.getattr_static(task, option, None)
+    if isinstance(value, staticmethod):
+        return value.__func__
+    return value if inspect.isfunction(value) else getattr(task, option, None)
+
+
+def _is_celerys(name: str) -> bool:
+    """True for Celery's own tasks, such as celery.chord_unlock: they are not the application's."""
+    return name.startswith("celery.")
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Return whether a pattern limits a task: one of Celery's own only if it names these."""
+    if _is_celerys(name) and not pattern.startswith("celery."):
+        return False
+    return bool(_PATTERN.search(pattern)) and fnmatch.fnmatchcase(name, pattern)
+
+
+def _others(task: Any) -> dict[str, Any]:
+    """Return the options of a task that Celery does not know, those of abstract base classes
+    included: Celery accepts any.
+    """
+    others: dict[str, Any] = {}
+    for owner in reversed(type(task).__mro__):
+        if owner is not object and not issubclass(Task, owner):
+            others |= vars(owner)
+    # The values are read without a look-up on the task, which would run its properties.
+    return {
+        name: value.__func__ if isinstance(value, staticmethod) else value
+        for name, value in others.items()
+        if not name.startswith("_") and name not in _OF_CELERY
+    }
+
+
+class EffectiveLimits:
+    """Looks up what limits a task. A look-up of a known task costs a dictionary look-up.
+
+    `max_hold_s` is how long a message may be kept before it is sent back.
+    """
+
+    def __init__(self, table: LimitTable, max_hold_s: float = math.inf) -> None:
+        self._table = table
+        self._longest_pace_s = max_hold_s / 2
+        self._effective: dict[str, TaskLimits] = {}
+
+    def check(self, tasks: Mapping[str, Any]) -> None:
+        """Look at all registered tasks. Raises `ConfigurationError` for the first that is wrong."""
+        self._table.check_names(tasks)
+        for name, task in list(tasks.items()):
+            self._effective[name] = self._of(task)
+
+    def of(self, task: Any) -> TaskLimits:
+        """Return what limits `task`.
+
+        A task that was registered after the worker had started is looked at here. If its options
+        cannot work, an error is logged, once, and it runs without a limit: nobody is left to start
+        the worker differently, and a task that is held forever would be lost.
+        """
+        found = self._effective.get(task.name)
+        return self._add_late(task) if found is None else found
+
+    def limited(self) -> Iterable[TaskLimits]:
+        """Return the tasks that have limits."""
+        return [found for found in self._effective.values() if found.limits]
+
+    def _of(self, task: Any) -> TaskLimits:
+        """Return what limits `task`. Raises `ConfigurationError` for options that cannot work, and
+        for a limit that has admitted tasks wait so long that the broker may give their messages to
+        another worker: their permits are counted, so they cannot be sent back.
+        """
+        found = self._table.of(task)
+        for limit in found.limits:
+            wait_s = (limit.max_wait_ms or 0) / 1000
+            if wait_s > self._longest_pace_s:
+                raise ConfigurationError(
+                    f"task {found.task!r}: the limit '{limit}' has tasks wait {wait_s:g} s for "
+                    f"their moment, which may be {self._longest_pace_s:g} s at most: the broker "
+                    "gives a message that is kept longer to another worker, too; pace over a "
+                    "shorter time, or raise the broker's visibility_timeout or distwindow_max_hold"
+                )
+        return found
+
+    def _add_late(self, task: Any) -> TaskLimits:
+        try:
+            found = self._of(task)
+        except ConfigurationError as exc:
+            logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
+            found = self._table.unlimited(task)
+        self._effective[task.name] = found
+        return found

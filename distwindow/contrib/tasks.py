@@ -1,0 +1,582 @@
+"""What the task queues share: the limits and keys of tasks, their costs, and the call that admits
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar, get_args
+
+from .. import (
+    AsyncLimiter,
+    ConfigurationError,
+    Decision,
+    Limit,
+    Limiter,
+    RateLimitExceeded,
+    StoreError,
+)
+from ..callables import FunctionArguments, KeyTemplate, check_not_async
+from ..errors import short_repr
+from ..ring.clock import SYSTEM, AsyncClock, Clock
+from ..ring.key import AnyKey, Key, encode_key
+from ..ring.limit import LimitSpec, parse_limits
+from ..runtime.command_cache import check_cost
+
+
+class FailureLog:
+    """Lets each kind of failure be logged once in `every_s` seconds, and counts the others.
+
+    The kinds must be few: they are kept forever. Two threads may log the same failure twice.
+    """
+
+    def __init__(self, every_s: float, monotonic: Callable[[], float]) -> None:
+        self._every_s = every_s
+        self._monotonic = monotonic
+        self._logged: dict[Hashable, tuple[float, int]] = {}
+        """By kind: when it was logged last, and how many failures were not logged since."""
+
+    def unlogged_before(self, kind: Hashable) -> int | None:
+        """Return how many failures of this kind were not logged since the last that was; None if
+        this one is not to be logged either.
+        """
+        now_s = self._monotonic()
+        logged_s, unlogged = self._logged.get(kind, (-math.inf, 0))
+        if now_s - logged_s < self._every_s:
+            self._logged[kind] = (logged_s, unlogged + 1)
+            return None
+        self._logged[kind] = (now_s, 0)
+        return unlogged
+
+
+TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
+"""The options of a task, which have the same names for all queues."""
+_OUR_NAMES = re.compile(r"limit|limits?_.*|distwindow_.*")
+REPORT_EVERY_S = 60.0
+"""How long a worker does not log a kind of failure of an option again."""
+
+
+class TaskArguments(FunctionArguments):
+    """The parameters of a task's function; `own` and `injected` are those that the queue fills.
+    Templates may name `{task}`, the task's name.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        own: int = 0,
+        injected: Collection[str] = (),
+    ) -> None:
+        super().__init__(f"task {task!r}", function, own, injected, {"task": task})
+        self.task = task
+
+    def check_callable(self, option: str, function: Callable[..., Any]) -> None:
+        """Raise `ConfigurationError` if `function` must be awaited, or cannot take the arguments
+        that the task takes.
+
+        It is called with the bound arguments of a call: in the order of the parameters, with
+        defaults, and only keyword-only ones by name. The arguments of functions without a
+        signature, and of tasks with variable arguments, are not checked.
+        """
+        check_not_async(f"{self.subject}: {option}", function)
+        if self.takes_any_name or self.takes_any_number:
+            return
+        try:
+            theirs = inspect.signature(function)
+        except (TypeError, ValueError):
+            return
+        only_named = [name for name in self.names if name not in self.positional]
+        try:
+            theirs.bind(*self.positional, **dict.fromkeys(only_named))
+        except TypeError as exc:
+            raise ConfigurationError(
+                f"{self.subject}: {option} is called with the task's own arguments "
+                f"({', '.join(self.names) or 'none'}), and cannot take them: {exc}"
+            ) from None
+
+
+class KeyAndCost:
+    """`limit_key` and `limit_cost` of one task.
+
+    `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
+    the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
+    whole number of permits, or a function of the arguments. `limits` are the limits that the
+    options give.
+
+    Raises `ConfigurationError` for what could never work.
+    """
+
+    def __init__(
+        self,
+        arguments: TaskArguments,
+        key: object,
+        cost: object,
+        limits: Sequence[Limit],
+        log: logging.Logger,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._arguments = arguments
+        self._key: Callable[..., Any] | KeyTemplate | None
+        self._cost = cost
+        self._log = log
+        self._failures = FailureLog(REPORT_EVERY_S, monotonic)
+        if isinstance(key, str):
+            if not key:
+                raise ConfigurationError(
+                    f"{arguments.subject}: limit_key is empty; write a template such as "
+                    '"tenant:{tenant}", or leave it out to count all calls together'
+                )
+            shown = f"{arguments.subject}: limit_key={short_repr(key)}"
+            template = self._key = KeyTemplate(key, arguments, shown)
+            words = set(re.findall(r"\w+", key)) if template.is_fixed else set()
+            unfilled = [name for name in arguments.names if name in words]
+            if unfilled:
+                log.warning(
+                    "task %r: limit_key=%r names no argument in braces, so all calls count under "
+                    "one key; write {%s} where its value is meant",
+                    *(arguments.task, key, unfilled[0]),
+                )
+        elif callable(key):
+            arguments.check_callable("limit_key", key)
+            self._key = key
+        elif key is None:
+            self._key = None
+        else:
+            raise ConfigurationError(
+                f"task {arguments.task!r}: limit_key={short_repr(key)} is neither a template such "
+                'as "tenant:{tenant}" nor a function of the task\'s arguments'
+            )
+        if callable(cost):
+            arguments.check_callable("limit_cost", cost)
+        else:
+            self._check_fixed_cost(cost, limits)
+
+    def of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], smallest: int, call: object = None
+    ) -> tuple[AnyKey, int]:
+        """Return the key and the cost of one call. `smallest` is the amount of the task's smallest
+        limit now; a call whose cost is above it must be charged `smallest`. `call` is an id of the
+        call, for the log.
+
+        A call whose key cannot be computed counts under the task's name, and one whose cost cannot
+        be computed costs `smallest`: a mistake opens no limit and loses no call. The task itself
+        says what is wrong with its arguments. Each kind of failure is logged once in
+        `REPORT_EVERY_S`.
+        """
+        task = self._arguments.task
+        key: AnyKey = task
+        cost = smallest
+        if self._key is not None:
+            try:
+                key = self._computed_key(args, kwargs)
+            except Exception as exc:
+                self._report("limit_key", f"count under {task!r}", call, exc)
+        try:
+            if callable(self._cost):
+                cost = self._computed_cost(args, kwargs)
+            else:
+                assert isinstance(self._cost, int)
+                cost = self._cost
+            check_cost(cost, smallest)
+        except Exception as exc:
+            self._report("limit_cost", f"cost the whole limit, {smallest}", call, exc)
+        return key, cost
+
+    def _computed_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyKey:
+        compute = self._key
+        if isinstance(compute, KeyTemplate):
+            key: Any = compute.fill(args, kwargs)
+        else:
+            assert compute is not None
+            bound = self._arguments.bind(args, kwargs)
+            key = compute(*bound.args, **bound.kwargs)
+        if not isinstance(key, Key):
+            encode_key(key)  # raises for what is no key
+        valid: AnyKey = key
+        return valid
+
+    def _computed_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        assert callable(self._cost)
+        bound = self._arguments.bind(args, kwargs)
+        cost: Any = self._cost(*bound.args, **bound.kwargs)
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+            raise ValueError(f"it returned {short_repr(cost)}, which is no whole number above 0")
+        return cost
+
+    def _check_fixed_cost(self, cost: object, limits: Sequence[Limit]) -> None:
+        task = self._arguments.task
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+            raise ConfigurationError(
+                f"task {task!r}: limit_cost={short_repr(cost)} is neither a whole number of at "
+                "least 1 nor a function of the task's arguments"
+            )
+        smallest = min((limit.amount for limit in limits), default=cost)
+        if cost > smallest:
+            raise ConfigurationError(
+                f"task {task!r}: limit_cost={cost} can never be admitted: the smallest limit is "
+                f"{smallest}"
+            )
+
+    def _report(self, option: str, instead: str, call: object, exc: Exception) -> None:
+        unlogged = self._failures.unlogged_before((option, type(exc).__name__))
+        if unlogged is None:
+            return
+        self._log.error(
+            "%s of task %r failed for %s (%s: %s)%s; such calls %s instead. Correct the option, or "
+            "what calls the task with such arguments; this worker logs it again in %.0f s at the "
+            "earliest",
+            option, self._arguments.task, "a call" if call is None else f"the call {call}",
+            type(exc).__name__, exc,
+            f", and for {unlogged} other calls since this was logged last" if unlogged else "",
+            instead, REPORT_EVERY_S,
+        )  # fmt: skip
+
+
+def check_option_names(task: str, options: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for an option that is none of ours and has a name of ours, where
+    the queue accepts options of any name: `limit`, and what begins with `limit_`, `limits_` or
+    `distwindow_`. Left alone are functions (a base class may have methods of such names), None,
+    and a `limit` that is a number, such as that of the rows of an application.
+    """
+    for option, value in options.items():
+        if option in TASK_OPTIONS or not _OUR_NAMES.fullmatch(option):
+            continue
+        if value is None or callable(value) or (option == "limit" and isinstance(value, int)):
+            continue
+        raise ConfigurationError(
+            f"task {task!r} has the unknown option {option}={short_repr(value)}; names that begin "
+            f"so are distwindow's, whose options are {', '.join(TASK_OPTIONS)}"
+        )
+
+
+def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
+    """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
+    these.
+    """
+    given = [name for name in TASK_OPTIONS if options.get(name) is not None]
+    if given and "limits" not in given:
+        raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The limits of one task of a queue: the checks of its options, and the charge of each call.
+#
+# Shared by the integrations whose queue has no gate of its own. Knows no queue and no store.
+
+_log = logging.getLogger("distwindow")
+
+
+class TaskLimits:
+    """Which limits a task has, and under which key and for what cost a call of it counts.
+
+    `key` and `cost` are those of `KeyAndCost`, and `own` and `injected` those of `TaskArguments`.
+    Tasks with the same limits and the same key share their permits.
+
+    Raises `ConfigurationError` for what could never work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        limits: LimitSpec,
+        key: str | Callable[..., AnyKey] | None = None,
+        cost: int | Callable[..., int] = 1,
+        *,
+        own: int = 0,
+        injected: Collection[str] = (),
+    ) -> None:
+        self.name = name
+        if limits is None:
+            raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
+        try:
+            self.limits = _plain_limits(limits)
+        except ValueError as exc:
+            raise ConfigurationError(f"task {name!r}: {exc}") from exc
+        self._smallest = min(limit.amount for limit in self.limits)
+        arguments = TaskArguments(name, function, own, injected)
+        self._key_and_cost = KeyAndCost(arguments, key, cost, self.limits, _log)
+
+    def __repr__(self) -> str:
+        return f"TaskLimits({self.name!r}, {'; '.join(map(str, self.limits))!r})"
+
+    def key_and_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[AnyKey, int]:
+        """Return the key and the cost of one call, as `KeyAndCost.of`; never a cost that could not
+        be admitted.
+        """
+        key, cost = self._key_and_cost.of(args, kwargs, self._smallest)
+        return key, min(cost, self._smallest)
+
+
+def read_options(
+    name: str,
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    own: int = 0,
+    injected: Collection[str] = (),
+) -> TaskLimits | None:
+    """Return the limits of the task `name` from its options; None if it has none.
+
+    Raises `ConfigurationError` for wrong ones, and for a key or a cost without limits.
+    """
+    check_option_names(name, options)
+    check_has_limits(name, options, 'add limits, such as limits="100/minute"')
+    given = {option: options[option] for option in TASK_OPTIONS if options.get(option) is not None}
+    if not given:
+        return None
+    key, cost = given.get("limit_key"), given.get("limit_cost", 1)
+    return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
+
+
+def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
+    limits = parse_limits(spec)
+    for limit in limits:
+        if limit.is_shaped:
+            raise ConfigurationError(
+                f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon as it is "
+                'admitted; write a plain limit, with a short interval for an even flow ("1/50ms")'
+            )
+    return limits
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# Whether a task may start now, and otherwise when to ask again. Shared by the integrations with
+# task queues; `TaskGate` is for workers of threads and processes, `AsyncTaskGate` for those of
+# tasks.
+#
+#   the limiter says      on_store_error   the task
+#   admitted                               starts
+#   refused                                waits for its turn
+#   it fails              "hold"           waits for a second, as all other tasks do
+#   it fails              "run"            starts, and was not counted
+#   it refuses this key   either           waits for a second; a mistake opens no limit, and does
+#                                          not concern the tasks of other keys
+#
+# All calls that are refused at once would be told the same time, and come back together. So a
+# refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
+# script call, and its delay ends at its *turn*. That is a hint: who comes back asks like everyone
+# else.
+
+OnStoreError = Literal["hold", "run"]
+
+HOLD_S = 1.0
+"""How long tasks are held after the limiter failed, before it is asked again."""
+_LOG_EVERY_S = 60.0
+"""How often a kind of failure of single keys is logged."""
+MAX_DELAY_S = 86_400.0
+"""The longest delay: dramatiq takes less than a week, and a turn may be months away."""
+MIN_DELAY_S = 0.001
+"""The least delay of a refused call: its permits may be free by now, but were not taken."""
+BROKER_RETRY_S = 1.0
+"""How long to wait where the broker of a queue did not take a task back."""
+
+L = TypeVar("L", Limiter, AsyncLimiter)
+T = TypeVar("T", bound="TaskLimits | None")
+
+
+class _Gate(Generic[L]):
+    """What both gates share: their limiters, and what follows when one fails.
+
+    `timeout` (seconds) bounds one exchange with the store.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., L],
+        store: Any,
+        prefix: str,
+        on_store_error: OnStoreError,
+        timeout: float,
+        time: Clock,
+    ) -> None:
+        if on_store_error not in get_args(OnStoreError):
+            raise ConfigurationError(
+                f'on_store_error={on_store_error!r} is neither "hold" nor "run"'
+            )
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
+        self._make: Callable[[LimitSpec], L] = lambda limits: make(
+            store, limits, prefix=prefix, timeout=timeout, time=time
+        )
+        self._on_store_error = on_store_error
+        self._time = time
+        self._limiters: dict[tuple[Limit, ...], L] = {}
+        self._held_until: float | None = None
+        """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
+        self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
+
+    def add(self, task: T) -> T:
+        """Make the limiters of `task`, and return it. Nothing is connected to.
+
+        Raises `ConfigurationError` for a store or a prefix that can never work.
+        """
+        if task is not None and task.limits not in self._limiters:
+            self._limiters[task.limits] = self._make(task.limits)
+        return task
+
+    def _hold_left(self) -> float:
+        """Return for how many seconds the limiter is not asked."""
+        return 0.0 if self._held_until is None else self._held_until - self._time.monotonic()
+
+    def _unasked(self) -> float:
+        """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
+        return 0.0 if self._on_store_error == "run" else max(self._hold_left(), MIN_DELAY_S)
+
+    def _failed(self, task: TaskLimits, key: AnyKey, exc: Exception) -> float:
+        """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
+        if not isinstance(exc, StoreError):
+            self._works()  # whoever refuses a key answers
+            unlogged = self._failure_log.unlogged_before((task.name, type(exc).__name__))
+            if unlogged is not None:
+                _log.error(
+                    "the limit key %s of task %r cannot be asked for (%s: %s); its tasks are "
+                    "held%s",
+                    short_repr(key), task.name, type(exc).__name__, exc,
+                    f" ({unlogged} such failures were not logged)" if unlogged else "",
+                )  # fmt: skip
+            return HOLD_S
+        begins = self._held_until is None
+        self._held_until = self._time.monotonic() + HOLD_S
+        runs = self._on_store_error == "run"
+        if begins:
+            _log.error(
+                "asking the limits of task %r failed (%s: %s); tasks %s, and the next try is in "
+                "%g s", task.name, type(exc).__name__, exc,
+                "start without being counted" if runs else "are held", HOLD_S,
+            )  # fmt: skip
+        return 0.0 if runs else HOLD_S
+
+    def _works(self) -> None:
+        if self._held_until is not None:
+            self._held_until = None
+            _log.warning("limits of tasks can be asked again")
+
+
+class TaskGate(_Gate[Limiter]):
+    """Decides for workers of threads and processes. Safe to share between threads."""
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(Limiter, store, prefix, on_store_error, timeout, time)
+
+    def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+        """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
+        seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
+        """
+        if self._hold_left() > 0:
+            return self._unasked()
+        key, cost = task.key_and_cost(args, kwargs)
+        try:
+            decision = self._limiters[task.limits].try_acquire(key, cost, enqueue=True)
+        except Exception as exc:
+            return self._failed(task, key, exc)
+        self._works()
+        return _delay(decision)
+
+
+class AsyncTaskGate(_Gate[AsyncLimiter]):
+    """Decides for workers of tasks."""
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+        time: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(AsyncLimiter, store, prefix, on_store_error, timeout, time)
+
+    async def wait(
+        self,
+        task: TaskLimits,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        max_wait: float,
+    ) -> float:
+        """Wait for up to `max_wait` seconds until this call of `task` may start. Return 0.0 if it
+        may, and was counted; otherwise, as soon as that is certain, in how many seconds to ask
+        again. Raises no `Exception`.
+        """
+        if self._hold_left() > 0:
+            return self._unasked()
+        key, cost = task.key_and_cost(args, kwargs)
+        limiter = self._limiters[task.limits]
+        try:
+            if max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
+                delay = 0.0
+            else:  # the `retry_after` of `acquire` is that of all who were refused with it
+                delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
+        except Exception as exc:
+            return self._failed(task, key, exc)
+        self._works()
+        return delay
+
+    async def hold(
+        self,
+        task: TaskLimits,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        max_hold: float,
+    ) -> float:
+        """Do as `wait`, but go on while the limiter fails, and return a delay only after `max_hold`
+        seconds: for queues that cannot delay a task themselves.
+        """
+        monotonic = self._time.monotonic
+        ends_at = monotonic() + max_hold
+        while True:
+            delay = await self.wait(task, args, kwargs, max(0.0, ends_at - monotonic()))
+            if not delay:
+                return 0.0
+            left = max(0.0, ends_at - monotonic())
+            await self._sleep(min(delay, left))
+            if delay > left:
+                return delay - left
+
+    async def _sleep(self, seconds: float) -> None:
+        if isinstance(self._time, AsyncClock):
+            await self._time.sleep_async(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+
+async def _acquires(limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float) -> bool:
+    try:
+        await limiter.acquire(key, cost, timeout=max_wait)
+    except RateLimitExceeded:
+        return False
+    return True
+
+
+def _delay(decision: Decision) -> float:
+    """Return the delay of a call after it was decided: 0.0 to start it."""
+    if decision.allowed:
+        return 0.0
+    return min(max(decision.retry_after, MIN_DELAY_S), MAX_DELAY_S)
+
+
+def broker_failed(task: str, exc: BaseException) -> float:
+    """Log that the broker of a queue did not take a task back. Return how long to wait before the
+    next try, in seconds: there may be no other copy of the task, so there is always a next one.
+    """
+    _log.warning(
+        "the broker did not take back %s (%s: %s); will retry in %g s",
+        task, type(exc).__name__, exc, BROKER_RETRY_S,
+    )  # fmt: skip
+    return BROKER_RETRY_S

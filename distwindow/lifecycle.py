@@ -1,0 +1,342 @@
+"""How limiters, concurrency limits and breakers open and close their store, and are known to the
+worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._locks import run_to_completion
+from .async_use import only_async_with
+from .connect import ClockChoice, open_async_store, open_store
+from .errors import DistwindowError
+from .ring.clock import Clock
+from .ring.commands import Acquire
+from .ring.store import AsyncStore, Store
+from .runtime.drivers import run_async, run_blocking
+from .runtime.flush import FlushSource, flush_due
+from .runtime.steps import Fetch, Operation, Pipeline, StoreStep
+from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
+from .stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# How limiters, concurrency limits and breakers begin, flush and close: what is the same for threads
+# (`blocking.py`) and for tasks (`tasks.py`).
+#
+# Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
+# held slots, or the states of breakers. A worker flushes the source when something is due. `close`
+# goes through these steps, in a thread of its own (`close`) or shielded from cancellation
+# (`aclose`), so that an interrupted or cancelled caller does not leave it half done:
+#
+#   step             calls of others meanwhile              who flushes
+#   -                are decided and counted                the worker
+#   `_end_calls`     raise, if the store is closed below;   the worker: calls count no more, but
+#                    those being decided may still count    what they have counted is due
+#   `detach`         as above                               the worker ends the flush under way
+#   `_flush_rest`    as above, so that an owned store is    the closing thread or task
+#                    flushed twice
+#   `store.close`    raise `ConfigurationError`             nobody
+#   `record_close`   raise                                  nobody: what is left is logged as lost
+#
+# A store object of the caller stays open, and calls are decided as before: the first one that
+# counts attaches the flush job to its worker again. The end of the process waits while
+# `being_closed`. If `aclose` itself is ended by the end of its event loop, the flush at exit sends
+# what is left.
+
+
+class EnteredOnce:
+    """Is a context manager for its own life, once, as `httpx.Client` is."""
+
+    _instead: str
+    """What limits a block, and what reads as if `with` of this object did."""
+    _is_entered = False
+    _has_ended = False
+    """True from `close` on."""
+
+    def _enter(self) -> None:
+        """Note that its `with` block begins. Raises `RuntimeError` the second time, and once it is
+        closed: `with limiter:` reads as if it limited the block.
+        """
+        if self._is_entered or self._has_ended:
+            raise RuntimeError(
+                f"this {type(self).__name__} was {'entered' if self._is_entered else 'closed'} "
+                "before, and its own `with` block limits nothing: it closes the object at its end; "
+                f"write {self._instead}; for an application that starts again, as in tests, make a "
+                "new one at each start"
+            )
+        self._is_entered = True
+
+
+def ignore_wake() -> None:
+    """Replaces the function that wakes the worker, once its limiter is being closed."""
+
+
+def raise_failure(failure: DistwindowError | None) -> None:
+    if failure is not None:
+        raise failure
+
+
+T = TypeVar("T")
+
+
+class BlockingClosable(EnteredOnce):
+    """Is closed by `close`, and at the end of a `with` block. An exception of a signal handler ends
+    the wait for it, but not the closing.
+    """
+
+    def close(self) -> None:
+        """Send what was counted, give back what is held (leased permits, slots), and close the
+        connections. Later calls raise `ConfigurationError`; closing twice is allowed.
+
+        A store object that the caller made stays open, because it is the caller's, and later calls
+        still work.
+        """
+        self._has_ended = True
+        run_to_completion(self._close)
+
+    def _close(self) -> None:
+        """Close it, in the calling thread."""
+        raise NotImplementedError  # each kind has steps of its own
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BlockingLifecycle(BlockingClosable):
+    """Has a store, and counts in this process what a worker flushes; see `base.py`."""
+
+    _store: Store
+    _owns_store: bool
+    """True if the store is closed with it."""
+    _timeout: float
+    """Seconds that one call has."""
+    _flush_job: FlushJob
+
+    def _open_store(
+        self, store: Any, timeout: float, clock: ClockChoice, name: str | None, time: Clock
+    ) -> None:
+        """Open `store`, which is what the caller has given; nothing is connected to."""
+        self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._owns_store = self._store is not store
+
+    def _add_flush_job(
+        self,
+        source: FlushSource,
+        name: str,
+        *,
+        job_type: type[FlushJob] = FlushJob,
+        in_background: bool = True,
+    ) -> None:
+        """Have the worker flush `source`; without `in_background`, only `flush` and `close` do.
+        `name` is that of log lines.
+        """
+        if in_background:
+            self._flush_job = THREAD_WORKER.add_limiter(
+                source,
+                self._flush_now,
+                self._store.clock,
+                name=name,
+                job_type=job_type,
+            )
+        else:
+            self._flush_job = job_type(source, self._flush_now, name)
+
+    def flush(self) -> None:
+        """Send now what was counted in this process, and renew or free slots that are due, instead
+        of in the background. If the store does not take it, raise, and keep it for the next flush.
+        """
+        THREAD_WORKER.wait_for(self._flush_job)
+        raise_failure(run_to_completion(partial(self._flush_now, False)))
+
+    def _close(self) -> None:
+        job = self._flush_job
+        with job.closing_lock, job.being_closed():
+            self._end_calls()
+            THREAD_WORKER.detach(job)
+            failure = self._flush_rest()
+            if self._owns_store:
+                self._store.close()
+            job.record_close(failure)
+
+    def _end_calls(self) -> None:
+        """Have nothing counted any more if the store is closed afterwards. It comes first, because
+        no flush would send what is counted later.
+        """
+        raise NotImplementedError  # each kind has calls of its own
+
+    def _flush_rest(self) -> DistwindowError | None:
+        """Send all that is left. Return the first failure."""
+        failure = self._flush_now(True)
+        if self._owns_store:
+            failure = self._flush_now(True) or failure  # of calls that were being decided
+        return failure
+
+    def _flush_now(self, everything: bool) -> DistwindowError | None:
+        """Send what is due; with `everything`, all that is pending. Each exchange has a deadline of
+        its own. Return the first failure.
+        """
+        source, clock = self._flush_job.strategy, self._store.clock
+        operation = flush_due(source, clock.monotonic, everything=everything)
+        result = run_blocking(operation, partial(self._execute_step, None), clock.sleep)
+        self._flush_job.has_sent = result.has_sent
+        return result.failure
+
+    def _run(self, operation: Operation[T], deadline: float | None = None) -> T:
+        """Drive the operation of one call, with one deadline for all its steps."""
+        if deadline is None:
+            deadline = self._store.clock.monotonic() + self._timeout
+        execute = partial(self._execute_step, deadline)
+        return run_blocking(operation, execute, self._store.clock.sleep)
+
+    def _execute_step(self, deadline: float | None, step: StoreStep) -> Any:
+        if isinstance(step, Acquire):
+            return self._store.attempt(step, deadline)
+        if isinstance(step, Pipeline):
+            return self._store.exchange(step.commands, deadline)
+        if isinstance(step, Fetch):  # a late reply is never read: its connection is closed
+            return self._store.execute(step.command, deadline)
+        return self._store.execute(step, deadline)
+
+
+@only_async_with
+class AsyncClosable(EnteredOnce):
+    """Is closed by `aclose`, and at the end of an `async with` block."""
+
+    async def aclose(self) -> None:
+        """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
+        raised.
+        """
+        self._has_ended = True
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])  # each of its exchanges has a deadline
+            raise
+
+    async def _close(self) -> None:
+        """Close it, in the running task."""
+        raise NotImplementedError  # each kind has steps of its own
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncLifecycle(AsyncClosable):
+    """`BlockingLifecycle` for tasks."""
+
+    _store: AsyncStore
+    _owns_store: bool
+    """True if the store is closed with it."""
+    _timeout: float
+    """Seconds that one call has."""
+    _flush_job: FlushJob
+
+    def _open_store(
+        self, store: Any, timeout: float, clock: ClockChoice, name: str | None, time: Clock
+    ) -> None:
+        """Open `store`, which is what the caller has given; nothing is connected to."""
+        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
+
+    def _add_flush_job(
+        self,
+        source: FlushSource,
+        name: str,
+        *,
+        job_type: type[FlushJob] = FlushJob,
+        in_background: bool = True,
+    ) -> None:
+        """See `BlockingLifecycle._add_flush_job`."""
+        if in_background:
+            self._flush_job = TASK_WORKER.add_limiter(
+                source,
+                self._flush_now,
+                self._store.clock,
+                name=name,
+                job_type=job_type,
+            )
+        else:
+            self._flush_job = job_type(source, self._flush_now, name)
+
+    async def flush(self) -> None:
+        """See `Limiter.flush`."""
+        await TASK_WORKER.wait_for(self._flush_job)
+        raise_failure(await self._flush_now(False))
+
+    async def _close(self) -> None:
+        job = self._flush_job
+        try:
+            with job.being_closed():
+                await self._end_calls()
+                await TASK_WORKER.detach(job)
+                failure = await self._flush_rest()
+                if self._owns_store:
+                    await self._store.aclose()
+                job.record_close(failure)
+        except BaseException:
+            # The loop is shutting down, and has cancelled this task, too (`CancelledError`). The
+            # flush at exit sends what is left.
+            job.detached = False
+            raise
+
+    async def _end_calls(self) -> None:
+        """See `BlockingLifecycle._end_calls`."""
+        raise NotImplementedError  # each kind has calls of its own
+
+    async def _flush_rest(self) -> DistwindowError | None:
+        """See `BlockingLifecycle._flush_rest`."""
+        failure = await self._flush_now(True)
+        if self._owns_store:
+            failure = await self._flush_now(True) or failure
+        return failure
+
+    async def _flush_now(self, everything: bool) -> DistwindowError | None:
+        """See `BlockingLifecycle._flush_now`."""
+        source, monotonic = self._flush_job.strategy, self._store.clock.monotonic
+        operation = flush_due(source, monotonic, everything=everything)
+        result = await run_async(operation, partial(self._execute_step, None), self._store.sleep)
+        self._flush_job.has_sent = result.has_sent
+        return result.failure
+
+    def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
+        """See `BlockingLifecycle._run`."""
+        if deadline is None:
+            deadline = self._store.clock.monotonic() + self._timeout
+        return run_async(operation, partial(self._execute_step, deadline), self._store.sleep)
+
+    def _execute_step(self, deadline: float | None, step: StoreStep) -> Awaitable[Any]:
+        if isinstance(step, Acquire):
+            return self._store.attempt(step, deadline)
+        if isinstance(step, Pipeline):
+            return self._store.exchange(step.commands, deadline)
+        if isinstance(step, Fetch):
+            return self._store.execute(step.command, deadline, step.on_late_reply)
+        return self._store.execute(step, deadline)

@@ -1,0 +1,590 @@
+"""What the strategies that keep something in this process share, and the one that keeps nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
+
+from .._locks import SWITCHES_ONLY_AT_CALLS
+from ..minute.views import EntryViewCounts
+from ..ring.clock import NEVER, Clock
+from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
+from ..ring.decision import Charge, Decision, with_cost
+from ..ring.key import AnyKey, key_length, normalize_key
+from ..ring.stats import Bucket
+from ..runtime.command_cache import CommandCache
+from ..runtime.flush import FlushSchedule
+from ..runtime.steps import Operation, WaitFor
+from ..runtime.strategy import OutgoingCommand
+from .key_state import KeyState, KeyStateCache, StateName
+from .pending_counts import PendingCounts
+from .refusals import Refusals
+
+# --------------------------------------------------------------------------------------------------
+#
+# What the strategies with a store elsewhere have in common: they keep a state for each key, count
+# calls in it, and send these counts later.
+#
+# A strategy is put together from objects that do one thing each:
+#
+#   KeyStateCache    the key states, bounded             key_state_cache.py, key_state.py
+#   PendingCounts    counts on their way to the store    pending_counts.py
+#   FlushSchedule    when the worker has to flush        flush_schedule.py
+#   Refusals         refusals that are repeated here     refusals.py              direct, leased
+#   Leases, ...      permits that are held here          leases.py, lease_*.py    leased
+#   FleetSync        what all processes have counted     fleet_sync.py            eventual
+#   EntryViewCounts  what entries did, for minute views  entry_views.py
+#
+# `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
+# decided differs: `exact.py` for `direct` and `leased`, `eventual.py`.
+
+S = TypeVar("S", bound=KeyState)
+
+MAX_CACHED_KEY_LENGTH = 256
+"""Of longer keys nothing is kept under the key itself, which bounds the memory: the store decides
+each of their calls, and `eventual` keeps their state under the name of their ring.
+"""
+
+
+class CommandSource(Protocol):
+    """A part of a strategy that has commands for the worker to send."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child."""
+
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add what is due to `outgoing`; with `everything`, all that is pending, and nothing that
+        fetches. If this raises, the caller calls each `on_reply` of `outgoing` with "not sent".
+        """
+
+    def next_due_at(self, now: float) -> float:
+        """Return when `collect` has something to add, monotonic seconds."""
+
+
+class LocalStrategy(Generic[S]):
+    """A strategy that keeps key states."""
+
+    uses_leases = False
+    can_borrow = True
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        clock: Clock,
+        states: KeyStateCache[S],
+        schedule: FlushSchedule,
+        counts: PendingCounts[S],
+        sources: Sequence[CommandSource],
+    ) -> None:
+        """`sources`: the parts that have commands to send, in the order of sending."""
+        self._command_cache = commands
+        self._monotonic = clock.monotonic
+        self._clock = clock
+        self._max_cost = min(limit.amount for limit in commands.limits)
+        self._key_states = states
+        self._schedule = schedule
+        self._counts = counts
+        self._sources = sources
+        self._views: EntryViewCounts | None = None
+        self._bind_hot_path()
+
+    def _bind_hot_path(self) -> None:
+        """Look up once what every call uses, which saves some 2 % of a call."""
+        self._get, self._touch = self._key_states.get, self._key_states.touch
+        self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
+        """Taken by each call that counts itself. `close` replaces it by one that raises, while
+        flushes go on taking `counter_lock`.
+        """
+        self._needs_lock = not SWITCHES_ONLY_AT_CALLS
+        """False if a call may be counted without `_lock`, by lines that make no call."""
+        if self._key_states.closed:
+            self._close_lock()
+
+    def _close_lock(self) -> None:
+        """Have every call that is about to count raise."""
+        self._lock = _ClosedLock(self._key_states)
+        self._needs_lock = True
+
+    def after_fork(self) -> None:
+        """Start empty: what is counted and leased here is sent and spent by the parent."""
+        self._key_states.after_fork()
+        for source in self._sources:
+            source.after_fork()
+        self._schedule.next_due_at = NEVER
+        self._bind_hot_path()
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
+        """Have this strategy send what entries count for minute views."""
+        self._views = EntryViewCounts(
+            prefix, max_origins, self._key_states.max_keys, self._schedule, self._monotonic
+        )
+        self._sources = [*self._sources, self._views]
+        return self._views
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
+        raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        return None
+
+    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        raise NotImplementedError  # each strategy has one
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        return None
+
+    def reset(self, key: AnyKey) -> None:
+        """Drop what is known and counted of `key`: its windows have been emptied."""
+        state = self._key_states.drop(self._name_of(key))
+        if state is not None:
+            with self._key_states.state_lock:
+                self._counts.discard(state)
+                self._after_reset(state)
+
+    def _after_reset(self, state: S) -> None:
+        """Drop what the subclass keeps of the windows of `state`. Under `state_lock`."""
+
+    # -- statistics -------------------------------------------------------------------------------
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Count the end of an admitted call, to be sent later."""
+        now = self._monotonic()
+        # `now_ms` is the store's time when the call began, so this is its offset now, or less.
+        offset_ms = decision.now_ms + rt_ms - now * 1000
+        state = self._state_for_record(decision, offset_ms)
+        state.offset_ms = max(state.offset_ms, offset_ms)
+        if now >= state.bucket_ends_at:
+            self._open_bucket(state, now)
+        with self._lock:
+            if state.success + state.error == 0 or rt_ms < state.rt_min_ms:
+                state.rt_min_ms = rt_ms
+            if failed:
+                state.error += 1
+            else:
+                state.success += 1
+            state.rt_sum_ms += rt_ms
+        if not state.dirty:
+            self._counts.mark_dirty(state)
+        return None
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is.
+        """
+        state = self._get(self._name_of(key))
+        return None if state is None else self._counts.flush_of(state)
+
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
+        """Return what has to be sent before the store decides a call over several keys."""
+        return []
+
+    # -- the worker -------------------------------------------------------------------------------
+
+    @property
+    def next_due_at(self) -> float:
+        """When the worker has to flush, monotonic seconds."""
+        return self._schedule.next_due_at
+
+    @property
+    def dropped(self) -> int:
+        """How many counts were dropped; the tables in pending_counts.py and entry_views.py have
+        the causes.
+        """
+        return self._counts.dropped + (0 if self._views is None else self._views.dropped)
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        """Wakes the worker, as `next_due_at` is earlier than it was."""
+        return self._schedule.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        self._schedule.wake = wake
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        """Return what has to be sent before any counts can be."""
+        return []
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        """Add what is to be sent to `outgoing`; see `CommandSource.collect`."""
+        for source in self._sources:
+            source.collect(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        """Set `next_due_at` after a flush."""
+        self._schedule.recompute(now, [source.next_due_at for source in self._sources])
+
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
+        return []
+
+    def close(self) -> None:
+        """Count and decide nothing any more."""
+        self._key_states.closed = True
+        if self._views is not None:
+            self._views.close()
+        # Every call that is about to count raises from here on, as nobody would send its count.
+        self._close_lock()
+        # A call that holds `counter_lock` already has counted once it can be taken here.
+        with self._key_states.counter_lock:
+            pass
+        self._key_states.clear()
+
+    # -- the end of the process (runtime/worker.py) --------------------------------------------
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        """Have every call run `hold` before it is decided."""
+        self._key_states.pause(hold)
+        self._get = self._key_states.get
+
+    def unreturned_permits(self) -> int:
+        """Return how many leased permits are still to be given back."""
+        return 0
+
+    def unacknowledged_counts(self) -> int:
+        """Return how many counts the store has not acknowledged: of windows, and where all of these
+        are, of minute views. An entry is counted in both, and would be two lost counts to a user.
+        """
+        of_windows = self._counts.unacknowledged()
+        if of_windows or self._views is None:
+            return of_windows
+        return self._views.unacknowledged()
+
+    # -- key states -------------------------------------------------------------------------------
+
+    def _new_state(self, name: StateName, charges: tuple[Charge, ...], offset_ms: float) -> S:
+        raise NotImplementedError  # each strategy has key states of its own
+
+    def _open_bucket(self, state: S, now: float) -> None:
+        with self._key_states.state_lock:
+            state.open_bucket(self._key_states.counter_lock, now)
+
+    def _name_of(self, key: AnyKey) -> StateName:
+        """Return the name that the key state of `key` has, if it has one."""
+        return key
+
+    def _cacheable(self, key: AnyKey) -> bool:
+        return not self._key_states.closed and key_length(key) <= MAX_CACHED_KEY_LENGTH
+
+    def _state_of(self, key: AnyKey, offset_ms: float) -> S | None:
+        """Return the key state of `key`, made with `offset_ms` if it is not there; None for a key
+        that gets none.
+        """
+        if not self._cacheable(key):
+            return None
+        state = self._get(key)
+        if state is None:
+            charges = self._command_cache.acquire_command(key).charges
+            state = self._key_states.get_or_add(
+                key, lambda: self._new_state(key, charges, offset_ms)
+            )
+        return state
+
+    def _state_for_record(self, decision: Decision, offset_ms: float) -> S:
+        """Return the key state that counts the end of the call that was decided by `decision`. It
+        is that of its key, unless the call was over several keys or under other limits.
+        """
+        self._key_states.check_open()
+        charges = decision.charged or ()  # an admitted decision has charges
+        key = charges[0].key
+        state = self._get(key)
+        if state is not None and charges is state.charges:
+            return state
+        rings = tuple(charge.ring for charge in charges)
+        if state is not None and rings == tuple(charge.ring for charge in state.charges):
+            return state
+        own = self._command_cache.acquire_command(key).charges
+        is_own = self._cacheable(key) and rings == tuple(charge.ring for charge in own)
+        name: StateName = key if is_own else rings
+        plain = tuple(charge._replace(cost=1, bucket_start_ms=None) for charge in charges)
+        return self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
+
+
+class _ClosedLock(Generic[S]):
+    """Takes the place of a closed limiter's lock, and raises. So calls of an open limiter need not
+    check whether it is closed.
+    """
+
+    def __init__(self, states: KeyStateCache[S]) -> None:
+        self._states = states
+
+    def __enter__(self) -> None:
+        self._states.check_open()
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class InProcess:
+    """Has every call decided by `attempt`, which executes a command in the store at once."""
+
+    uses_leases = False
+    can_borrow = True
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        attempt: Callable[[Acquire], Decision],
+        clock: Clock,
+        max_keys: int,
+        flush_interval: float,
+    ) -> None:
+        self._monotonic, self._max_keys = clock.monotonic, max_keys
+        self._schedule = FlushSchedule(flush_interval)
+        self._views: list[EntryViewCounts] = []
+        self._acquire_command = acquire_command = commands.acquire_command
+        cached = commands.cached
+
+        def decide_locally(key: AnyKey, cost: int) -> Decision | None:
+            if key.__class__ is str and cost.__class__ is int and cost == 1:
+                command = cached(key)  # what `acquire_command` would return
+                if command is not None:
+                    return attempt(command)
+            return attempt(acquire_command(key, cost))
+
+        # A closure, as a method would have to look up both attributes in each call.
+        self.decide_locally = decide_locally
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire:
+        return self._acquire_command(key, cost)
+
+    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        decision: Decision = yield self._acquire_command(key, cost)
+        return decision
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Return the command that counts the end of an admitted call."""
+        ended = Bucket(
+            CURRENT_BUCKET,
+            success=int(not failed),
+            error=int(failed),
+            rt_sum_ms=rt_ms,
+            rt_min_ms=rt_ms,
+        )
+        charges = decision.charged or ()  # an admitted decision has charges
+        return Flush(charges, counts=((ended,),) * len(charges))
+
+    # -- minute views -----------------------------------------------------------------------------
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
+        views = EntryViewCounts(
+            prefix, max_origins, self._max_keys, self._schedule, self._monotonic
+        )
+        self._views = [views]
+        return views
+
+    @property
+    def next_due_at(self) -> float:
+        return self._schedule.next_due_at
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        return self._schedule.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        self._schedule.wake = wake
+
+    @property
+    def dropped(self) -> int:
+        return sum(views.dropped for views in self._views)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        for views in self._views:
+            views.collect(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        self._schedule.recompute(now, [views.next_due_at for views in self._views])
+
+    def close(self) -> None:
+        for views in self._views:
+            views.close()
+
+    def unacknowledged_counts(self) -> int:
+        return sum(views.unacknowledged() for views in self._views)
+
+    def after_fork(self) -> None:
+        for views in self._views:
+            views.after_fork()
+        self._schedule.next_due_at = NEVER
+
+    # The other methods of a strategy have nothing to do, as nothing of the windows is kept here.
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        return None
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        return None
+
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+        return decision
+
+    def invalidate(self, key: AnyKey) -> None: ...
+
+    def reset(self, key: AnyKey) -> None: ...
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        return None
+
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
+        return []
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        return []
+
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+        return []
+
+    def pause_calls(self, hold: Callable[[], object]) -> None: ...
+
+    def unreturned_permits(self) -> int:
+        return 0
+
+
+_new_tuple = tuple.__new__
+
+
+class ExactStrategy(LocalStrategy[S]):
+    """Spends permits that the store has granted, and repeats refusals of the store."""
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        clock: Clock,
+        states: KeyStateCache[S],
+        schedule: FlushSchedule,
+        counts: PendingCounts[S],
+        sources: Sequence[CommandSource],
+        refusals: Refusals[S],
+    ) -> None:
+        super().__init__(commands, clock, states, schedule, counts, sources)
+        self._refusals = refusals
+
+    def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
+        """Decide by a permit that is held here or a refusal that still holds; None if the store has
+        to decide.
+
+        One function for both strategies: this is the whole cost of a call on a hot key. With a
+        function for the permits and one for the refusal, a leased hit took 6.5 % more time, and a
+        repeated refusal 4.4 % (docs/decisions/0004-decision-is-a-tuple.md).
+        """
+        try:
+            state = self._get(key)
+            if state is None:
+                if key.__class__ is str:
+                    return None
+                key = normalize_key(key)
+                state = self._get(key)
+                if state is None:
+                    return None
+            self._touch(key)
+        except (TypeError, KeyError):  # not a key, or it was evicted in between
+            return None
+        if cost.__class__ is not int or cost < 1:
+            return None
+        # A memoryview is equal to the bytes in it, but is not a key.
+        if key.__class__ is memoryview:  # type: ignore[comparison-overlap]  # callers may be untyped
+            return None
+        now = self._monotonic()
+        if now < state.permits_until:
+            if self._needs_lock:
+                left, charges = self._spend_locked(state, cost)
+            else:
+                # No call in these lines: see `SWITCHES_ONLY_AT_CALLS`.
+                left = state.permits_left - cost
+                if left >= 0:
+                    state.permits_left = left
+                # Read with the permits: those of the next lease are charged in another bucket.
+                charges = state.charges
+            if left >= 0:
+                if left <= state.prefetch_threshold:
+                    self._on_few_left(state, now)
+                if cost != 1:
+                    charges = with_cost(charges, cost)
+                # `Decision(...)` takes nearly twice as long, and so does `int(...)` of the time.
+                return _new_tuple(
+                    Decision,
+                    (
+                        True, key, cost, state.limit, state.left_in_store + left, 0.0,
+                        state.reset_at - now, 0.0, "ok", "lease",
+                        (now * 1000 + state.offset_ms).__trunc__(), charges,
+                    ),
+                )  # fmt: skip
+        if now < state.refused_until and state.refused_cost <= cost <= self._max_cost:
+            refusal = state.refusal
+            if refusal is not None:  # another thread may have dropped it since the line above
+                if state.dirty and now < state.bucket_ends_at and not self._needs_lock:
+                    state.blocked += cost  # no call since the checks
+                else:
+                    self._count_blocked(state, cost, now)
+                return _new_tuple(
+                    Decision,
+                    (
+                        False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
+                        refusal.reset_at - now, 0.0, "over_limit", "deny_cache",
+                        (now * 1000 + state.offset_ms).__trunc__(), None,
+                    ),
+                )  # fmt: skip
+        return None
+
+    def _spend_locked(self, state: S, cost: int) -> tuple[int, tuple[Charge, ...]]:
+        """Take `cost` permits of `state`, if it has as many. Return how many are left afterwards
+        (below 0: it had too few), and where they were charged.
+        """
+        with self._lock:
+            left = state.permits_left - cost
+            if left >= 0:
+                state.permits_left = left
+            return left, state.charges
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        """Decide a call with `enqueue` by permits that are held here; None if they are too few. It
+        is apart from `decide_locally`, because such a call is not refused by a cached refusal.
+        """
+        key = normalize_key(key)
+        state, now = self._get(key), self._monotonic()
+        if state is None or now >= state.permits_until:
+            return None
+        left, charges = self._spend_locked(state, cost)
+        if left < 0:
+            return None
+        if left <= state.prefetch_threshold:
+            self._on_few_left(state, now)
+        return Decision(
+            True, key, cost, state.limit, state.left_in_store + left, 0.0, state.reset_at - now,
+            0.0, "ok", "lease", state.now_ms(now), with_cost(charges, cost),
+        )  # fmt: skip
+
+    def _count_blocked(self, state: S, cost: int, now: float) -> None:
+        """Count `cost` refused permits in the bucket of `now`, and have them flushed."""
+        if now >= state.bucket_ends_at:
+            self._open_bucket(state, now)
+        with self._lock:
+            state.blocked += cost
+        if not state.dirty:
+            self._counts.mark_dirty(state)
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        """Return the decision of a call of cost 1 without counting it; None if the store has to
+        decide.
+        """
+        return self._refusals.peek(key)
+
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+        """Keep a refusal of the store, to repeat it; see `Refusals.remember`."""
+        return self._refusals.remember(key, decision, sent_at)
+
+    def invalidate(self, key: AnyKey) -> None:
+        """Have the store decide the next call of `key`, as its windows have changed."""
+        self._refusals.forget(key)
+
+    def _on_few_left(self, state: S, now: float) -> None:
+        """Called when a call has left `prefetch_threshold` permits or fewer, which only a lease
+        sets.
+        """

@@ -1,0 +1,43 @@
+"""`consistency="direct"`: the store decides every call, and a refusal is repeated here."""
+
+from __future__ import annotations
+
+from ..ring.clock import Clock
+from ..ring.commands import Acquire
+from ..ring.decision import Charge, Decision, limits_in
+from ..ring.key import AnyKey
+from ..runtime.command_cache import CommandCache
+from ..runtime.flush import FlushSchedule
+from ..runtime.steps import Operation
+from .base import ExactStrategy
+from .key_state import KeyState, KeyStateCache, StateName
+from .pending_counts import PendingCounts
+from .refusals import Refusals
+
+
+class Direct(ExactStrategy[KeyState]):
+    """Has every call decided by the store, unless a cached refusal decides it."""
+
+    def __init__(
+        self, commands: CommandCache, clock: Clock, max_keys: int, flush_interval: float
+    ) -> None:
+        """`flush_interval`: seconds from a count to the flush that sends it."""
+        states: KeyStateCache[KeyState] = KeyStateCache(max_keys)
+        schedule = FlushSchedule(flush_interval)
+        counts = PendingCounts(states, schedule, clock.monotonic)
+        refusals = Refusals(states, self._state_of, clock.monotonic)
+        super().__init__(commands, clock, states, schedule, counts, [counts], refusals)
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire:
+        return self._command_cache.acquire_command(key, cost)
+
+    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        """Have the store decide."""
+        sent_at = self._monotonic()
+        decision: Decision = yield self._command_cache.acquire_command(key, cost)
+        return decision if decision.allowed else self.cache_refusal(key, decision, sent_at)
+
+    def _new_state(
+        self, name: StateName, charges: tuple[Charge, ...], offset_ms: float
+    ) -> KeyState:
+        return KeyState(name, charges, limits_in(charges), offset_ms)

@@ -1,0 +1,292 @@
+"""Commands: the calls of the Lua scripts, their arguments, and how their replies are read.
+
+A command has the name of its script, its rings, and the arguments behind the guard (`frames.py`);
+its reply is a named tuple. `MemoryStore` executes the same commands, and a property test compares
+the replies of all stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from ..borrow.commands import Borrow
+from ..shaping.commands import shaping_state
+from .command import GUARD_LENGTH, Command, FrameParts, ScriptReply, ring_arguments, time_argument
+from .decision import BorrowedCharge, Charge
+from .key import AnyKey, ring_name, senders_name, shaping_name
+from .limit import Limit, expires_in_ms
+from .replies import (
+    AcquireReply,
+    CountReply,
+    FleetCounts,
+    LeaseReply,
+    ReadReply,
+    hash_fields,
+    parse_acquire_reply,
+    ring_state,
+)
+from .scripts import load_script
+from .stats import Bucket
+
+_MAX_CACHED_COMBINED = 64
+"""An `Acquire` caches its combined commands up to this number of calls."""
+
+CURRENT_BUCKET = 10**13
+"""The start, in a `Flush`, of counts that belong in whatever bucket is the newest."""
+
+
+def charges_of(
+    key: AnyKey, key_prefix: bytes, limits: Sequence[Limit], cost: int
+) -> tuple[Charge, ...]:
+    """Return what a call of `cost` counts for `key` under `limits`."""
+    return tuple(Charge(ring_name(key_prefix, limit), limit, cost, key) for limit in limits)
+
+
+@dataclass(slots=True, eq=False)
+class Acquire(Command[AcquireReply]):
+    """`calls` calls of the same cost, decided one after the other."""
+
+    script: ClassVar[str] = "acquire"
+
+    calls: int = 1
+    write_limit: bool = False
+    """Store the limits in their rings, for `stats`: on the first call of a key in this process."""
+
+    frame_parts: FrameParts | None = field(default=None, repr=False, kw_only=True)
+    """Shared by commands that differ in their key only; None for a command on its own."""
+    unleased_demand: Any = field(default=0.0, repr=False, kw_only=True)
+    """Not a part of the command: `leased` keeps here what it knows of the demand for a key that has
+    no key state (`local/leases.py`), which saves a look-up in each call.
+    """
+    _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
+    """The cached commands of `combined`, by their number of calls; None until there is one."""
+    ring_link: Any = field(default=None, repr=False, kw_only=True)
+    """Not a part of the command: what a store in this process keeps here, to find the command's
+    ring without a look-up.
+    """
+
+    def arguments(self) -> list[bytes | int | str]:
+        arguments = ring_arguments(self.charges, self.calls)
+        if self.write_limit:
+            return [*arguments, self.calls, time_argument(self.now_ms), 1]
+        if self.now_ms is not None:
+            return [*arguments, self.calls, self.now_ms]
+        return [*arguments, self.calls] if self.calls > 1 else arguments
+
+    def reply(self, raw: ScriptReply) -> AcquireReply:
+        if len(raw) == 3:
+            left, now = raw[1], raw[2]
+            return AcquireReply(
+                self.calls, 0, left, expires_in_ms(self.charges[0].limit, now), 0, now
+            )
+        return parse_acquire_reply(raw, self.calls)
+
+    def with_time(self, now_ms: int) -> Acquire:
+        return self._changed(now_ms=now_ms)
+
+    def combined(self, calls: int) -> Acquire:
+        """Return the one command that stands for `calls` commands like this one."""
+        if calls == 1:
+            return self
+        known = self._combined
+        if known is None:
+            known = self._combined = {}
+        shared = known.get(calls)
+        if shared is None:
+            shared = self._changed(calls=calls)
+            if calls <= _MAX_CACHED_COMBINED:
+                known[calls] = shared
+        return shared
+
+    def _changed(self, **changes: int) -> Acquire:
+        """Return a copy with these changes, and without anything that is cached."""
+        return replace(
+            self,
+            frame_parts=None,
+            unleased_demand=0.0,
+            ring_link=None,
+            _split_frame=None,
+            _combined=None,
+            **changes,  # type: ignore[arg-type]  # they are fields of type int
+        )
+
+    def _split_around_guard(self) -> tuple[bytes, bytes]:
+        parts = self.frame_parts
+        if parts is None:
+            parts = self.frame_parts = FrameParts()
+        if not parts.after_guard:
+            parts.before_keys, parts.after_guard = self._frame_parts(
+                b"EVALSHA", load_script(self.script).sha
+            )
+        if len(self.charges) > 1:
+            return parts.before_keys + self._keys_frame(), parts.after_guard
+        ring = self.charges[0].ring
+        head = b"%b$%d\r\n%b\r\n%b" % (parts.before_keys, len(ring), ring, GUARD_LENGTH)
+        return head, parts.after_guard
+
+
+@dataclass(slots=True, eq=False)
+class Peek(Command[AcquireReply]):
+    """The reply that `Acquire` would get now; nothing is written."""
+
+    script: ClassVar[str] = "peek"
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [*ring_arguments(self.charges), 1, time_argument(self.now_ms)]
+
+    def reply(self, raw: ScriptReply) -> AcquireReply:
+        return parse_acquire_reply(raw, 1)
+
+
+@dataclass(slots=True, eq=False)
+class Lease(Command[LeaseReply]):
+    """One call, and up to `extra` permits for its process to spend until the bucket ends.
+
+    With `prefetch` no caller waits for it, so a refusal counts no block.
+    """
+
+    script: ClassVar[str] = "lease"
+
+    extra: int = 0
+    prefetch: bool = False
+
+    def arguments(self) -> list[bytes | int | str]:
+        rings = ring_arguments(self.charges)
+        return [*rings, 1, time_argument(self.now_ms), self.extra, int(self.prefetch)]
+
+    def reply(self, raw: ScriptReply) -> LeaseReply:
+        if raw[1] < 0:
+            return LeaseReply(parse_acquire_reply(raw, 1), 0, 0)
+        return LeaseReply(parse_acquire_reply([*raw[:5], *raw[7:]], 1), raw[5], raw[6])
+
+
+@dataclass(slots=True, eq=False)
+class Flush(Command[FleetCounts]):
+    """The counts of a process, by ring and bucket.
+
+    A ring takes each `seq` (rising) of a `sender` (hexadecimal) once, so that a flush whose outcome
+    is unknown can be sent again; without a sender the ring takes every flush. With `pull` the reply
+    has the passes of all processes.
+    """
+
+    script: ClassVar[str] = "flush"
+
+    counts: tuple[tuple[Bucket, ...], ...] = ()
+    sender: str = ""
+    seq: int = 0
+    pull: bool = False
+
+    @property
+    def keys(self) -> list[bytes]:
+        rings = [charge.ring for charge in self.charges]
+        return [*rings, *map(senders_name, rings)]
+
+    def arguments(self) -> list[bytes | int | str]:
+        rings = ring_arguments(self.charges)
+        counts = [_counts_argument(buckets) for buckets in self.counts] or [""] * len(self.charges)
+        return [
+            *rings,
+            1,
+            time_argument(self.now_ms),
+            self.sender,
+            self.seq,
+            int(self.pull),
+            *counts,
+        ]
+
+    def reply(self, raw: ScriptReply) -> FleetCounts:
+        passed = (dict(zip(ring[::2], ring[1::2], strict=True)) for ring in raw[3:])
+        return FleetCounts(tuple(passed), raw[2])
+
+
+def _counts_argument(buckets: Sequence[Bucket]) -> str:
+    return "".join(
+        f"{b.start} {b.passed} {b.blocked} {b.success} {b.error} {b.rt_sum_ms} {b.rt_min_ms or 0};"
+        for b in buckets
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Refund(Command[CountReply]):
+    """Give back what was charged: out of the bucket that a charge names, or if it names none, out
+    of the bucket of `charged_ms`.
+    """
+
+    script: ClassVar[str] = "refund"
+
+    charged_ms: int = 0
+
+    def bucket_starts_ms(self) -> list[int]:
+        """Return the start of the bucket in each ring."""
+        at = self.charged_ms
+        return [
+            at - at % c.limit.bucket_ms if c.bucket_start_ms is None else c.bucket_start_ms
+            for c in self.charges
+        ]
+
+    def borrowed_flags(self) -> list[bool]:
+        """Return for each ring whether the permits were borrowed from their bucket."""
+        return [isinstance(charge, BorrowedCharge) for charge in self.charges]
+
+    def arguments(self) -> list[bytes | int | str]:
+        borrowed = self.borrowed_flags()
+        return [
+            *ring_arguments(self.charges),
+            1,
+            time_argument(self.now_ms),
+            *self.bucket_starts_ms(),
+            *(map(int, borrowed) if any(borrowed) else ()),
+        ]
+
+    def reply(self, raw: ScriptReply) -> CountReply:
+        return CountReply(raw[1], raw[2])
+
+
+@dataclass(slots=True, eq=False)
+class Read(Command[ReadReply]):
+    """The rings as they are stored, and the shaping of those limits that are shaped."""
+
+    script: ClassVar[str] = "read"
+
+    @property
+    def keys(self) -> list[bytes]:
+        rings = [charge.ring for charge in self.charges]
+        shaped = [charge.ring for charge in self.charges if charge.limit.is_shaped]
+        return [*rings, *map(shaping_name, shaped)]
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [time_argument(self.now_ms)]
+
+    def reply(self, raw: ScriptReply) -> ReadReply:
+        hashes = iter([hash_fields(fields) for fields in raw[3:]])
+        states = [
+            ring_state(next(hashes), charge.limit.bucket_ms, charge.limit.span)
+            for charge in self.charges
+        ]
+        shapings = [
+            shaping_state(next(hashes)) if charge.limit.is_shaped else None
+            for charge in self.charges
+        ]
+        return ReadReply(tuple(states), raw[2], tuple(shapings))
+
+
+@dataclass(slots=True, eq=False)
+class Reset(Command[CountReply]):
+    """Delete the rings."""
+
+    script: ClassVar[str] = "reset"
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [time_argument(self.now_ms)]
+
+    def reply(self, raw: ScriptReply) -> CountReply:
+        return CountReply(raw[1], raw[2])
+
+
+COMMANDS: dict[str, type[Command[Any]]] = {
+    command.script: command
+    for command in (Acquire, Borrow, Lease, Peek, Flush, Refund, Read, Reset)
+}
+"""Every command by the name of its script."""

@@ -1,0 +1,168 @@
+"""Makes the command for a key and a cost, once: checks both, and caches the command.
+
+Building a command takes some 2 us (escaping, packing), and a cached one a dictionary look-up.
+Callers of one key and cost get the *same* command object, and by that stores recognize calls that
+can share one script call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from ..errors import short_repr
+from ..ring.command import FrameParts
+from ..ring.commands import Acquire, charges_of
+from ..ring.decision import Charge
+from ..ring.key import (
+    AnyKey,
+    Key,
+    check_prefix,
+    key_length,
+    normalize_key,
+    ring_name_prefix,
+    ring_name_suffix,
+)
+from ..ring.limit import LimitSpec, parse_limits
+from ..shaping.commands import AcquireShaped, any_shaped
+from ..shaping.operations import check_shaped_costs
+
+_MAX_COMMANDS = 16_384
+_MAX_CACHED_KEY_LENGTH = 256
+_MAX_COSTS = 64
+"""The costs for which the common part of frames is kept."""
+_COST_MARKER = object()
+"""Part of the cache key of commands whose cost is not 1: no caller's key can be equal to it."""
+_CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
+_MAX_CACHED_COST = 10**9
+"""The scripts count exactly up to 10**13, so ten thousand calls of this cost may share one script
+call. Commands of higher cost are not cached, and so not shared.
+"""
+
+
+class CommandCache:
+    """Commands for one prefix and one set of limits. Safe to share between threads."""
+
+    command_type: type[Acquire] = Acquire
+
+    def __init__(self, prefix: str, limits: LimitSpec) -> None:
+        self.prefix = check_prefix(prefix)
+        self.limits = parse_limits(limits)
+        self._highest_cost = min(limit.amount for limit in self.limits)
+        self._ring_name_suffixes = [(limit, ring_name_suffix(limit)) for limit in self.limits]
+        self._frame_parts: dict[int, tuple[FrameParts, FrameParts]] = {}
+        """By cost: of a key's first command, and of the cached one."""
+        self._commands: dict[_CacheKey, Acquire] = {}
+        self._previous_generation: dict[_CacheKey, Acquire] = {}
+        self.cached: Callable[[str], Acquire | None] = self._commands.get
+        """Return the command for a call of cost 1 on a key that is a `str`, if it is cached."""
+
+    def acquire_command(self, key: AnyKey, cost: int = 1) -> Acquire:
+        """Return the command for one call of `cost` on `key`.
+
+        Raises `ValueError` for an empty key and for a cost that no window could ever admit,
+        `TypeError` for an object that is not a key.
+        """
+        if cost.__class__ is int:
+            try:
+                command = self._commands.get(key if cost == 1 else (_COST_MARKER, key, cost))
+                if command is None and self._previous_generation:
+                    command = self._promote(_cache_key(key, cost))
+            except TypeError:  # an unhashable key: `ring_name_prefix` raises a better one
+                command = None
+            # A memoryview is equal to the bytes in it, and not a key: `ring_name_prefix` raises.
+            # (mypy rules a memoryview out; callers may be untyped.)
+            is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # see above
+            if command is not None and is_key:
+                return command
+        check_cost(cost, self._highest_cost)
+        normalized = normalize_key(key)
+        if normalized is not key:
+            # Both forms of the key get the same command, so that their calls can be shared.
+            command = self.acquire_command(normalized, cost)
+            if command is self._commands.get(_cache_key(normalized, cost)):
+                self._cache(_cache_key(key, cost), command)
+            return command
+        key_prefix = ring_name_prefix(self.prefix, key)
+        charges = tuple(
+            [
+                Charge(key_prefix + suffix, limit, cost, key)
+                for limit, suffix in self._ring_name_suffixes
+            ]
+        )
+        if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
+            return self.command_type(charges)
+        frame_parts = self._frame_parts.get(cost)
+        if frame_parts is None:
+            frame_parts = self._add_frame_parts(cost)
+        command = self.command_type(charges, frame_parts=frame_parts[1])
+        self._cache(_cache_key(key, cost), command)
+        if self._previous_generation:
+            return command
+        # The first call of a key also stores the limits in its ring, so that `stats` shows a new
+        # limit at once. The script is slower then, so this is not done once there are more keys
+        # than are cached: any call could then seem to be the first of its key.
+        return self.command_type(charges, write_limit=True, frame_parts=frame_parts[0])
+
+    def _add_frame_parts(self, cost: int) -> tuple[FrameParts, FrameParts]:
+        if len(self._frame_parts) >= _MAX_COSTS:
+            self._frame_parts = {}
+        added = self._frame_parts[cost] = FrameParts(), FrameParts()
+        return added
+
+    def _promote(self, name: _CacheKey) -> Acquire | None:
+        command = self._previous_generation.get(name)
+        if command is not None:
+            self._cache(name, command)
+        return command
+
+    def _cache(self, name: _CacheKey, command: Acquire) -> None:
+        """Cache `command`. When the cache is full, a new generation begins. Commands of the
+        previous one move over as they are used, so that those in use are not all built again at
+        once; the rest is dropped when the cache is full again.
+        """
+        if len(self._commands) >= _MAX_COMMANDS:
+            self._previous_generation = self._commands.copy()
+            self._commands.clear()
+        self._commands[name] = command
+
+    def acquire_all_command(self, items: Iterable[Sequence[Any]]) -> Acquire:
+        """Return the command for one call over several keys: `(key, limits, cost)` or
+        `(key, limits)` each.
+
+        Raises as `acquire` does, and `ValueError` where a ring would be charged twice.
+        """
+        charges: list[Charge] = []
+        for item in items:
+            if isinstance(item, (str, bytes, Key)) or not 2 <= len(item) <= 3:
+                raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
+            key, limits = normalize_key(item[0]), parse_limits(item[1])
+            cost = item[2] if len(item) == 3 else 1
+            check_cost(cost, min(limit.amount for limit in limits))
+            charges += charges_of(key, ring_name_prefix(self.prefix, key), limits, cost)
+        if not charges:
+            raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
+        seen: set[bytes] = set()
+        for charge in charges:
+            if charge.ring in seen:
+                raise ValueError(
+                    f"key {short_repr(charge.key)} is named twice with the same buckets; "
+                    "add the costs up"
+                )
+            seen.add(charge.ring)
+        if any_shaped(charge.limit for charge in charges):
+            check_shaped_costs(charges)
+            return AcquireShaped(tuple(charges))
+        return Acquire(tuple(charges))
+
+
+def _cache_key(key: AnyKey, cost: int) -> _CacheKey:
+    return key if cost == 1 else (_COST_MARKER, key, cost)
+
+
+def check_cost(cost: object, highest: int) -> None:
+    """Raise `ValueError` for a cost that is not an int from 1 to `highest`, the smallest limit."""
+    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+        raise ValueError(f"cost={short_repr(cost)} is not a whole number of at least 1")
+    if cost > highest:
+        raise ValueError(f"cost={cost} can never be admitted: the smallest limit is {highest}")

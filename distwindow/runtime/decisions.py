@@ -1,0 +1,81 @@
+"""Decisions from the replies of scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..borrow.commands import Borrow, BorrowReply
+from ..ring.command import Command
+from ..ring.commands import Acquire
+from ..ring.decision import BorrowedCharge, Decision, Reason, Source, with_bucket_starts
+from ..ring.replies import AcquireReply
+
+
+def decision_of(command: Command[Any], reply: AcquireReply, source: Source) -> Decision:
+    """Return the decision that `reply` to one call is."""
+    admitted, index, left, reset_ms, retry_ms, now_ms, _, starts, wait_us = reply
+    if admitted:
+        decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
+        if wait_us is not None:
+            decision = _paced(command, decision, wait_us)
+        if starts is not None and decision.charged:
+            decision = decision._replace(charged=with_bucket_starts(command.charges, starts))
+        return decision
+    _, limit, cost, key, _ = command.charges[index]
+    return _new_tuple(
+        Decision,
+        (
+            False, key, cost, limit, max(0, left), retry_ms / 1000, reset_ms / 1000, 0.0,
+            "over_limit", source, now_ms, None,
+        ),
+    )  # fmt: skip
+
+
+def borrow_decision(command: Borrow, reply: BorrowReply, source: Source) -> Decision:
+    """Return the decision that `reply` is."""
+    decision = decision_of(command, reply.acquire_reply, source)
+    if not decision.allowed:
+        return decision
+    charges, starts = command.charges, reply.acquire_reply.bucket_starts_ms
+    if starts is not None:
+        borrowed = reply.borrowed or (False,) * len(charges)
+        charges = tuple(
+            [
+                (BorrowedCharge if is_borrowed else type(charge))(*charge[:4], start)
+                for charge, start, is_borrowed in zip(charges, starts, borrowed, strict=True)
+            ]
+        )
+    return decision._replace(
+        charged=charges,
+        wait=reply.wait_ms / 1000,
+        reason="borrowed" if reply.wait_ms else "ok",
+    )
+
+
+def admitted_decision(
+    command: Command[Any],
+    index: int,
+    left: int,
+    reset_ms: int,
+    now_ms: int,
+    source: Source,
+) -> Decision:
+    """Return the decision of an admitted call. Stores call this directly on their hot paths."""
+    charges = command.charges
+    _, limit, cost, key, _ = charges[index]
+    charged = charges if type(command) is Acquire else None
+    return _new_tuple(
+        Decision,
+        (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
+    )
+
+
+def _paced(command: Command[AcquireReply], decision: Decision, wait_us: int) -> Decision:
+    """Return the decision of a call that is admitted by limits that are paced or warm up."""
+    charged = command.charges if isinstance(command, Acquire) else None
+    reason: Reason = "paced" if wait_us else "ok"
+    return decision._replace(wait=wait_us / 1e6, reason=reason, charged=charged)
+
+
+_new_tuple = tuple.__new__
+"""`Decision(...)` takes twice as long; with keywords a refusal on memory:// takes 8 % longer."""

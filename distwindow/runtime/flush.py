@@ -1,0 +1,160 @@
+"""When the worker has to flush what is counted in this process, and the operation that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import DistwindowError, StoreTimeout, StoreUnavailable
+from ..ring.clock import NEVER
+from ..ring.command import Command
+from .steps import Operation, Pipeline
+
+# --------------------------------------------------------------------------------------------------
+#
+# When the worker has to flush one limiter.
+#
+# next_due_at      NEVER ------ flush_by(t) ------> t ------ recompute() ------> NEVER or later
+# the worker       sleeps        wake()             flushes                      sleeps
+
+
+class FlushSchedule:
+    """The next time, and the function that wakes the worker for it."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        """Seconds from the first count to the flush that sends it."""
+        self.next_due_at = NEVER
+        """Monotonic seconds."""
+        self.wake: Callable[[], object] = lambda: None
+        """Wakes the worker, as `next_due_at` is earlier than it was."""
+
+    def flush_by(self, at: float) -> None:
+        """Have the worker flush at `at` (monotonic seconds) or earlier."""
+        # A time that is more than an interval and a second before `at` is replaced, too: what was
+        # to flush then (the task of an event loop, for example) has ended, or was not woken.
+        if at < self.next_due_at or self.next_due_at < at - self.interval_s - 1:
+            self.next_due_at = at
+            self.wake()
+
+    def recompute(self, now: float, sources: Iterable[Callable[[float], float]]) -> None:
+        """Set the next time after a flush: the earliest that one of `sources` returns."""
+        self.next_due_at = NEVER  # first, as `flush_by` may be called meanwhile
+        for due in sources:
+            at = due(now)
+            self.next_due_at = min(self.next_due_at, at)
+        if self.next_due_at < NEVER:
+            self.wake()  # the worker may have read NEVER in between
+
+
+class OutgoingCommand(NamedTuple):
+    """A command that is to be sent, and the function that takes its outcome."""
+
+    command: Command[Any]
+    on_reply: Callable[[Any, float], None]
+    """Called with the reply or the error, and when the command was sent (monotonic seconds). A
+    second call is harmless."""
+
+
+class FlushSource(Protocol):
+    """Something that counts in this process, and has to send it."""
+
+    @property
+    def next_due_at(self) -> float:
+        """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
+
+    @property
+    def dropped(self) -> int:
+        """How many counts the store never received, and never will."""
+
+    wake: Callable[[], object]
+    """Called when `next_due_at` is earlier than it was. Set by the worker."""
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        """Return what has to be sent before any counts can be: its reply has the store's time."""
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        """Add what is to be sent now to `outgoing`; with `everything`, all that is pending, and
+        nothing that fetches. If this raises, the caller calls each `on_reply` of `outgoing` with
+        "not sent".
+        """
+
+    def reschedule(self, now: float) -> None:
+        """Set `next_due_at` after a flush."""
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        """Have every call run `hold` before it is decided."""
+
+    def unreturned_permits(self) -> int:
+        """Return how many leased permits are still to be given back."""
+
+    def unacknowledged_counts(self) -> int:
+        """Return how many counts the store has not acknowledged."""
+
+
+_NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)
+_OUTCOME_UNKNOWN = StoreTimeout(
+    "the exchange was interrupted, and its outcome is unknown", charged=None
+)
+
+
+def was_interrupted(reply: object) -> bool:
+    """True for the outcome of a command whose exchange was cancelled, or interrupted by a signal
+    handler: it says nothing about the store.
+    """
+    return reply is _NOT_SENT or reply is _OUTCOME_UNKNOWN
+
+
+class FlushResult(NamedTuple):
+    """How a flush ended."""
+
+    failure: DistwindowError | None
+    """The first error; None if there is none."""
+    has_sent: bool
+    """False if there was nothing to send, which says nothing about the store."""
+
+
+def flush_due(
+    strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
+) -> Operation[FlushResult]:
+    """Send what is due; with `everything`, all that is pending."""
+    probe = strategy.clock_probe()
+    failure = yield from send_all(probe, monotonic)
+    outgoing: list[OutgoingCommand] = []
+    try:
+        strategy.collect_commands(monotonic(), outgoing, everything=everything)
+        later = yield from send_all(outgoing, monotonic)
+    except BaseException:  # raised by a signal handler, anywhere
+        # Where `send_all` has called `on_reply` already, a second call does nothing.
+        for each in outgoing:
+            each.on_reply(_NOT_SENT, 0.0)
+        raise
+    finally:
+        strategy.reschedule(monotonic())
+    return FlushResult(failure or later, bool(probe or outgoing))
+
+
+def send_all(
+    outgoing: Sequence[OutgoingCommand], monotonic: Callable[[], float]
+) -> Operation[DistwindowError | None]:
+    """Send these commands in one exchange, and call each `on_reply`, whatever happens. Return the
+    first error, None if there is none.
+    """
+    if not outgoing:
+        return None
+    sent_at = monotonic()
+    replies: Sequence[object] = [_NOT_SENT] * len(outgoing)
+    try:
+        pipeline = Pipeline(tuple([each.command for each in outgoing]))
+        replies = [_OUTCOME_UNKNOWN] * len(outgoing)
+        replies = yield pipeline
+        for each, reply in zip(outgoing, replies, strict=True):
+            each.on_reply(reply, sent_at)
+    except BaseException:  # a cancellation, or raised by a signal handler
+        for each, reply in zip(outgoing, replies, strict=True):
+            each.on_reply(reply, sent_at)  # a second call does nothing
+        raise
+    failures = (reply for reply in replies if isinstance(reply, DistwindowError))
+    return next(failures, None)

@@ -1,0 +1,106 @@
+"""The operations on one key beside `acquire`: peek, stats, refund, reset, record."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ..errors import short_repr
+from ..ring.clock import Clock
+from ..ring.commands import Read, Refund
+from ..ring.decision import Charge, Decision, Source
+from ..ring.key import AnyKey
+from ..ring.stats import Stats, stats_of, window_at
+from ..shaping.commands import peek_command, reset_command
+from .decisions import decision_of
+from .flush import send_all
+from .steps import Operation, send
+from .strategy import Strategy
+
+
+def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Operation[Decision]:
+    """Return the decision that these charges of one key would get now."""
+    decision = strategy.peek(charges[0].key)
+    if decision is None:
+        command = peek_command(charges)
+        reply = yield from send(command)
+        decision = decision_of(command, reply, source)
+    return decision
+
+
+def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Operation[Stats]:
+    """Return the statistics of a key. What this process has counted is sent first."""
+    key = charges[0].key
+    yield from _flush_key(strategy, key, clock)
+    states, now_ms, shapings = yield from send(Read(charges))
+    windows = tuple(
+        window_at(state, charge.limit, now_ms, shaping)
+        for state, charge, shaping in zip(states, charges, shapings, strict=True)
+    )
+    return stats_of(key, windows, now_ms)
+
+
+def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
+    """Give back what `decision` was charged, to the bucket it was charged in. Return how many
+    permits the store has given back, the most of any limit. Raises `ValueError` for a decision that
+    was charged nothing.
+    """
+    charges = _checked_charges(decision)
+    yield from _flush_key(strategy, decision.key, clock)
+    count, _ = yield from send(Refund(charges, charged_ms=decision.now_ms))
+    strategy.invalidate(decision.key)
+    # Again, so that what this process knows of the key includes the refund.
+    yield from _flush_key(strategy, decision.key, clock)
+    return count
+
+
+def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
+    """Empty the windows of a key."""
+    yield from send(reset_command(charges))
+    strategy.reset(charges[0].key)
+
+
+def record(
+    strategy: Strategy, decision: Decision, failed: bool, rt_ms: int
+) -> Operation[Any] | None:
+    """Record one finished call, in the bucket in which it ended. None if that is counted in this
+    process, which is not worth a generator and its driver at the end of each entry.
+    """
+    command = strategy.record(decision, failed, rt_ms)
+    return None if command is None else send(command)
+
+
+def before_multi_key(
+    strategy: Strategy, charges: tuple[Charge, ...], clock: Clock
+) -> Operation[None]:
+    """Before the store decides a call over several keys, send what this process has counted of
+    them, and give back what it has leased.
+    """
+    keys = [charge.key for charge in charges]
+    yield from strategy.lease_fetch_waits(keys)
+    yield from send_all(strategy.before_multi_key(keys), clock.monotonic)
+
+
+def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]:
+    """Send what this process has counted of `key`."""
+    yield from send_all(strategy.clock_probe(), clock.monotonic)
+    command = strategy.flush_command(key)
+    if command is not None:
+        yield from send_all([command], clock.monotonic)
+
+
+def _checked_charges(decision: Decision) -> tuple[Charge, ...]:
+    """Return what `decision` was charged; raise if that is nothing, or if it is no decision."""
+    if not isinstance(decision, Decision):
+        awaited = "; await the call first" if inspect.isawaitable(decision) else ""
+        raise TypeError(
+            f"refund takes the Decision that try_acquire or acquire has returned, not "
+            f"{short_repr(decision)}{awaited}"
+        )
+    if not decision.charged:
+        why = "the call was refused" if not decision.allowed else "peek counts nothing"
+        raise ValueError(
+            f"nothing was charged by this decision, as {why}; there is nothing to give back: "
+            f"{decision!r}"
+        )
+    return decision.charged

@@ -1,0 +1,118 @@
+"""Operations: generators that yield what has to be done, for threads and tasks alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from .._locks import OneShotEvent
+from ..errors import StoreError
+from ..ring.command import Command
+from ..ring.replies import LeaseReply
+
+
+class Completion:
+    """Completed once. Waits that begin after that return at once."""
+
+    __slots__ = ("_done", "_waiters", "failure")
+
+    def __init__(self) -> None:
+        self.failure: StoreError | None = None
+        """Why there is no result; None if there is one."""
+        self._done = OneShotEvent()
+        self._waiters: list[Callable[[], object]] = []
+        """One function for each waiting task, which wakes it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True after `complete`."""
+        return self._done.is_set
+
+    def complete(self, failure: StoreError | None = None) -> None:
+        """Wake all that wait. Idempotent."""
+        self.failure = failure
+        self._done.set()
+        while self._waiters:
+            self._waiters.pop()()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is complete, for `seconds` at most."""
+        self._done.wait(seconds)
+
+    async def wait_async(self, seconds: float) -> None:
+        """Do as `wait`, for tasks."""
+        loop = asyncio.get_running_loop()
+        completed = asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(completed.set)
+
+        self._waiters.append(wake)
+        if self._done.is_set:  # after the append, as `complete` may have emptied the list before it
+            return
+        try:
+            await asyncio.wait_for(completed.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The steps of an operation: what it may yield, and what it is given for each.
+#
+#   step       given
+#   Command    its reply; for an `Acquire` the `Decision`, as stores build that directly
+#   Pipeline   a list of replies, with an error in place of each reply that did not come
+#   Fetch      the reply
+#   Sleep      None, after that time
+#   WaitFor    None, when the completion is complete or after that time
+#
+# An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
+# reads time only from the clock it was given, holds no lock across a yield, and never yields inside
+# `finally`.
+
+T = TypeVar("T")
+Reply = TypeVar("Reply")
+
+
+class Sleep(NamedTuple):
+    """Sleep for `seconds`."""
+
+    seconds: float
+
+
+class Pipeline(NamedTuple):
+    """Send many commands in one exchange."""
+
+    commands: tuple[Command[Any], ...]
+
+
+class Fetch(NamedTuple):
+    """Send a lease, whose permits must not be lost. If the reply comes after the task
+    that sent it was cancelled or has given up, `on_late_reply` is called with it. (A thread that
+    gives up drops its connection, and the reply with it.)
+    """
+
+    command: Command[LeaseReply]
+    on_late_reply: Callable[[LeaseReply], object]
+
+
+class WaitFor(NamedTuple):
+    """Wait until `completion` is complete, for `seconds` at most."""
+
+    completion: Completion
+    seconds: float
+
+
+StoreStep: TypeAlias = "Command[Any] | Fetch | Pipeline"
+"""The steps that a store executes."""
+Step: TypeAlias = "StoreStep | Sleep | WaitFor"
+Operation: TypeAlias = Generator[Step, Any, T]
+
+
+def send(command: Command[Reply]) -> Operation[Reply]:
+    """Send `command`, which is not an `Acquire`, and return its reply."""
+    reply: Reply = yield command
+    return reply

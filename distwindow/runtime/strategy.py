@@ -1,0 +1,85 @@
+"""What the operations and the worker need of a consistency strategy (`consistency/`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from ..minute.operations import EntryViews
+from ..ring.commands import Acquire, Flush
+from ..ring.decision import Decision
+from ..ring.key import AnyKey
+from .flush import FlushSource
+from .flush import OutgoingCommand as OutgoingCommand  # strategies import it from here
+from .steps import Operation, WaitFor
+
+
+class Strategy(FlushSource, Protocol):
+    """How a limiter decides."""
+
+    uses_leases: bool
+    """True if it leases permits, which have to be given back."""
+    can_borrow: bool
+    """True if the store decides what the windows hold, and so can promise coming permits."""
+
+    # -- decisions --
+
+    @property
+    def decide_locally(self) -> Callable[[AnyKey, int], Decision | None]:
+        """Decide a call of this key and cost in this process; None if the store has to decide."""
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        """Return the command of a call that takes nothing but the store's decision, after
+        `decide_locally` has returned None; None if it takes `acquire_remote`.
+        """
+
+    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        """Have the store decide a call, after `decide_locally` has returned None."""
+
+    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
+        """Decide a call with `enqueue` by permits that are held here; None if the store has to
+        decide.
+        """
+
+    def peek(self, key: AnyKey) -> Decision | None:
+        """Return the decision of a call of cost 1 without counting it; None if the store has to
+        decide.
+        """
+
+    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
+        """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
+        Return `decision`.
+        """
+
+    def invalidate(self, key: AnyKey) -> None:
+        """Do not decide by what was known of `key`, as its windows have changed in the store."""
+
+    def reset(self, key: AnyKey) -> None:
+        """Drop what is known and counted of `key`, as its windows have been emptied."""
+
+    # -- counts --
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Count the end of an admitted call; return a command if the store has to count it now."""
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`; None if there is nothing."""
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViews:
+        """Have this strategy send what entries count for minute views, and return where to count.
+        `max_origins` is how many origins of one key get a view.
+        """
+
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
+        """Return what has to be sent before the store decides one call over `keys`."""
+
+    # -- ends --
+
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
+
+    def close(self) -> None:
+        """Count and decide nothing any more."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child."""

@@ -1,0 +1,137 @@
+"""The rolling window of go-zero (`core/collection/rollingwindow.go`).
+
+Buckets are aligned to the time when the window was made, not to the epoch. The current bucket is
+that of the last addition, and reading does not change it. Times are arguments, in ms. Not locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+from ...errors import ConfigurationError
+
+
+class RollingBucket(Protocol):
+    """The methods that a rolling window calls on a bucket (go-zero `BucketInterface`)."""
+
+    def add(self, v: float) -> None:
+        """Add one value."""
+
+    def reset(self) -> None:
+        """Remove all values."""
+
+
+class SumBucket:
+    """The sum and the count of the values added (go-zero `Bucket`). Not locked."""
+
+    __slots__ = ("count", "sum")
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self.count = 0
+
+    def add(self, v: float) -> None:
+        """Add one value."""
+        self.sum += v
+        self.count += 1
+
+    def reset(self) -> None:
+        """Remove all values."""
+        self.sum = 0.0
+        self.count = 0
+
+
+RB = TypeVar("RB", bound=RollingBucket)
+
+
+class RollingWindow(Generic[RB]):
+    """The last `size` buckets of `bucket_ms` each. At `now` (ms), when it is made, all are empty.
+
+    With `ignore_current` the current, incomplete bucket is left out of `buckets`, but only while
+    the last addition (or the start) is in it: later the current bucket is empty, and the newest
+    bucket with values is complete.
+
+    If time goes back by less than a bucket, it is treated as unchanged. If it goes back by a bucket
+    or more, everything is treated as expired: `buckets` returns none and `add` clears all.
+
+    `offset` is the slot of the newest bucket, `last_time` its start in ms. Not locked. Raises
+    `ConfigurationError` unless `size` and `bucket_ms` are positive ints.
+    """
+
+    __slots__ = ("_buckets", "bucket_ms", "ignore_current", "last_time", "offset", "size")
+
+    @overload
+    def __init__(
+        self: RollingWindow[SumBucket],
+        size: int,
+        bucket_ms: int,
+        now: int,
+        *,
+        ignore_current: bool = False,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        size: int,
+        bucket_ms: int,
+        now: int,
+        *,
+        ignore_current: bool = False,
+        new_bucket: Callable[[], RB],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        size: int,
+        bucket_ms: int,
+        now: int,
+        *,
+        ignore_current: bool = False,
+        new_bucket: Callable[[], Any] = SumBucket,
+    ) -> None:
+        for name, value in (("size", size), ("bucket_ms", bucket_ms)):
+            # Not isinstance: True is not a size, and a float would make every index a float.
+            if type(value) is not int or value <= 0:
+                raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
+        self.size = size
+        self.bucket_ms = bucket_ms
+        self.ignore_current = ignore_current
+        self.offset = 0
+        self.last_time = now
+        self._buckets: list[RB] = [new_bucket() for _ in range(size)]
+
+    def add(self, now: int, v: float = 1.0) -> None:
+        """Add `v` to the bucket of `now`, after clearing the buckets since the last addition."""
+        span = self._span(now)
+        if span:
+            self._advance(now, span)
+        self._buckets[self.offset].add(v)
+
+    def buckets(self, now: int) -> list[RB]:
+        """Return the buckets that are not expired, oldest first (go-zero `Reduce`)."""
+        span = self._span(now)
+        left_out = 1 if span == 0 and self.ignore_current else span
+        first = self.offset + span + 1
+        # Behind the newest bucket are `span` expired ones, then the others, oldest first.
+        return [
+            self._buckets[slot % self.size] for slot in range(first, first + self.size - left_out)
+        ]
+
+    def _span(self, now: int) -> int:
+        """Return how many buckets ago the last addition was; `size` if all buckets are expired."""
+        elapsed = now - self.last_time
+        if elapsed < 0:
+            # Go's division rounds toward zero: less than a bucket back is 0 buckets.
+            return 0 if -elapsed < self.bucket_ms else self.size
+        return min(elapsed // self.bucket_ms, self.size)
+
+    def _advance(self, now: int, span: int) -> None:
+        for slot in range(self.offset + 1, self.offset + 1 + span):
+            self._buckets[slot % self.size].reset()
+        self.offset = (self.offset + span) % self.size
+        elapsed = now - self.last_time
+        # Go's remainder has the sign of its dividend: a time that went back is rounded up.
+        rest = elapsed % self.bucket_ms if elapsed >= 0 else -(-elapsed % self.bucket_ms)
+        self.last_time = now - rest

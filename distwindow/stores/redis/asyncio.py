@@ -1,0 +1,731 @@
+"""The asyncio Redis store: each event loop has a dispatcher, with a connection to each node."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import redis.asyncio
+
+from ..._fork import FORK_WAIT
+from ...errors import ConfigurationError, DistwindowError, closed_failure
+from ...ring.clock import Clock
+from ...ring.command import Command
+from ...ring.commands import Acquire
+from ...ring.decision import Decision, Source
+from ...ring.replies import PAST_DEADLINE
+from .asyncio_connection import PipelinedConnection, retrieve_exception
+from .blocking import CallShare, decision_of_share, decisions_of_reply, short_reply
+from .handshake import connect_failure
+from .outcome import RawReply, Request, execute_once, is_unknown, timed_out
+from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+
+
+class ReplyHandler(Protocol):
+    """Handles every reply to a batch but the short one."""
+
+    def on_reply(self, batch: Batch, raw: RawReply) -> None: ...
+
+    def count_unknown(self, calls: int) -> None:
+        """Count calls of which nobody will know whether they were charged."""
+        ...
+
+
+class LoopTick:
+    """The batches that are sent in one tick of the loop, and have one deadline."""
+
+    __slots__ = ("batches", "deadline", "handler", "shared")
+
+    def __init__(self, handler: ReplyHandler, deadline: float) -> None:
+        self.handler = handler
+        self.deadline = deadline
+        self.batches: list[Batch] = []
+        self.shared: dict[Acquire, Batch] = {}
+        """The batches that further calls of equal commands join."""
+
+    def is_answered(self) -> bool:
+        """True if no call waits for a reply."""
+        return self.batches[-1].done and all([batch.done for batch in self.batches])
+
+    def clear(self) -> None:
+        """Drop the batches."""
+        self.batches.clear()
+        self.shared.clear()
+
+
+class Batch:
+    """A command and the futures of its callers, which get a decision, or the plain reply."""
+
+    __slots__ = (
+        "command",
+        "connection",
+        "done",
+        "execution",
+        "futures",
+        "guard",
+        "on_late_reply",
+        "request",
+        "tick",
+        "wants_decision",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tick: LoopTick,
+        command: Command[Any],
+        wants_decision: bool,
+        on_late_reply: Callable[[Any], object] | None = None,
+    ) -> None:
+        self.tick = tick
+        self.command = command
+        self.wants_decision = wants_decision
+        """True for an `Acquire` whose callers get decisions. Other batches have one caller."""
+        self.futures: list[asyncio.Future[Any]] = []
+        self.guard: bytes | None = None
+        """The guard of a frame that was sent without an execution."""
+        self.execution: Generator[Request, RawReply, Any] | None = None
+        """`execute_once`, from the first reply on that is not the short one."""
+        self.connection: PipelinedConnection | None = None
+        self.request: Request | None = None
+        """The last request of the execution."""
+        self.on_late_reply = on_late_reply
+        """Called with a reply that comes after the caller was cancelled or has timed out."""
+        self.done = False
+
+    @property
+    def deadline(self) -> float:
+        return self.tick.deadline
+
+    def drop_cancelled(self) -> bool:
+        """Remove the callers that were cancelled before anything was sent; True if any is left."""
+        futures = self.futures
+        if len(futures) > 1 or futures[0].done():
+            self.futures = futures = [future for future in futures if not future.done()]
+        return bool(futures)
+
+    def combined(self) -> Command[Any]:
+        """The one command that stands for all callers."""
+        command = self.command
+        return command.combined(len(self.futures)) if isinstance(command, Acquire) else command
+
+    def on_reply(self, raw: RawReply) -> None:
+        """Take a raw reply. The short one is distributed here, the handler takes all others."""
+        if self.done:
+            self._pass_late_reply(raw)
+            return
+        reply = short_reply(raw, self.guard)
+        if reply is None:
+            self.tick.handler.on_reply(self, raw)
+            return
+        futures = self.futures
+        if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
+            self.done = True
+            futures[0].set_result(decision_of_share(self.command, reply))
+        else:
+            self._distribute(reply)
+
+    def resolve(self, reply: Any) -> None:
+        """Give the callers what the execution has returned."""
+        if self.wants_decision:
+            self._distribute(reply)
+            return
+        self.done = True
+        (future,) = self.futures
+        if not future.done():
+            future.set_result(reply)
+        else:
+            self.tick.handler.count_unknown(1)
+            if self.on_late_reply is not None:
+                self.on_late_reply(reply)
+
+    def _distribute(self, reply: CallShare) -> None:
+        """Give each caller its decision."""
+        self.done = True
+        futures = self.futures
+        decisions = decisions_of_reply(self.command, reply, len(futures))
+        for future, decision in zip(futures, decisions, strict=True):
+            self._set_result(future, decision)
+
+    def _set_result(self, future: asyncio.Future[Any], result: Any) -> None:
+        if not future.done():
+            future.set_result(result)
+        else:
+            self.tick.handler.count_unknown(1)
+
+    def _pass_late_reply(self, raw: RawReply) -> None:
+        """Pass on a reply after the caller's call has ended with an unknown outcome."""
+        request = self.request
+        if (
+            self.on_late_reply is not None
+            and request is not None
+            and type(raw) is list
+            and len(raw) >= 3
+            and raw[0] == request.guard
+            and raw[1] != PAST_DEADLINE
+        ):
+            self.on_late_reply(self.command.reply(raw))
+
+    def fail(self, exc: Exception) -> None:
+        """End the call with an exception; each caller gets a copy of it."""
+        self.done = True
+        if is_unknown(exc):
+            self.tick.handler.count_unknown(len(self.futures))
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(copy.copy(exc))
+
+
+PING = b"*1\r\n$4\r\nPING\r\n"
+
+
+class Ping:
+    """The caller of a PING, whose reply comes after those to all that was sent before."""
+
+    deadline = float("inf")
+
+    def __init__(self, answered: asyncio.Future[None]) -> None:
+        self.answered = answered
+        self.done = False
+
+    def on_reply(self, raw: RawReply) -> None:
+        """Take the reply, or that there will be none."""
+        self.done = True
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The ticks of one event loop that were sent, until they are answered or their deadline has passed.
+#
+# add(tick)          first drops the earliest ticks, as far as they are answered
+# the timer          is set for the earliest deadline, and fails the batches without a reply
+
+
+class TicksInFlight:
+    """Ticks by deadline, and the timer for the earliest one."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        monotonic: Callable[[], float],
+        time_out: Callable[[Batch], None],
+    ) -> None:
+        """`time_out` is called with each batch that has no reply by its deadline."""
+        self._loop = loop
+        self._monotonic = monotonic
+        self._time_out = time_out
+        self._ticks: deque[LoopTick] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline = 0.0
+        """The deadline that the timer was set for. Its tick may have been answered since."""
+
+    def add(self, tick: LoopTick) -> None:
+        """Add a tick that is being sent."""
+        ticks = self._ticks
+        # A tick and its batches refer to each other, so without this they would be kept until
+        # their deadline, and then until a garbage collection.
+        while ticks and ticks[0].is_answered():
+            ticks.popleft().clear()
+        at = len(ticks)
+        while at and ticks[at - 1].deadline > tick.deadline:
+            at -= 1
+        ticks.insert(at, tick)
+
+    def ensure_timer(self, deadline: float) -> None:
+        """Have the timer run by `deadline`, which is that of a tick that was added."""
+        if self._timer is not None and deadline < self._timer_deadline:
+            self.cancel_timer()
+        if self._timer is None:
+            self._end_overdue()
+
+    def cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_overdue(self) -> None:
+        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
+        self._timer = None
+        now, ticks = self._monotonic(), self._ticks
+        while ticks and ticks[0].deadline <= now:
+            for batch in ticks.popleft().batches:
+                if not batch.done:
+                    self._time_out(batch)
+        if ticks:
+            self._timer_deadline = ticks[0].deadline
+            self._timer = self._loop.call_later(self._timer_deadline - now, self._end_overdue)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
+#
+# attempt, execute   a future joins a batch of the current tick
+# end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
+# a reply            the connection passes it to its batch, which resolves its futures, or
+#                    passes it on to `on_reply`, which may send another request
+# the deadline       `_time_out` fails the batches without a reply. Their connection takes no
+#                    new calls, and is closed one timeout later: it may only have been slow, and
+#                    still bring the replies of other calls
+
+Reply = TypeVar("Reply")
+
+_MAX_DEADLINE_SPREAD = 0.2
+"""The part of the timeout by which the deadlines of calls in one tick may differ. All of them end
+at the earliest.
+"""
+
+
+class LoopDispatcher:
+    """Sends the calls of one event loop, over one connection to each node."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: Any,
+        settings: CallSettings,
+        count_unknown: Callable[[int], None],
+        close_client: Callable[[Any], Awaitable[object]] | None,
+    ) -> None:
+        self._loop = loop
+        self.client = client
+        """A redis-py client, either kind: its connection classes and settings are used."""
+        self.count_unknown = count_unknown
+        self._close_client = close_client
+        """Closes `client`; None if it is the caller's."""
+        self._settings = settings
+        self._monotonic = settings.clock.monotonic
+        self._timeout = settings.timeout
+        self._max_deadline_spread = settings.timeout * _MAX_DEADLINE_SPREAD
+        self._first_reading: asyncio.Future[None] | None = None
+        """The task that reads the map of a cluster before the first call."""
+        self._refreshing: asyncio.Future[None] | None = None
+        """The task that reads it again."""
+        self._closed = False
+        self._left_to_parent = False
+        self._ticks: list[LoopTick] = []
+        """Ticks that gather calls; several if the deadlines of the calls are far apart."""
+        self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
+        self._connections: dict[Node, PipelinedConnection] = {}
+        self._retired: set[PipelinedConnection] = set()
+        """Connections that were too slow for a call, or were given up after an earlier reply. They
+        may still bring replies to others.
+        """
+        self._shutdown_hook = self._end_with_loop()
+        with suppress(StopIteration):
+            self._shutdown_hook.__anext__().send(None)  # up to its `yield`
+        self.topology: Topology | None = None
+        """None until a cluster's map has been read."""
+        if not isinstance(client, redis.asyncio.RedisCluster):
+            self.topology = SingleServer(client.connection_pool, settings)
+
+    async def find_topology(self) -> None:
+        """Read the map of the cluster; callers at the same time share one reading."""
+        if self._first_reading is None or self._first_reading.done():
+            self._first_reading = asyncio.ensure_future(self._read_map())
+            # If it fails when all callers have been cancelled, nobody else retrieves the exception.
+            self._first_reading.add_done_callback(retrieve_exception)
+        await asyncio.shield(self._first_reading)
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
+        """A future of the decision on `command`. Equal commands of one tick share a script call.
+
+        `deadline` is given if a part of the timeout may have passed already.
+        """
+        tick = self._tick_of(deadline)
+        batch = tick.shared.get(command)
+        if batch is None:
+            batch = tick.shared[command] = Batch(tick, command, True)
+            tick.batches.append(batch)
+        future: asyncio.Future[Decision] = self._loop.create_future()
+        batch.futures.append(future)
+        return future
+
+    def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
+    ) -> asyncio.Future[Reply]:
+        """A future of the reply to `command`."""
+        tick = self._tick_of(deadline)
+        batch = Batch(tick, command, False, on_late_reply)
+        tick.batches.append(batch)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        batch.futures.append(future)
+        return future
+
+    async def _end_with_loop(self) -> AsyncGenerator[None, None]:
+        """Close the connections before the loop is closed, if nobody calls `aclose`.
+
+        `asyncio.run` and its like end the tasks of a loop, then its asynchronous generators, and
+        then close it. This generator ends after the last flush. Without it, closing the loop would
+        warn of open connections, and closing a loop of uvloop hangs if `ResourceWarning` is an
+        error. The client is closed, too: redis-py keeps connections to sentinels and to the nodes
+        of a cluster.
+        """
+        try:
+            yield
+        finally:
+            if not self._left_to_parent:
+                self._end_connections("the event loop is shutting down")
+                if not self._closed:  # otherwise `aclose` closes the client
+                    await self.close_client()
+
+    def _end_shutdown_hook(self) -> None:
+        """End the generator now and without the loop, which would otherwise start a task for it
+        when it is garbage-collected.
+        """
+        with suppress(StopIteration, StopAsyncIteration, RuntimeError):
+            self._shutdown_hook.aclose().send(None)
+
+    def close_sockets(self) -> None:
+        """Close the sockets of a loop that was closed before `close`."""
+        for connection in (*self._connections.values(), *self._retired):
+            connection.close_socket()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: leave the connections to the parent process."""
+        self._left_to_parent = True
+        self._end_shutdown_hook()
+        for connection in (*self._connections.values(), *self._retired):
+            connection.leave_to_parent()
+
+    async def drain(self) -> None:
+        """Wait until all that was sent is answered, or the timeout has passed. Replies come in the
+        order of the requests, so the reply to a PING comes last.
+        """
+        pings = []
+        for connection in (*self._connections.values(), *self._retired):
+            if connection.transport_open:
+                pings.append(Ping(self._loop.create_future()))
+                connection.send_frame(PING, pings[-1])
+                connection.flush()
+        if pings:
+            await asyncio.wait([ping.answered for ping in pings], timeout=self._settings.timeout)
+
+    def close(self) -> None:
+        """Close the connections, and end the calls in flight."""
+        self._closed = True
+        self._end_connections("this limiter is being closed")
+        self._end_shutdown_hook()
+        self._in_flight.cancel_timer()
+        for task in (self._first_reading, self._refreshing):
+            if task is not None:
+                task.cancel()
+
+    async def close_client(self) -> None:
+        """Close the client that the connections are made with, unless it is the caller's."""
+        if self._close_client is not None:
+            with suppress(Exception):
+                await asyncio.wait_for(self._close_client(self.client), self._settings.timeout)
+
+    def _end_connections(self, why: str) -> None:
+        for connection in (*self._connections.values(), *self._retired):
+            connection.end(why)
+
+    def on_reply(self, batch: Batch, raw: RawReply) -> None:
+        """Send the raw reply into the execution of `batch`, and the request that it yields to the
+        server. None starts an execution.
+        """
+        try:
+            execution = batch.execution or self._start_execution(batch)
+            if isinstance(raw, ConfigurationError):
+                request = execution.throw(raw)
+            else:
+                request = execution.send(raw)
+        except StopIteration as end:
+            batch.resolve(end.value)
+        except Exception as exc:
+            batch.fail(exc)
+        else:
+            self._send_request(batch, request)
+
+    def _start_execution(self, batch: Batch) -> Generator[Request, RawReply, Any]:
+        assert self.topology is not None
+        sent = None
+        if batch.connection is not None:  # `_send_tick` has sent its frame without an execution
+            connection = batch.connection
+            sent = Request(
+                connection.node,
+                batch.command,
+                batch.deadline,
+                guard=batch.guard or b"",
+                generation=connection.generation,
+            )
+            batch.guard = None
+        execution = batch.execution = execute_once(
+            batch.combined(), self.topology, self._settings, batch.deadline, sent=sent
+        )
+        if sent is not None:
+            next(execution)
+        return execution
+
+    def on_connection_ended(self, connection: PipelinedConnection) -> None:
+        """Use the connection for no further calls."""
+        self._retired.discard(connection)
+        if self._connections.get(connection.node) is connection:
+            del self._connections[connection.node]
+
+    def _tick_of(self, deadline: float | None) -> LoopTick:
+        """The tick that gathers a command with this deadline. Most calls have just begun, and share
+        one. A call that has spent some of its time must not shorten that of the others.
+        """
+        if deadline is None:
+            deadline = self._monotonic() + self._timeout
+        for tick in self._ticks:
+            if 0 <= deadline - tick.deadline <= self._max_deadline_spread:
+                return tick
+        tick = LoopTick(self, deadline)
+        self._ticks.append(tick)
+        self._loop.call_soon(self._send_tick, tick)
+        return tick
+
+    def _send_tick(self, tick: LoopTick) -> None:
+        """Send the batches of a tick, in few writes for each node."""
+        self._ticks.remove(tick)
+        if self._closed:
+            for batch in tick.batches:
+                batch.fail(closed_failure())
+            return
+        self._in_flight.add(tick)
+        topology = self.topology
+        only = self._only_connection(topology)
+        until_ms = 0 if only is None else only.node.clock.to_server_ms(tick.deadline)
+        for batch in tick.batches:
+            if not batch.drop_cancelled():
+                batch.done = True
+            elif only is not None and batch.wants_decision:
+                batch.connection = only
+                batch.guard = guard = only.node.clock.new_guard(until_ms)
+                one_call = len(batch.futures) == 1
+                command = batch.command if one_call else batch.combined()
+                only.send_frame(command.frame(guard), batch)
+            else:
+                self.on_reply(batch, None)
+        for connection in list(self._connections.values()):
+            connection.flush()
+        self._in_flight.ensure_timer(tick.deadline)
+        if isinstance(topology, ClusterTopology) and topology.claim_refresh():
+            self._refreshing = asyncio.ensure_future(self._refresh(topology))
+
+    def _only_connection(self, topology: Topology | None) -> PipelinedConnection | None:
+        """The open connection that every call takes if there is only one server."""
+        if not isinstance(topology, SingleServer) or self._settings.client_clock:
+            return None
+        connection = self._connections.get(topology.node)
+        return connection if connection is not None and connection.is_usable else None
+
+    def _send_request(self, batch: Batch, request: Request) -> None:
+        if self._closed:
+            batch.fail(closed_failure())
+            return
+        connection = self._connections.get(request.node)
+        if connection is not None and connection.generation != request.node.generation:
+            self._retire(connection, "it was given up after an earlier reply")
+            connection = None
+        if connection is None:
+            connection = self._connections[request.node] = PipelinedConnection(
+                request.node, self._settings, self
+            )
+        is_first = batch.connection is None
+        batch.connection, batch.request = connection, request
+        connection.send(request, batch)
+        if not is_first:  # the first one is sent by `_send_tick`, which flushes all connections
+            connection.flush()
+
+    def _time_out(self, batch: Batch) -> None:
+        connection, topology = batch.connection, self.topology
+        assert connection is not None
+        assert topology is not None
+        topology.request_refresh()
+        sent = not connection.opening
+        batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
+        if sent and self._connections.get(connection.node) is connection:
+            self._retire(connection, "timeout")
+
+    def _retire(self, connection: PipelinedConnection, why: str) -> None:
+        """Use the connection for no further calls, and end it once all that were sent over it have
+        their replies, or have timed out.
+        """
+        self.on_connection_ended(connection)
+        self._retired.add(connection)
+        self._loop.call_later(self._settings.timeout, connection.end, why)
+
+    async def _read_map(self) -> None:
+        try:
+            with FORK_WAIT.connecting():
+                await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
+        except asyncio.TimeoutError:
+            raise timed_out("the cluster", self._settings.timeout, sent=False) from None
+        except Exception as exc:  # a cluster's errors are not redis.RedisError
+            raise connect_failure(exc, "the cluster") from exc
+        self.topology = ClusterTopology(self.client, self._settings)
+
+    async def _refresh(self, topology: ClusterTopology) -> None:
+        try:
+            with FORK_WAIT.connecting():
+                await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
+        except Exception:  # whatever it is: the map stays stale, and is read again in a second
+            return
+        topology.on_refreshed()
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
+#
+# Calls of one tick of the loop are written together, and equal ones (same key, same cost) are one
+# script call. Replies come in the order of the requests, also those to cancelled callers, which are
+# discarded or passed to `on_late_reply`.
+
+_MAX_PIPELINE = 256
+"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
+
+
+class AsyncRedisStore:
+    """A Redis server, primary or cluster. Safe to share between tasks, and between event loops:
+    each loop has connections of its own. Survives `fork`.
+    """
+
+    source: Source = "store"
+
+    def __init__(
+        self,
+        new_client: Callable[[], Any],
+        settings: CallSettings,
+        close_client: Callable[[Any], Awaitable[object]] | None = None,
+    ) -> None:
+        self.clock: Clock = settings.clock
+        self._new_client = new_client
+        self._close_client = close_client
+        """Closes a client that `new_client` made; None if the client is the caller's."""
+        self._settings = settings
+        self._closed = False
+        self.unknown_total = 0
+        self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: start without dispatchers, and with a lock that no thread holds."""
+        self._lock = threading.Lock()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.leave_to_parent()
+        self._dispatchers = {}
+
+    def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        if dispatcher is None or dispatcher.topology is None:
+            return self._connect_and_attempt(command, deadline)
+        return dispatcher.attempt(command, deadline)
+
+    async def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """`on_late_reply` is called with a reply that comes after the caller was cancelled or has
+        timed out, if the connection lasts until then.
+        """
+        dispatcher, deadline = await self._ready_dispatcher(deadline)
+        return await dispatcher.execute(command, deadline, on_late_reply)
+
+    async def exchange(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
+
+        A cancellation waits until what has been sent is answered, and takes effect at the next
+        await: leases that are given back, or fetched, would be lost with the replies.
+        """
+        replies: list[Any] = []
+        for first in range(0, len(commands), _MAX_PIPELINE):
+            batch = commands[first : first + _MAX_PIPELINE]
+            try:
+                dispatcher, _ = await self._ready_dispatcher(deadline)
+            except DistwindowError as exc:
+                replies += [exc] * len(batch)
+                continue
+            futures = [dispatcher.execute(command, deadline) for command in batch]
+            gathered = asyncio.gather(*futures, return_exceptions=True)
+            try:
+                replies += await asyncio.shield(gathered)
+            except asyncio.CancelledError:
+                await asyncio.wait([gathered])  # each future has its deadline
+                replies += gathered.result()
+                _cancel_again()
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, DistwindowError):
+                raise reply
+        return replies
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def drain(self) -> None:
+        """Wait until what this loop has sent is answered, or the timeout has passed."""
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        if dispatcher is not None:
+            await dispatcher.drain()
+
+    async def aclose(self) -> None:
+        """Close the connections. Calls after this raise `ConfigurationError`."""
+        self._closed = True
+        with self._lock:
+            dispatchers, self._dispatchers = self._dispatchers, {}
+        dispatcher = dispatchers.pop(asyncio.get_running_loop(), None)
+        for loop, other in dispatchers.items():
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(other.close)
+        if dispatcher is not None:
+            dispatcher.close()
+            await dispatcher.close_client()
+
+    async def _connect_and_attempt(self, command: Acquire, deadline: float | None) -> Decision:
+        dispatcher, deadline = await self._ready_dispatcher(deadline)
+        return await dispatcher.attempt(command, deadline)
+
+    async def _ready_dispatcher(
+        self, deadline: float | None
+    ) -> tuple[LoopDispatcher, float | None]:
+        """The dispatcher of this loop, once it has a topology, and the deadline of a call that
+        began before: the time that reading a cluster's map takes is part of the call's.
+        """
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop()) or self._new_dispatcher()
+        if dispatcher.topology is None:
+            if deadline is None:
+                deadline = self.clock.monotonic() + self._settings.timeout
+            await dispatcher.find_topology()
+        return dispatcher, deadline
+
+    def _new_dispatcher(self) -> LoopDispatcher:
+        if self._closed:
+            raise closed_failure()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for other in [other for other in self._dispatchers if other.is_closed()]:
+                self._dispatchers.pop(other).close_sockets()
+            dispatcher = self._dispatchers[loop] = LoopDispatcher(
+                loop, self._new_client(), self._settings, self._count_unknown, self._close_client
+            )
+        return dispatcher
+
+    def _count_unknown(self, calls: int) -> None:
+        with self._lock:
+            self.unknown_total += calls
+
+
+def _cancel_again() -> None:
+    """Cancel the current task once more in place of a cancellation that was caught."""
+    task = asyncio.current_task()
+    assert task is not None
+    if hasattr(task, "uncancel"):  # counted once only: `asyncio.timeout` compares the number
+        task.uncancel()
+    task.cancel()

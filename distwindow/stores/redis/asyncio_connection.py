@@ -1,0 +1,375 @@
+"""One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
+`PipelinedConnection` takes the place of redis-py's stream protocol.
+
+One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
+`PipelinedConnection` takes the place of redis-py's stream protocol.
+
+The frames of one tick of the loop are written in one piece, or a few where they are many, and
+replies go to their callers in the order of the requests. A test plays every row of this table:
+
+    | state   | event                       | next state | what happens                           |
+    |---------|-----------------------------|------------|----------------------------------------|
+    | opening | a request is sent           | opening    | it waits until the connection is open  |
+    | opening | connected                   | open       | waiting requests are written           |
+    | opening | connected too late          | open       | callers get NoReply, not sent          |
+    | opening | connecting fails            | ended      | callers get NoReply, not sent          |
+    | opening | a configuration error       | ended      | callers get the error                  |
+    | opening | the loop cancels its tasks  | ended      | callers end by their own deadlines     |
+    | open    | a request is sent           | open       | its caller is pending                  |
+    | open    | a reply                     | open       | the first pending caller gets it       |
+    | open    | a reply without a request   | ended      | later replies cannot be matched        |
+    | open    | the connection is lost      | ended      | pending callers get NoReply, sent      |
+
+A caller that has timed out or was cancelled stays pending: its reply still comes, and must not go
+to the next caller. Connections without a transport (fakeredis) have the state `through client` in
+place of `open`: one call after the other goes through redis-py's methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import hiredis
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..._fork import FORK_WAIT
+from ...errors import ConfigurationError
+from .blocking import short_reply_time_ms
+from .handshake import HandshakeResult, configuration_failure, handshake
+from .outcome import NoReply, RawReply, Request, restore_code
+from .topology import CallSettings, Node
+
+T = TypeVar("T")
+
+
+async def result_within(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return the result of `coroutine`, or cancel it and raise `asyncio.TimeoutError`.
+
+    If this is cancelled, it ends at once. `asyncio.wait_for` would wait for `coroutine`, and
+    redis-py may drop a cancellation and go on.
+    """
+    task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(retrieve_exception)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Mark the exception of `task` as retrieved: asyncio logs an error for one that is not."""
+    if not task.cancelled():
+        task.exception()
+
+
+_MAX_WRITE_FRAMES = 64
+"""Frames that are written at once: the server executes them while the next ones are packed."""
+_CONNECT_TIMEOUTS = 6
+"""Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
+_TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
+"""The methods of a transport that are called here."""
+
+
+class ReplyReceiver(Protocol):
+    """Waits for one reply on a connection."""
+
+    done: bool
+    """True once its call has ended: it was cancelled, or has timed out."""
+
+    @property
+    def deadline(self) -> float:
+        """When it times out, monotonic seconds."""
+        ...
+
+    def on_reply(self, raw: RawReply) -> None:
+        """Take the raw reply, or the `ConfigurationError` that connecting has failed with."""
+        ...
+
+
+class ConnectionOwner(Protocol):
+    """Has the connection among those that calls are sent over."""
+
+    def on_connection_ended(self, connection: PipelinedConnection) -> None: ...
+
+
+class _TransportTaken:
+    """Takes the place of the transport in redis-py's writer, because a writer closes its transport
+    when it is destroyed, here or in a forked child.
+    """
+
+    @staticmethod
+    def is_closing() -> bool:
+        return True
+
+
+def _takes_protocol(transport: Any) -> bool:
+    """True if `transport` can pass what it receives to another protocol. Decided by its methods,
+    because the transports of uvloop do not derive from `asyncio.Transport`.
+    """
+    return all(callable(getattr(transport, name, None)) for name in _TRANSPORT_METHODS)
+
+
+class PipelinedConnection(asyncio.Protocol):
+    """A connection to one node in one event loop. It is opened once, and never again after its
+    end.
+    """
+
+    def __init__(self, node: Node, settings: CallSettings, owner: ConnectionOwner) -> None:
+        self.node = node
+        self._clock = settings.clock
+        self.generation = node.generation
+        self._owner = owner
+        self._reader = hiredis.Reader()
+        self._unsent: list[tuple[Request, ReplyReceiver]] = []
+        """Requests that wait until the connection is open."""
+        self._awaiting_reply: deque[ReplyReceiver | None] = deque()
+        """The callers whose reply has not come, in the order of the requests. None stands for the
+        reply to an ASKING.
+        """
+        self._frames: list[bytes] = []
+        """Frames for the next `flush`."""
+        self._connection: Any = None
+        self._transport: Any = None
+        self._through_client: asyncio.Queue[tuple[bytes, ReplyReceiver]] | None = None
+        self._ended = False
+        self._opening = asyncio.ensure_future(self._open(settings.timeout))
+        self._opening.add_done_callback(self._on_opened)
+
+    @property
+    def opening(self) -> bool:
+        """True until it is connected: nothing has been sent."""
+        return self._transport is None and self._through_client is None
+
+    @property
+    def transport_open(self) -> bool:
+        """True if frames can be written to it."""
+        return self._transport is not None and not self._ended
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it was opened, and not to an earlier generation of the node."""
+        return self._transport is not None and self.generation == self.node.generation
+
+    def send(self, request: Request, caller: ReplyReceiver) -> None:
+        """Have `request` written with the next `flush`, or as soon as the connection is open."""
+        if self.opening:
+            self._unsent.append((request, caller))
+        elif self._through_client is not None:
+            self._through_client.put_nowait((request.frame(), caller))
+        else:
+            if request.asking:
+                self._awaiting_reply.append(None)
+            self.send_frame(request.frame(), caller)
+
+    def send_frame(self, frame: bytes, caller: ReplyReceiver) -> None:
+        """Have `frame` written with the next `flush`, over an open connection."""
+        self._awaiting_reply.append(caller)
+        self._frames.append(frame)
+        if len(self._frames) >= _MAX_WRITE_FRAMES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the frames that have gathered."""
+        if self._frames:
+            self._transport.write(b"".join(self._frames))
+            self._frames.clear()
+
+    def end(self, why: object) -> None:
+        """Close the connection, and end the calls of all callers that wait for a reply."""
+        if self._ended:
+            return
+        self._ended = True
+        self._owner.on_connection_ended(self)
+        if self._opening is not asyncio.current_task():
+            self._opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        unsent, self._unsent = self._unsent, []
+        for _, caller in unsent:
+            caller.on_reply(
+                why if isinstance(why, ConfigurationError) else NoReply(why, sent=False)
+            )
+        while self._through_client is not None and not self._through_client.empty():
+            self._through_client.get_nowait()[1].on_reply(NoReply(why, sent=False))
+        while self._awaiting_reply:
+            pending = self._awaiting_reply.popleft()
+            if pending is not None:
+                pending.on_reply(NoReply(why, sent=True))
+
+    def data_received(self, data: bytes) -> None:
+        reader, pending = self._reader, self._awaiting_reply
+        reader.feed(data)
+        raw = None
+        try:
+            while (reply := reader.gets()) is not False:
+                raw = reply
+                if not pending:
+                    self.end("the server sent a reply without a request")
+                    return
+                caller = pending.popleft()
+                if caller is not None:
+                    caller.on_reply(raw)
+        except hiredis.HiredisError as exc:
+            self.end(exc)
+        # `execute_once` learns the time from all other replies. This one is read once for all
+        # callers, because looking at our clock for each would cost more.
+        now_ms = short_reply_time_ms(raw)
+        if now_ms is not None:
+            self.node.clock.update(now_ms)
+
+    def close_socket(self) -> None:
+        """Shut down the socket, which asyncio leaves open when its loop is closed. uvloop has
+        closed it by then, and its socket object raises in `shutdown`.
+        """
+        if self._transport is not None:
+            with suppress(Exception):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: detach the connection, so that nothing done here affects it.
+
+        The child shares the parent's selector, and destroying a transport removes its descriptor
+        from that selector; libuv does so by itself. If the descriptor refers to another file in the
+        child, the parent's entry stays.
+        """
+        transport, self._transport = self._transport, None
+        if transport is None or transport.is_closing():
+            return
+        with suppress(Exception):  # the transport may have no socket any more
+            descriptor = transport.get_extra_info("socket").fileno()
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, descriptor, inheritable=False)
+            os.close(null)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(exc or "the server closed the connection")
+
+    async def _open(self, timeout: float) -> None:
+        node = self.node
+        if (why := node.unavailable_reason()) is not None:
+            self.end(why)
+            return
+        try:
+            # Each step has a timeout, and callers have their deadlines. If all steps together had
+            # to be done within one timeout, a link of many round trips could never be opened.
+            result = await result_within(self._connect(), _CONNECT_TIMEOUTS * timeout)
+        except asyncio.CancelledError:
+            self._close_writer()
+            # `asyncio.run` cancels every task when the main one has ended. The next call has to
+            # open another connection: the flush at the end of the loop needs it. Callers that wait
+            # for this one end by their deadlines, because their retries would start new tasks in a
+            # loop whose tasks are being ended.
+            self._on_cancelled()
+            raise
+        except asyncio.TimeoutError:
+            node.on_connect_failed("connecting takes longer than the timeout", slow=True)
+            # redis-py would have asked the next sentinel, if it had not been stopped here.
+            node.rotate_sentinels()
+            self.end("connecting takes longer than the timeout")
+            return
+        except Exception as exc:
+            error = configuration_failure(exc, node.name)
+            if error is None:
+                node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
+            self.end(error or exc)
+            return
+        if self._ended:
+            self._close_writer()
+            return
+        result.apply(node)
+        writer: Any = getattr(self._connection, "_writer", None)
+        transport: Any = getattr(writer, "transport", None)
+        if _takes_protocol(transport):
+            transport.set_protocol(self)
+            self._transport = transport
+            writer._transport = _TransportTaken
+            self._connection._reader = self._connection._writer = None
+        else:
+            self._through_client = asyncio.Queue()
+        unsent, self._unsent = self._unsent, []
+        for request, caller in unsent:
+            # A call that has ended is not sent. Neither is one that cannot be answered in time any
+            # more: its outcome would be unknown, and the connection would be retired for it.
+            left_s = caller.deadline - self._clock.monotonic()
+            if not caller.done and left_s > result.round_trip_s:
+                self.send(request, caller)
+            else:
+                caller.on_reply(NoReply("deadline", sent=False, late=True))
+        self.flush()
+        if self._through_client is not None:
+            try:
+                await self._serve_through_client(self._through_client)
+            finally:  # cancelled at the end of the loop: nobody would read the replies
+                self.end("the task that reads the replies has ended")
+
+    def _on_opened(self, opening: asyncio.Task[None]) -> None:
+        """Take in the end of `_open`: a task that is cancelled before its first step never runs."""
+        if opening.cancelled():
+            self._on_cancelled()
+
+    def _on_cancelled(self) -> None:
+        """Have the next call open another connection."""
+        if not self._ended:
+            self._ended = True
+            self._owner.on_connection_ended(self)
+
+    def _close_writer(self) -> None:
+        """Close a connection that nobody will use."""
+        writer = getattr(self._connection, "_writer", None)
+        if writer is not None:
+            writer.close()
+
+    async def _connect(self) -> HandshakeResult:
+        connection = self._connection = self.node.new_connection()
+        try:
+            with FORK_WAIT.connecting():
+                await connection.connect()
+            steps = handshake(self.node, self._clock)
+            try:
+                words = next(steps)
+                while True:
+                    words = steps.send(await self._ask(words))
+            except StopIteration as end:
+                result: HandshakeResult = end.value
+                return result
+        except BaseException:  # a cancellation too: nobody else could close this connection
+            with suppress(Exception):
+                await connection.disconnect(nowait=True)
+            raise
+
+    async def _ask(self, words: tuple[str, ...]) -> RawReply:
+        await self._connection.send_command(*words, check_health=False)
+        try:
+            reply: RawReply = await self._connection.read_response(disable_decoding=True)
+        except ResponseError as exc:
+            return exc
+        return reply
+
+    async def _serve_through_client(
+        self, queue: asyncio.Queue[tuple[bytes, ReplyReceiver]]
+    ) -> None:
+        """Send one frame after the other through redis-py, on a connection without a transport."""
+        while True:
+            frame, caller = await queue.get()
+            raw: RawReply
+            try:
+                await self._connection.send_packed_command([frame], check_health=False)
+                raw = await self._connection.read_response(disable_decoding=True)
+            except ResponseError as exc:
+                raw = restore_code(exc)
+            except (RedisError, OSError) as exc:
+                raw = NoReply(exc, sent=True)
+            except asyncio.CancelledError as exc:
+                caller.on_reply(NoReply(exc, sent=True))
+                raise
+            caller.on_reply(raw)

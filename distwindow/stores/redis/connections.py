@@ -1,0 +1,723 @@
+"""The connections of a blocking store: one for each thread and node. redis-py opens them, and we
+exchange requests and replies over their sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import hiredis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..._locks import PATCH_STATE, is_interruption, start_thread
+from ...errors import closed_failure
+from ...ring.clock import Clock
+from .handshake import HandshakeResult, configuration_failure, handshake
+from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
+from .topology import Node
+
+# --------------------------------------------------------------------------------------------------
+#
+# How an open connection sends a frame and receives the replies, by the kind of connection.
+#
+#   PollTransport     a socket (TCP or unix), and a hiredis reader for the replies
+#   SelectTransport  the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
+#   TlsTransport     TLS, whose socket needs a timeout of its own
+#   ClientTransport  redis-py's own methods, for connection classes without a socket (fakeredis)
+#
+# Most of the time of a redis-py call goes into pool checkout, retry bookkeeping and wrappers. Here
+# a call is one send, one poll and one recv.
+
+_RECV_BYTES = 65536
+
+
+class Transport(Protocol):
+    """Makes one exchange at a time. After a `NoReply` it must not be used again."""
+
+    def is_unusable(self) -> bool:
+        """True if the server has closed the connection, or has sent something without a request.
+        Checked before a call, because a call that is sent into a closed connection has an unknown
+        outcome, although it was surely not executed.
+        """
+        ...
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        """Send `frame`, and return the first reply to it."""
+        ...
+
+    def receive(self, deadline: float) -> RawReply:
+        """Return the next reply."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+def detach_socket(connection: Any) -> Any:
+    """Take the socket out of an open redis-py connection; return the connection if it has none.
+
+    The destructors of redis-py are Python code, and Python drops what a signal handler raises in a
+    destructor. The destructor of a socket is C code.
+    """
+    sock = getattr(connection, "_sock", None)
+    if not isinstance(sock, socket.socket):
+        return connection
+    connection._sock = None
+    # Both are in reference cycles through bound methods: without this, the garbage collector would
+    # run their destructors later, in any thread.
+    vars(connection._parser).clear()
+    vars(connection).clear()
+    return sock
+
+
+def make_transport(opened: Any, clock: Clock) -> Transport:
+    """Return the transport over what `detach_socket` has returned. To be called in the thread that
+    will use it, because gevent's polls belong to the thread in which they were made.
+    """
+    if not isinstance(opened, socket.socket):
+        return ClientTransport(opened)
+    if isinstance(opened, ssl.SSLSocket):
+        return TlsTransport(opened, clock)
+    # Checked for each connection, because eventlet removes `select.poll` when it patches.
+    if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
+        return PollTransport(opened, clock)
+    return SelectTransport(opened, clock)
+
+
+def close_detached(opened: Any, opened_by: int) -> None:
+    """Close what `detach_socket` has returned in process `opened_by`. No transport is made of it:
+    that would change the mode of a socket which a forked child shares with its parent.
+    """
+    if isinstance(opened, socket.socket):
+        _close(opened, opened_by)
+    else:
+        ClientTransport(opened).close()
+
+
+def _readable_within(sock: socket.socket) -> Callable[[float], object]:
+    """A function that waits up to so many milliseconds for `sock` to be readable, and returns a
+    true value if it is. `poll` costs less than `select`, and takes descriptors of any number.
+    """
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return poll.poll
+
+    def readable(ms: float) -> bool:
+        try:
+            return bool(select.select((sock,), (), (), ms / 1000)[0])
+        except ValueError as exc:  # "filedescriptor out of range"
+            raise OSError(
+                f"this platform has no select.poll, and select takes no descriptor as high as "
+                f"{sock.fileno()}: close some files or connections of this process"
+            ) from exc
+
+    return readable
+
+
+def _close(sock: socket.socket, opened_by: int) -> None:
+    """Close `sock`, which process `opened_by` has opened."""
+    if os.getpid() == opened_by:  # a forked child must not end the connection of its parent
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError as exc:  # the other side may have closed it already
+            if is_interruption(exc):
+                raise
+    sock.close()
+
+
+class PollTransport:
+    """A blocking socket, and a poll with the time that is left. A socket timeout would cost one
+    more system call.
+    """
+
+    _flags = getattr(socket, "MSG_DONTWAIT", 0)
+    _socket_timeout_s: float | None = None
+    """The timeout of the socket, except while the rest of a frame is written."""
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        sock.settimeout(self._socket_timeout_s)
+        self._socket = sock
+        self._process = os.getpid()
+        self._monotonic = clock.monotonic
+        self._reader = hiredis.Reader()
+        self._poll = _readable_within(sock)
+
+    def is_unusable(self) -> bool:
+        return bool(self._poll(0))
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        sent = False  # it stays False if the first write fails, which then has sent nothing
+        try:
+            try:
+                count = self._socket.send(frame, self._flags)
+            except BlockingIOError:
+                count = 0
+            sent = True
+            if count < len(frame):
+                self._send_rest(frame[count:], deadline)
+            return self._receive_reply(deadline)
+        except (OSError, hiredis.HiredisError) as exc:
+            if is_interruption(exc):
+                raise
+            return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
+
+    def receive(self, deadline: float) -> RawReply:
+        raw: RawReply | Literal[False] = self._reader.gets()
+        return self._receive_reply(deadline) if raw is False else raw
+
+    def close(self) -> None:
+        _close(self._socket, self._process)
+
+    def _receive_reply(self, deadline: float) -> RawReply:
+        reader = self._reader
+        while True:
+            left = deadline - self._monotonic()
+            if not self._poll(left * 1000 if left > 0 else 0):
+                return NoReply("timeout", sent=True, late=True)
+            data = self._socket.recv(_RECV_BYTES)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            reader.feed(data)
+            raw: RawReply | Literal[False] = reader.gets()
+            if raw is not False:
+                return raw
+
+    def _send_rest(self, rest: bytes, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+        self._socket.sendall(rest)
+        self._socket.settimeout(self._socket_timeout_s)
+
+
+class SelectTransport(PollTransport):
+    """A non-blocking socket, for platforms without a flag that makes a single call non-blocking."""
+
+    _flags = 0
+    _socket_timeout_s = 0.0
+
+    def _receive_reply(self, deadline: float) -> RawReply:
+        while True:
+            try:
+                return super()._receive_reply(deadline)
+            except BlockingIOError:  # `select` may report a socket that has nothing to read
+                continue
+
+
+class TlsTransport:
+    """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
+
+    def __init__(self, sock: ssl.SSLSocket, clock: Clock) -> None:
+        self._socket = sock
+        self._process = os.getpid()
+        self._monotonic = clock.monotonic
+        self._reader = hiredis.Reader()
+        self._poll = _readable_within(sock)
+
+    def is_unusable(self) -> bool:
+        return bool(self._poll(0))
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        try:  # a failing write may have sent a part of its record
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            self._socket.sendall(frame)
+            return self.receive(deadline)
+        except (OSError, hiredis.HiredisError) as exc:
+            if is_interruption(exc):
+                raise
+            return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
+
+    def receive(self, deadline: float) -> RawReply:
+        reader = self._reader
+        raw: RawReply | Literal[False] = reader.gets()
+        while raw is False:
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            data = self._socket.recv(_RECV_BYTES)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            reader.feed(data)
+            raw = reader.gets()
+        return raw
+
+    def close(self) -> None:
+        _close(self._socket, self._process)
+
+
+class ClientTransport:
+    """A connection over which redis-py itself sends and parses."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def is_unusable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        try:
+            self._connection.send_packed_command([frame], check_health=False)
+        except (RedisConnectionError, RedisTimeoutError) as exc:
+            return _no_reply(exc)
+        return self.receive(deadline)
+
+    def receive(self, deadline: float) -> RawReply:
+        try:
+            reply: RawReply = self._connection.read_response(disable_decoding=True)
+            return reply
+        except ResponseError as exc:
+            return restore_code(exc)
+        except (RedisConnectionError, RedisTimeoutError) as exc:
+            return _no_reply(exc)
+
+
+def _no_reply(exc: Exception) -> NoReply:
+    """The `NoReply` for an error of redis-py. redis-py replaces every OSError by an error of its
+    own, also one that a signal handler has raised; that one is raised again here.
+    """
+    cause = exc.__cause__ or exc.__context__
+    if isinstance(cause, OSError) and is_interruption(cause):
+        raise cause
+    return NoReply(exc, sent=True)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we exchange requests
+# and replies over its socket.
+#
+#   closed     no transport; `_open` starts a background job that connects
+#   opening    `_opening` is that job; a call whose time is over leaves it to the next call
+#   open       `_transport` is set; it is replaced if the node has a new generation, or if the
+#              server has closed it
+#   failed     after an exchange without a reply, or interrupted by a signal handler: closed by
+#              another thread, and then as `closed`
+#
+# A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
+
+# Python imports these when it first looks a host up, and redis-py when it makes its first client,
+# in the thread that connects. A child that is forked during such an import could never connect: it
+# would wait for the import's lock, or find half of a module.
+
+
+_FRESH_S = 0.005
+"""Seconds after the start of a call in which a connection is taken to be open, because a check
+costs a system call. The time is this short because servers and load balancers close idle
+connections.
+"""
+
+
+class BlockingConnection:
+    """A connection to one node, used by one thread at a time. It reopens after it was closed."""
+
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_generation",
+        "_last_used_at",
+        "_opening",
+        "_round_trip_s",
+        "_transport",
+        "_transport_to_close",
+        "node",
+    )  # fmt: skip
+
+    def __init__(self, node: Node, clock: Clock) -> None:
+        self.node = node
+        self._clock = clock
+        self._transport: Transport | None = None
+        self._opening: BackgroundJob[_Opened] | None = None
+        """Connects in the background. If it is not done in time, the next call waits for it."""
+        self._transport_to_close: Transport | None = None
+        """A transport that has failed and that another thread is to close."""
+        self._generation = 0
+        self._round_trip_s = 0.0
+        """Seconds that a round trip took while connecting; 0 once a call was made."""
+        self._last_used_at = 0.0
+        """When the last call began, monotonic seconds."""
+
+    def execute_request(self, request: Request, deadline: float) -> RawReply:
+        """Send a request and return the raw reply to it."""
+        if (
+            not self.validate(self._clock.monotonic())
+            and (no_reply := self._open(deadline)) is not None
+        ):
+            return no_reply
+        # A request that cannot be answered in time would only cost the connection.
+        if self._clock.monotonic() + self._round_trip_s >= deadline:
+            self._round_trip_s = 0.0
+            return NoReply("deadline", sent=False, late=True)
+        self._round_trip_s = 0.0
+        return self.round_trip(request.frame(), deadline, replies=2 if request.asking else 1)
+
+    def validate(self, now: float) -> bool:
+        """True if there is a connection that seems to be open. One that does not is closed. It is
+        not checked if a call began on it in the last few milliseconds.
+        """
+        if self._transport is None:
+            return False
+        idle, self._last_used_at = now - self._last_used_at, now
+        if self._generation != self.node.generation or (
+            idle > _FRESH_S and self._transport.is_unusable()
+        ):
+            self.close()
+            return False
+        return True
+
+    def round_trip(self, frame: bytes | None, deadline: float, replies: int = 1) -> RawReply:
+        """Send `frame` over the open connection and return the last of its replies; without a
+        frame, return the next reply to what was sent before.
+        """
+        transport = self._transport
+        if transport is None:  # another thread has just closed the limiter
+            return NoReply("the connection was closed", sent=frame is None)
+        try:
+            raw = (
+                transport.round_trip(frame, deadline)
+                if frame is not None
+                else transport.receive(deadline)
+            )
+            if replies > 1 and type(raw) is not NoReply:
+                raw = transport.receive(deadline)
+        except BaseException as exc:
+            # First, and without a call in which a signal handler could raise again: later calls
+            # must not use this transport. See `_discard_transport`.
+            self._transport_to_close, self._transport = transport, None
+            self._close_in_background()
+            failed = isinstance(exc, (OSError, hiredis.HiredisError))
+            if not failed or is_interruption(exc):
+                raise
+            raw = NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
+        if type(raw) is NoReply:
+            self._discard_transport()
+        return raw
+
+    def pipeline(self, requests: Sequence[Request], deadline: float) -> list[RawReply]:
+        """Send all requests in one write, and return the raw replies in order. From the first one
+        on that did not come, there is a `NoReply` for each request.
+        """
+        if (
+            not self.validate(self._clock.monotonic())
+            and (no_reply := self._open(deadline)) is not None
+        ):
+            return [no_reply] * len(requests)
+        frames = b"".join([request.frame() for request in requests])
+        try:
+            raws = [self.round_trip(frames, deadline)]
+            while len(raws) < len(requests) and type(raws[-1]) is not NoReply:
+                raws.append(self.round_trip(None, deadline))
+        except BaseException:  # a signal handler may also raise between two replies
+            self._discard_transport()
+            raise
+        return raws + [raws[-1]] * (len(requests) - len(raws))
+
+    def close(self) -> None:
+        """Close the connection; the next exchange opens another. The references are deleted last,
+        so that a caller that was interrupted by a signal handler can close it again.
+        """
+        transport, opening = self._transport, self._opening
+        self._close_in_background()
+        if transport is not None:
+            transport.close()
+        if opening is not None:
+            opening.abandon()
+        if self._transport is transport:
+            self._transport = None
+        if self._opening is opening:
+            self._opening = None
+
+    def _discard_transport(self) -> None:
+        """Close a transport that has failed, or in whose exchange a signal handler has raised
+        (Celery's soft time limit): replies that are still to come must not be taken for those of
+        other calls. Another thread closes it, because a signal handler may raise here again.
+        """
+        if self._transport is not None:
+            self._transport_to_close, self._transport = self._transport, None
+            self._close_in_background()
+
+    def _close_in_background(self) -> None:
+        if self._transport_to_close is not None:
+            if not start_thread(self._transport_to_close.close):
+                self._transport_to_close.close()
+            self._transport_to_close = None
+
+    def _open(self, deadline: float) -> NoReply | None:
+        """Connect by `deadline`, including name look-up, TLS and AUTH: redis-py has a timeout for
+        each step, and none for all of them. If that takes longer, it goes on for the next call;
+        otherwise a link of many round trips could never be opened. Return why there is no
+        connection, or None. Raises `ConfigurationError`.
+
+        If it has failed since the call that began it, this call tries again: an outage of that time
+        may be over.
+        """
+        node = self.node
+        self._close_in_background()  # an interruption may have left it undone
+        opening = self._opening
+        if opening is not None and _may_try_again(opening, node):
+            opening = self._opening = None
+        if opening is None:
+            if (why := node.unavailable_reason()) is not None:
+                return NoReply(why, sent=False)
+            opening = self._opening = BackgroundJob(
+                partial(_connect, node, self._clock), _close_opened
+            )
+        opening.start()
+        if not opening.wait(deadline - self._clock.monotonic()):
+            return NoReply("connecting", sent=False, late=True)
+        exc = opening.failure
+        if exc is not None:
+            self._opening = None
+            if isinstance(exc, JobAbandoned):
+                return NoReply(exc, sent=False)
+            if (error := configuration_failure(exc, node.name)) is not None:
+                raise error from exc
+            return NoReply(exc, sent=False)
+        opened = opening.result
+        opened.handshake.apply(node)
+        try:
+            transport = make_transport(opened.socket, self._clock)
+        except (OSError, ValueError) as failure:  # another thread has just closed the limiter
+            if is_interruption(failure):
+                raise
+            self._opening = None
+            return NoReply(failure, sent=False)
+        # In one step: a caller that is interrupted before it leaves the job to the next call.
+        self._generation, self._round_trip_s, self._transport = (
+            opened.generation,
+            opened.handshake.round_trip_s,
+            transport,
+        )
+        self._opening = None
+        return None
+
+
+class _Opened(NamedTuple):
+    """A new connection."""
+
+    socket: Any
+    """See `detach_socket`."""
+    opened_by: int
+    """The process that has opened it. A child that is forked meanwhile has this object, too."""
+    generation: int
+    handshake: HandshakeResult
+
+
+def _close_opened(opened: _Opened) -> None:
+    close_detached(opened.socket, opened.opened_by)
+
+
+def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
+    """True if connecting has failed, and not because of a mistake, which callers have to know."""
+    exc = opening.failure
+    return exc is not None and configuration_failure(exc, node.name) is None
+
+
+def _connect(node: Node, clock: Clock) -> _Opened:
+    """Open a new connection to `node`."""
+    generation = node.generation
+    connection = node.new_connection()
+    try:
+        connection.connect()
+        result = _run_handshake(connection, node, clock)
+        return _Opened(detach_socket(connection), os.getpid(), generation, result)
+    except BaseException as exc:  # whatever it is: nobody else could close this connection
+        connection.disconnect()
+        if isinstance(exc, Exception) and configuration_failure(exc, node.name) is None:
+            node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
+        raise
+
+
+def _run_handshake(connection: Any, node: Node, clock: Clock) -> HandshakeResult:
+    steps = handshake(node, clock)
+    try:
+        words = next(steps)
+        while True:
+            words = steps.send(_ask(connection, words))
+    except StopIteration as end:
+        result: HandshakeResult = end.value
+        return result
+
+
+def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:
+    connection.send_command(*words, check_health=False)
+    try:
+        reply: RawReply = connection.read_response(disable_decoding=True)
+    except ResponseError as exc:
+        return exc
+    return reply
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The connections of a blocking store: one for each thread and node.
+#
+# a thread's first call to a node   takes over an idle connection, or makes a new one
+# its later calls                   use that connection
+# a call by a signal handler        uses connections of its own, which it closes at its end
+# the thread ends                   its connections become idle, and new threads take them over
+# the limiter is closed             all are closed, and no thread gets one any more
+# the process forks                 the child has none of them; those of the parent stay open
+
+_MAX_IDLE = 16
+"""The most connections of ended threads that are kept for new threads."""
+_FEW_THREADS = 12
+"""The most threads that make their calls side by side. Sharing calls halves the throughput of 8
+threads, and doubles that of 100 (docs/decisions/0009-threads-share-calls.md). The main thread and
+the worker's thread may be two of them.
+"""
+
+
+class _ThreadLifetime:
+    """Referred to by one thread alone, so that it is destroyed when the thread ends.
+
+    The store notices that by the callback of a weak reference, which is a C function here. A
+    destructor would be Python code, and Python drops what a signal handler raises in a destructor.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
+class ThreadState:
+    """What the store keeps for the current thread: see `_new_thread_state`."""
+
+    def __init__(self) -> None:
+        self.call_in_progress = False
+        """True while a call is being made."""
+        self.connections: dict[Node, BlockingConnection] = {}
+        """The connections of the call that is being made."""
+        self.thread_connections = self.connections
+        """The connections of the thread. `connections` is another dict in a call by a signal
+        handler.
+        """
+        self.only_connection: BlockingConnection | None = None
+        """The connection that every call takes if there is only one server."""
+        self.lifetime: _ThreadLifetime | None = None
+
+
+def _new_thread_state() -> ThreadState:
+    """Return an object that has the attributes of `ThreadState` for each thread. Its class is made
+    here, because gevent may have patched `threading.local` since this module was imported: then it
+    has them for each greenlet.
+    """
+    kind = type("LocalThreadState", (ThreadState, threading.local), {})
+    state: ThreadState = kind()
+    return state
+
+
+class ThreadConnections:
+    """The connections of all threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        # Re-entrant, because a signal handler may call the limiter that it has interrupted.
+        self._lock = threading.RLock()
+        self.this_thread = _new_thread_state()
+        self._by_thread: dict[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]] = {}
+        self._ended_threads: queue.SimpleQueue[weakref.ref[_ThreadLifetime]] = queue.SimpleQueue()
+        """The tokens of threads that have ended."""
+        self._idle: list[BlockingConnection] = []
+        """Connections of ended threads."""
+        self.has_many_threads = False
+        """True while more than `_FEW_THREADS` threads have connections: then they share calls."""
+        self._finalizer = weakref.finalize(self, _close_all, self._by_thread, self._idle)
+        self._finalizer.atexit = False
+
+    def after_fork(self) -> None:
+        """Start without connections, and with a lock that no thread holds."""
+        self._finalizer()  # closes the descriptors of this process only
+        self._reset()
+
+    def check_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self._closed:
+            raise closed_failure()
+
+    def connection_to(self, node: Node, *, only_server: bool) -> BlockingConnection:
+        """The current thread's connection to `node`; not opened yet if it is new. If `node` is the
+        only server, later calls find it as `only_connection`.
+        """
+        this_thread = self.this_thread
+        connection = this_thread.connections.get(node)
+        if connection is None:
+            PATCH_STATE.check()
+            with self._lock:
+                self.check_open()
+                if this_thread.lifetime is None:
+                    token = _ThreadLifetime()
+                    self._by_thread[weakref.ref(token, self._ended_threads.put)] = (
+                        this_thread.thread_connections
+                    )
+                    this_thread.lifetime = token
+                connection = this_thread.connections[node] = self._idle_connection_to(
+                    node
+                ) or BlockingConnection(node, self._clock)
+                self.has_many_threads = len(self._by_thread) > _FEW_THREADS
+            if only_server:
+                this_thread.only_connection = connection
+        return connection
+
+    def restore(
+        self, connections: dict[Node, BlockingConnection], only: BlockingConnection | None
+    ) -> None:
+        """Give the interrupted call its connections back at the end of a call by a signal handler,
+        and close those that the handler's call has opened.
+        """
+        this_thread = self.this_thread
+        opened = this_thread.connections
+        this_thread.connections, this_thread.only_connection = connections, only
+        for connection in opened.values():
+            connection.close()
+
+    def close(self) -> None:
+        """Close every connection; `check_open` and `connection_to` raise from now on."""
+        with self._lock:
+            self._closed = True
+            # Each thread has to ask for its connection again, and is refused.
+            self.this_thread = _new_thread_state()
+        _close_all(self._by_thread, self._idle)
+        self._finalizer.detach()
+
+    def _idle_connection_to(self, node: Node) -> BlockingConnection | None:
+        """Take an idle connection to `node`, if there is one. Under the lock."""
+        while not self._ended_threads.empty():
+            # In this order no connection is lost if a signal handler raises: at worst it stays in
+            # `_by_thread`, and is closed with the limiter.
+            token = self._ended_threads.get()
+            self._idle += self._by_thread.get(token, {}).values()
+            self._by_thread.pop(token, None)
+            while len(self._idle) > _MAX_IDLE:
+                self._idle[0].close()
+                self._idle.pop(0)
+        for connection in self._idle:
+            if connection.node is node:
+                self._idle.remove(connection)
+                return connection
+        return None
+
+
+def _close_all(
+    by_thread: Mapping[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]],
+    idle: list[BlockingConnection],
+) -> None:
+    """Close every connection, because the limiter is closed or has been garbage-collected."""
+    for connections in list(by_thread.values()):
+        for connection in list(connections.values()):
+            connection.close()
+    for connection in idle:
+        connection.close()

@@ -1,0 +1,394 @@
+"""How one command gets executed at most once: where it is sent, how long it may take, and what each
+raw reply leads to.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from redis.connection import DefaultParser
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
+from redis.sentinel import MasterNotFoundError
+
+from ..._fork import FORK_WAIT
+from ..._locks import OneShotEvent, start_thread
+from ...errors import (
+    ConfigurationError,
+    DistwindowError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from ...ring.command import Command
+from ...ring.replies import PAST_DEADLINE
+from .topology import CallSettings, Node, Topology
+
+# --------------------------------------------------------------------------------------------------
+#
+# The outcomes of a call. Retries, errors and statistics distinguish them:
+#
+#   surely not executed   an error reply, or no byte was sent        sent once more, if time is left
+#   executed              a reply that begins with the right guard
+#   unknown               bytes were sent, and no such reply came    never sent again
+#
+# Beside them there are configuration errors, for which no retry helps.
+
+_NOT_EXECUTED = re.compile(
+    r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
+    r"OOM|MISCONF|max number of clients)\b"
+)
+RIGHTS = (
+    "+time +info +evalsha +eval +hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del "
+    "+pexpire"
+)
+"""The least rights of a user with which limiters work, in the words of an ACL rule."""
+RIGHTS_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+"""Those that concurrency limits need besides."""
+GRANT = (
+    f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
+    "the keys that begin with the prefix"
+)
+_FIXES = (
+    ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
+    ("NOPERM", GRANT),
+    ("user executing the script can't", GRANT),
+    ("NOAUTH", "the server requires a password; put it into the URL"),
+    ("WRONGPASS", "wrong user name or password"),
+    ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
+    ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
+    ("perform arithmetic", "the hash of this key is no ring; choose another prefix"),
+    ("not an integer", "the hash of this key is no ring; choose a prefix that nothing else uses"),
+    ("distwindow:", "a script was called with other arguments than it takes"),
+)
+
+
+_NOT_ANSWERED = (
+    "the call was surely not executed; where no call is ever answered, see whether the port is one "
+    "of Redis, and of TLS (rediss://) or not"
+)
+
+
+@dataclass(frozen=True)
+class ErrorReply:
+    """An error reply after which the call was surely not executed."""
+
+    code: str
+    """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
+    text: str
+
+    def redirect(self) -> tuple[str, int] | None:
+        """Host and port of a MOVED or ASK, else None. An empty host means that of the node that
+        replied.
+        """
+        found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
+        return (found[1], int(found[2])) if found else None
+
+
+_CODES = {
+    kind: token for token, kind in DefaultParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)
+}
+"""The first word of an error reply, by the exception class that redis-py has for it."""
+
+
+def restore_code(error: ResponseError) -> ResponseError:
+    """The error reply as the server sent it: redis-py removes a first word that has a class."""
+    token = _CODES.get(type(error))
+    return error if token is None else ResponseError(f"{token} {error}")
+
+
+def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
+    """Classify the text of an error reply; raise `ConfigurationError` if no retry can help.
+
+    Old servers and Dragonfly wrap errors of scripts, so the code may be anywhere in the text.
+    """
+    found = _NOT_EXECUTED.search(text)
+    # The error of an unknown command quotes the arguments, and so a key, which may be such a code.
+    if found is not None and "unknown command" not in text:
+        return ErrorReply(found[1], text)
+    fix = next((f"; {fix}" for sign, fix in _FIXES if sign in text), "")
+    key = ring.decode("utf-8", "backslashreplace")
+    raise ConfigurationError(f"{node} refuses: {text} (key {key!r}){fix}")
+
+
+def failure_of_reply(node: str, error: ErrorReply) -> StoreUnavailable:
+    """Return the error of a call that ended with an error reply."""
+    return StoreUnavailable(f"{node} cannot serve now: {error.text}")
+
+
+def is_unknown(exc: BaseException) -> bool:
+    """True if it is unknown whether a call that ended with `exc` was charged. That includes a call
+    that a signal handler has interrupted.
+    """
+    if isinstance(exc, StoreError):
+        return exc.charged is None
+    return not isinstance(exc, DistwindowError)
+
+
+def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
+    """The error of a call whose deadline passed; `sent`: bytes may have reached the server."""
+    outcome = "the outcome of the call is unknown" if sent else _NOT_ANSWERED
+    return StoreTimeout(
+        f"{node} did not answer within {timeout:g} s; {outcome}", charged=None if sent else False
+    )
+
+
+def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
+    """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
+    if isinstance(why, MasterNotFoundError):  # its own text shows all settings of its clients
+        why = "no sentinel that could be reached knows its primary"
+    outcome = "; the outcome of the call is unknown" if sent else ""
+    # A server that accepts a connection and stays silent may be busy for a moment.
+    kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable
+    return kind(f"{node} is not reachable: {why}{outcome}", charged=None if sent else False)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# Timeouts for work that has none of its own: name look-ups, TLS, the whole start of a client.
+#
+# The work runs in another thread, and the caller stops waiting for it when the time is over. A
+# result that comes later is passed to `discard`.
+#
+#   wanted, running     `wait` waits
+#   wanted, done        `result` or `failure` is set
+#   abandoned, running  `failure` is `JobAbandoned`; the result will be discarded
+#   abandoned, done     the result has been discarded
+
+T = TypeVar("T")
+
+
+class JobAbandoned(Exception):
+    """The failure of a job that was abandoned while a caller waited for it."""
+
+
+class JobTimeout(Exception):
+    """The time is over. The work goes on, and its result will be discarded."""
+
+
+def run_within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
+    """Return what `work` returns, or raise what it raises; raise `JobTimeout` after `seconds`."""
+    job = BackgroundJob(work, discard)
+    taken = False
+    try:
+        job.start()
+        if not job.wait(seconds):
+            raise JobTimeout
+        if job.failure is not None:
+            raise job.failure
+        taken = True
+        return job.result
+    finally:
+        if not taken:  # too late, failed, or interrupted by a signal handler
+            job.abandon()
+
+
+class BackgroundJob(Generic[T]):
+    """Work in a thread of its own. It may be waited for more than once.
+
+    How it ended is a value (`failure`, `result`) and is not raised by `wait`. So an exception that
+    `wait` raises came from a signal handler, and belongs to the application.
+    """
+
+    def __init__(self, work: Callable[[], T], discard: Callable[[T], Any]) -> None:
+        self._work = work
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._results: list[T] = []
+        self.failure: Exception | None = None
+        """What the work has raised, or `JobAbandoned`."""
+        self._wanted = True
+        self._started = False
+        self._run_lock = threading.Lock()
+        self._done = OneShotEvent()
+
+    def start(self) -> None:
+        """Start the work. Idempotent. The job has to be stored somewhere before: otherwise the
+        result would be lost with a caller that is interrupted here.
+        """
+        if self._started:
+            return
+        if not start_thread(self._run):
+            self._run()
+        self._started = True
+
+    def _run(self) -> None:
+        # `start` starts a second thread if a signal handler raised before `_started` was set.
+        if not self._run_lock.acquire(False):
+            return
+        failure: Exception | None = None
+        try:
+            with FORK_WAIT.connecting():
+                self._results.append(self._work())
+        except Exception as exc:
+            failure = exc
+            _forget_locals(exc)
+        with self._lock:
+            wanted = self._wanted
+            if wanted:
+                self.failure = failure
+                self._done.set()
+        if not wanted:
+            self._discard_results()
+
+    def abandon(self) -> None:
+        """Discard the result, now or when it comes, and end all waits."""
+        with self._lock:
+            self._wanted = False
+            done = self._done.is_set
+            if not done:
+                self.failure = JobAbandoned("the limiter was closed")
+                self._done.set()
+        if done:
+            self._discard_results()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds`; True if the job has ended."""
+        return self._done.wait(seconds)
+
+    @property
+    def result(self) -> T:
+        """What the work has returned. Only after the job has ended without `failure`."""
+        return self._results[0]
+
+    def _discard_results(self) -> None:
+        for result in self._results:
+            self._discard(result)
+
+
+def _forget_locals(exc: BaseException) -> None:
+    """Destroy the local variables of the failed work here. In the waiting thread, a signal handler
+    might raise inside a destructor, and Python drops what is raised there.
+    """
+    link: BaseException | None = exc
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+Reply = TypeVar("Reply")
+
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
+
+
+class NoReply(NamedTuple):
+    """No reply came."""
+
+    why: object
+    sent: bool
+    """True if bytes may have reached the server."""
+    late: bool = False
+    """True if the deadline passed first."""
+
+
+RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | None"
+"""What comes back for a request: the reply as hiredis parses it, where an error reply is an
+exception object, or `NoReply`.
+"""
+
+
+class Request:
+    """A command on its way to a node. Its frame is made when the connection is open, because the
+    guard's deadline needs the server's clock.
+    """
+
+    __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "guard", "node")
+
+    def __init__(
+        self,
+        node: Node,
+        command: Command[Any],
+        deadline: float,
+        *,
+        send_script: bool = False,
+        asking: bool = False,
+        guard: bytes = b"",
+        generation: int | None = None,
+    ) -> None:
+        self.node = node
+        self.generation = node.generation if generation is None else generation
+        """That of the connection over which it is sent."""
+        self.asking = asking
+        """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
+        self.guard = guard
+        self._command = command
+        self._deadline = deadline
+        self._send_script = send_script
+
+    def frame(self) -> bytes:
+        """The bytes to send, with a new guard."""
+        clock = self.node.clock
+        self.guard = clock.new_guard(clock.to_server_ms(self._deadline))
+        frame = self._command.eval_frame if self._send_script else self._command.frame
+        return ASKING + frame(self.guard) if self.asking else frame(self.guard)
+
+
+def execute_once(
+    command: Command[Reply],
+    topology: Topology,
+    settings: CallSettings,
+    deadline: float,
+    sent: Request | None = None,
+) -> Generator[Request, RawReply, Reply]:
+    """Get `command` executed at most once, by `deadline` (monotonic seconds).
+
+    `sent` is the first request, if a store has sent it already. The command is sent again, at most
+    once besides a script that the server did not have, only if it was surely not executed. Raises
+    `StoreTimeout`, `StoreUnavailable` or `ConfigurationError`.
+    """
+    if settings.client_clock and command.now_ms is None:
+        command = command.with_time(settings.clock.now_ms())
+    node = topology.node_of(command) if sent is None else sent.node
+    send_script = asking = retried = False
+    while True:
+        request = sent or Request(node, command, deadline, send_script=send_script, asking=asking)
+        sent = None
+        raw = yield request
+        if type(raw) is list and len(raw) >= 3 and raw[0] == request.guard:
+            node.clock.update(raw[2])
+            if raw[1] != PAST_DEADLINE:
+                return command.reply(raw)
+            failure: StoreError = timed_out(node.name, settings.timeout, sent=False)
+        elif isinstance(raw, NoReply):
+            topology.request_refresh()
+            if raw.late:
+                raise timed_out(node.name, settings.timeout, sent=raw.sent)
+            failure = no_reply_failure(node.name, raw.why, sent=raw.sent)
+            if raw.sent:
+                raise failure
+            node = topology.node_of(command)
+        elif not isinstance(raw, Exception):
+            # Replies and requests no longer match on this connection, so its later replies would
+            # belong to other calls, too.
+            node.invalidate_connections(request.generation)
+            raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
+        else:
+            error = error_reply(str(raw), node.name, command.keys[0])
+            if error.code == "NOSCRIPT" and not send_script:
+                send_script = True
+                continue
+            failure = failure_of_reply(node.name, error)
+            node, asking = _next_node(request, error, topology, command)
+        if retried or settings.clock.monotonic() >= deadline:
+            raise failure
+        retried = True
+
+
+def _next_node(
+    refused: Request, error: ErrorReply, topology: Topology, command: Command[Any]
+) -> tuple[Node, bool]:
+    """Return where the second request goes, and whether ASKING goes before it."""
+    node = refused.node
+    if (address := error.redirect()) is not None:
+        asking = error.code == "ASK"
+        return topology.follow_redirect(node, *address, command, permanent=not asking), asking
+    if error.code in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
+        node.on_refused(refused.generation)
+        topology.request_refresh()
+        return topology.node_of(command), False
+    return node, False

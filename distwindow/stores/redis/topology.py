@@ -1,0 +1,302 @@
+"""Which node has a ring: the only server, the primary that Sentinel names, or a node of a cluster.
+
+redis-py connects (TLS, AUTH, topology). Its connections are made one by one here, without its
+retries: a client library that sends a call again, because no reply came, may charge it twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisClusterException
+from redis.retry import Retry
+
+from ...errors import ConfigurationError, StoreUnavailable, short_repr
+from ...ring.clock import Clock
+from ...ring.command import Command
+from .server_clock import ServerClock
+
+_BACKOFF_S = 0.1
+"""Seconds in which a node is not connected to again, see `Node.on_connect_failed`, `on_refused`."""
+
+_MIN_REFRESH_S = 1.0
+"""The least number of seconds between two readings of a cluster's map of slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """How calls are made."""
+
+    clock: Clock
+    timeout: float
+    """Seconds for one whole call."""
+    client_clock: bool = False
+    """True if each command carries our time, and the server's is not looked at."""
+    name: str | None = None
+    """The name of our connections in the server's CLIENT LIST."""
+
+
+class Node:
+    """One server: how to connect to it, its clock, and whether connecting is worth trying now."""
+
+    def __init__(
+        self, name: str, new_connection: Callable[[], Any], settings: CallSettings
+    ) -> None:
+        self.name = name
+        self.new_connection = new_connection
+        """Makes a redis-py connection to it that is not connected yet; blocking or asyncio."""
+        self.clock = ServerClock(settings.clock, enabled=not settings.client_clock)
+        self.generation = 0
+        """A connection that was opened in an earlier generation is closed before its next call."""
+        self.version_checked = False
+        """True once a connection has found its version to be new enough."""
+        self.rotate_sentinels: Callable[[], None] = lambda: None
+        """Makes the next connection ask another sentinel first."""
+        self._clock = settings.clock
+        self._down: tuple[float, object] | None = None
+        """Until when connecting is not tried (monotonic seconds), and why."""
+        self._failed_before = False
+        """True if the last attempt to connect has failed."""
+        self._kept_until = -math.inf
+        """Until when connections are kept although the server refuses calls (monotonic seconds)."""
+
+    def invalidate_connections(self, generation: int) -> None:
+        """Have every connection of this generation opened again before its next call, because the
+        replies of one no longer match the requests. Later ones are kept.
+        """
+        if generation == self.generation:
+            self.generation += 1
+
+    def on_refused(self, generation: int) -> None:
+        """Note that the server has refused a call of this generation, because it is no primary any
+        more. Connections are opened again, as another server may be the primary now; but no sooner
+        than `_BACKOFF_S` after the last time, since each call may be refused.
+        """
+        now = self._clock.monotonic()
+        if generation == self.generation and now >= self._kept_until:
+            self._kept_until = now + _BACKOFF_S
+            self.generation += 1
+
+    def on_connect_failed(self, why: object, *, slow: bool = False) -> None:
+        """Note that connecting failed. After the second failure in a row, or if it took a whole
+        timeout (`slow`), it is not tried for `_BACKOFF_S`, so that callers fail fast.
+        """
+        if self._failed_before or slow:
+            self._down = (self._clock.monotonic() + _BACKOFF_S, why)
+        self._failed_before = True
+
+    def on_connected(self) -> None:
+        """Note that connecting worked."""
+        self._down, self._failed_before = None, False
+
+    def unavailable_reason(self) -> object | None:
+        """Why connecting is not to be tried now; None if it is."""
+        if self._down is not None and self._clock.monotonic() < self._down[0]:
+            return self._down[1]
+        return None
+
+
+class Topology(Protocol):
+    """Finds the node of a command."""
+
+    close_client: Callable[[], object] | None
+    """Closes the redis-py client that the topology was read with; None if it is the caller's."""
+
+    def node_of(self, command: Command[Any]) -> Node:
+        """The node that has the rings of `command`."""
+        ...
+
+    def request_refresh(self) -> None:
+        """Have the cluster's map of slots read again soon, because a node did not serve."""
+        ...
+
+    def follow_redirect(
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
+    ) -> Node:
+        """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
+        not ASK).
+        """
+        ...
+
+
+class SingleServer:
+    """A standalone server, or the primary that a Sentinel pool finds when it connects."""
+
+    close_client: Callable[[], object] | None = None
+
+    def __init__(self, pool: Any, settings: CallSettings) -> None:
+        kwargs = _connection_kwargs(pool.connection_kwargs, pool.connection_class, settings)
+        self._pool = pool  # connections of a sentinel pool hold only a weak reference to it
+
+        def connect() -> Any:
+            return pool.connection_class(**kwargs)
+
+        self.node = Node(_pool_name(pool), connect, settings)
+        self.node.rotate_sentinels = self._rotate_sentinels
+
+    def _rotate_sentinels(self) -> None:
+        manager = getattr(self._pool, "sentinel_manager", None)
+        if manager is not None:
+            manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
+
+    def node_of(self, command: Command[Any]) -> Node:
+        return self.node
+
+    def request_refresh(self) -> None:
+        """Do nothing: every new connection asks a sentinel."""
+
+    def follow_redirect(
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
+    ) -> Node:
+        raise ConfigurationError(
+            f"{node.name} is a node of a Redis Cluster; use redis+cluster://{node.name}"
+        )
+
+
+class ClusterTopology:
+    """A Redis Cluster: redis-py's map of slots, corrected by MOVED until it is read again."""
+
+    close_client: Callable[[], object] | None = None
+
+    def __init__(self, client: Any, settings: CallSettings) -> None:
+        self.client = client
+        """The redis-py client, which has read the map."""
+        self._settings = settings
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._moved: dict[int, Node] = {}
+        """By slot, the nodes that MOVED has named since the map was read."""
+        self._refreshed_at = settings.clock.monotonic()
+        self._stale = False
+
+    def node_of(self, command: Command[Any]) -> Node:
+        slot = _slot_of(command)
+        node = self._moved.get(slot)
+        if node is not None:
+            return node
+        try:
+            known = self.client.nodes_manager.get_node_from_slot(slot)
+        except (redis.RedisError, RedisClusterException) as exc:
+            self._stale = True
+            raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
+        return self._node(known.host, int(known.port))
+
+    def request_refresh(self) -> None:
+        self._stale = True
+
+    def follow_redirect(
+        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
+    ) -> Node:
+        host = host or node.name.rpartition(":")[0]
+        remap = getattr(self.client.nodes_manager, "remap_host_port", None)
+        to = self._node(*remap(host, port)) if remap else self._node(host, port)
+        if permanent:
+            self._moved[_slot_of(command)] = to
+            self._stale = True
+        return to
+
+    def claim_refresh(self) -> bool:
+        """True if the map is to be read again now: it is stale, and was not read in the last
+        `_MIN_REFRESH_S`. Only the first caller gets True.
+        """
+        now = self._settings.clock.monotonic()
+        if not self._stale or now - self._refreshed_at < _MIN_REFRESH_S:
+            return False
+        self._refreshed_at = now
+        return True
+
+    def on_refreshed(self) -> None:
+        """Note that the client has read the map again."""
+        self._moved.clear()
+        self._stale = False
+
+    def _node(self, host: str, port: int) -> Node:
+        node = self._nodes.get((host, port))
+        if node is None:
+            connection_class, base = self._template()
+            kwargs = _connection_kwargs(base, connection_class, self._settings) | {
+                "host": host,
+                "port": port,
+            }
+
+            def connect() -> Any:
+                return connection_class(**kwargs)
+
+            node = Node(f"{host}:{port}", connect, self._settings)
+            self._nodes[host, port] = node
+        return node
+
+    def _template(self) -> tuple[Any, dict[str, Any]]:
+        """Connection class and arguments with which the client connects to any of its nodes."""
+        known = next(iter(self.client.nodes_manager.nodes_cache.values()))
+        if hasattr(known, "connection_class"):  # redis.asyncio
+            return known.connection_class, known.connection_kwargs
+        pool = self.client.get_redis_connection(known).connection_pool
+        return pool.connection_class, pool.connection_kwargs
+
+
+def _slot_of(command: Command[Any]) -> int:
+    charges = command.charges
+    if not charges:  # a command on a single resource that charges no ring
+        name: int = key_slot(command.keys[0])
+        return name
+    slot: int = key_slot(charges[0].ring)
+    for charge in charges[1:]:
+        if key_slot(charge.ring) != slot:
+            raise ConfigurationError(
+                f"keys {short_repr(charges[0].key)} and {short_repr(charge.key)} lie on different "
+                "slots of the cluster, so no script can decide over both; give them a common tag: "
+                "Key(resource, tag=...)"
+            )
+    return slot
+
+
+_DROPPED_ARGUMENTS = (
+    # For redis-py's retries, health checks and push messages: with them, commands would be sent
+    # again or between our requests, and messages would come in place of replies.
+    "retry_on_error", "retry_on_timeout", "health_check_interval",
+    "maint_notifications_config", "maint_notifications_pool_handler", "event_dispatcher",
+    "maint_notifications_handler", "oss_cluster_maint_notifications_handler", "orig_host_address",
+    "orig_socket_timeout", "orig_socket_connect_timeout", "response_callbacks",
+)  # fmt: skip
+
+
+def _connection_kwargs(
+    kwargs: dict[str, Any], connection_class: Any, settings: CallSettings
+) -> dict[str, Any]:
+    """The arguments of a connection, without any that would send a command twice or change replies.
+
+    The protocol is RESP2, because a RESP3 server may push messages between replies.
+    """
+    aio = issubclass(connection_class, redis.asyncio.connection.AbstractConnection)
+    plain = {name: value for name, value in kwargs.items() if name not in _DROPPED_ARGUMENTS}
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if plain.get(name) is not None and not Path(plain[name]).is_file():
+            raise ConfigurationError(f"{name}={plain[name]!r} is not a file")
+    if settings.name is not None:
+        plain["client_name"] = settings.name
+    return plain | {
+        "retry": (AsyncRetry if aio else Retry)(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": settings.timeout,
+        "socket_connect_timeout": settings.timeout,
+    }
+
+
+def _pool_name(pool: Any) -> str:
+    """The name of this server in messages, never with its password."""
+    kwargs = pool.connection_kwargs
+    if hasattr(pool, "service_name"):
+        return f"the primary of {pool.service_name!r}"
+    return str(
+        kwargs.get("path") or f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}"
+    )

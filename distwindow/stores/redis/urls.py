@@ -1,0 +1,288 @@
+"""From a URL to a redis-py client: `redis://`, `rediss://`, `unix://`, and the same with `valkey`;
+`redis+sentinel://host:26379,host2:26379/service/0`; `redis+cluster://host:7000,host2:7001`.
+
+The clients provide connection classes and arguments, and serve administration (SCAN, INFO). Calls
+of a limiter do not go through them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.connection import parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from ...errors import ConfigurationError
+
+_SCHEMES = {
+    "redis": ("redis", "one"), "valkey": ("redis", "one"),
+    "rediss": ("rediss", "one"), "valkeys": ("rediss", "one"),
+    "unix": ("unix", "one"),
+    "redis+sentinel": ("redis", "sentinel"), "valkey+sentinel": ("redis", "sentinel"),
+    "rediss+sentinel": ("rediss", "sentinel"), "valkeys+sentinel": ("rediss", "sentinel"),
+    "redis+cluster": ("redis", "cluster"), "valkey+cluster": ("redis", "cluster"),
+    "rediss+cluster": ("rediss", "cluster"), "valkeys+cluster": ("rediss", "cluster"),
+}  # fmt: skip
+_PORTS = {"cluster": 6379, "sentinel": 26379}
+
+
+def _arguments(*kinds: type) -> set[str]:
+    """What the constructors of these classes and of their bases take by name."""
+    inits = [
+        vars(base)["__init__"]
+        for kind in kinds
+        for base in kind.__mro__[:-1]
+        if "__init__" in vars(base)
+    ]
+    return {
+        p.name
+        for init in inits
+        for p in inspect.signature(init).parameters.values()
+        if p.name != "self" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+
+
+_CONNECTION = _arguments(redis.Connection, redis.asyncio.Connection, redis.ConnectionPool)
+_TLS = _arguments(redis.SSLConnection, redis.asyncio.SSLConnection)
+_UNIX = _arguments(redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection)
+_CLIENTS = _arguments(redis.Redis, redis.RedisCluster)
+_OPTIONS = {"redis": _CONNECTION, "rediss": _CONNECTION | _TLS, "unix": _CONNECTION | _UNIX}
+"""Options that may stand in a URL of one server, by its scheme. redis-py would raise for others
+only when it connects, and its cluster client ignores them.
+"""
+_USUAL = (
+    "db, username, password, client_name, protocol, max_connections, health_check_interval, "
+    "socket_connect_timeout, socket_timeout, socket_keepalive; with TLS ssl_ca_certs, "
+    "ssl_certfile, ssl_keyfile, ssl_cert_reqs, ssl_check_hostname"
+)
+_LIMITER_ARGUMENTS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
+"""Arguments of a limiter that look as if they might stand in a URL."""
+
+
+def masked_url(url: str) -> str:
+    """`url` as messages may show it: without its password, even if it is malformed."""
+    login, at, rest = url.rpartition("@")
+    if at:
+        scheme = re.match(r"(?:[a-z+]+:/{1,2})?", login, re.IGNORECASE)
+        start = scheme[0] if scheme else ""
+        user, colon, _ = login[len(start) :].partition(":")
+        login = f"{start}{user}:***@" if colon else f"{start}***@"
+    return re.sub(r"(password=)[^&]*", r"\1***", login + rest)
+
+
+@dataclass(frozen=True)
+class StoreUrl:
+    """The parts of a store's URL. Its `repr` shows no password."""
+
+    url: str = field(repr=False)
+    kind: str
+    """`one`, `sentinel` or `cluster`."""
+    plain_url: str = field(default="", repr=False)
+    """For `one`: the URL as redis-py reads it."""
+    hosts: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Connection arguments: username, password, db, ssl, ssl_..."""
+
+
+def parse_url_text(url: str) -> StoreUrl:
+    """Parse `url`. Raises `ConfigurationError` that says what is wrong and how to write it."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() not in _SCHEMES:
+        raise ConfigurationError(
+            f"store URL {masked_url(url)!r} begins with none of redis://, rediss://, unix://, "
+            "redis+sentinel://, redis+cluster://, memory:// (or valkey in place of redis); "
+            'the usual one is "redis://localhost:6379/0"'
+        )
+    plain_scheme, kind = _SCHEMES[scheme.lower()]
+    try:
+        parts = urlsplit(f"{plain_scheme}://{rest}")
+    except ValueError as exc:  # an IPv6 address without its closing bracket
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
+    _check_escapes(parts, url)
+    if kind == "one":
+        address = StoreUrl(url, kind, f"{plain_scheme}://{rest}")
+        _check_single_server(address, parts)
+        return address
+    user, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = user.partition(":")
+    options = _options(parts.query, url)
+    if username:
+        options["username"] = unquote(username)
+    if password:
+        options["password"] = unquote(password)
+    if plain_scheme == "rediss":
+        options["ssl"] = True
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    service = ""
+    if kind == "sentinel":
+        if not path:
+            raise ConfigurationError(
+                f"store URL {masked_url(url)!r} names no service; "
+                'write "redis+sentinel://host:26379,host2:26379/mymaster/0"'
+            )
+        service, path = path[0], path[1:]
+    if path:
+        options["db"] = _number(path[0], "a database number", url)
+    if kind == "cluster" and options.pop("db", 0):
+        raise ConfigurationError(
+            f"store URL {masked_url(url)!r}: a cluster has database 0 only; leave the number out"
+        )
+    return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
+
+
+def make_client(address: StoreUrl, timeout: float) -> Any:
+    """A blocking redis-py client for `address`, without retries (a cluster client has its own, and
+    connects here).
+    """
+    no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
+    if address.kind == "one":
+        return redis.Redis.from_url(address.plain_url, **no_retries)
+    if address.kind == "sentinel":
+        service, sentinel = _split_sentinel_options(address.options)
+        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
+        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]  # not annotated
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]  # not annotated
+    options = address.options | _timeouts(timeout)
+    return redis.RedisCluster(startup_nodes=nodes, **options)
+
+
+def make_async_client(address: StoreUrl, timeout: float) -> Any:
+    """An asyncio redis-py client for `address`, without retries."""
+    no_retries: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
+    if address.kind == "one":
+        return redis.asyncio.Redis.from_url(address.plain_url, **no_retries)
+    if address.kind == "sentinel":
+        service, sentinel = _split_sentinel_options(address.options)
+        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
+        return manager.master_for(address.service, **service, **no_retries)
+    nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
+    options = address.options | _timeouts(timeout)
+    return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
+
+
+def close_client(client: Any) -> None:
+    """Close a client that `make_client` made, and its connections to sentinels."""
+    client.close()
+    for sentinel in _sentinels(client):
+        sentinel.close()
+
+
+async def aclose_client(client: Any) -> None:
+    """Close a client that `make_async_client` made, and its connections to sentinels."""
+    await client.aclose()
+    for sentinel in _sentinels(client):
+        await sentinel.aclose()
+
+
+def _sentinels(client: Any) -> list[Any]:
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
+
+
+def _timeouts(timeout: float) -> dict[str, Any]:
+    return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+
+
+def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the options into those for the service's servers and those for the sentinels
+    (`sentinel_...`).
+    """
+    sentinel = {
+        name.removeprefix("sentinel_"): value
+        for name, value in options.items()
+        if name.startswith("sentinel_")
+    }
+    service = {name: value for name, value in options.items() if not name.startswith("sentinel_")}
+    if service.get("ssl"):
+        sentinel |= {name: value for name, value in service.items() if name.startswith("ssl")}
+    return service, sentinel
+
+
+def _check_escapes(parts: SplitResult, url: str) -> None:
+    """Raise for a password with / ? # in it: it would end there, and its rest would be shown in
+    messages as a host or port.
+    """
+    cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
+    if cut or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
+        raise ConfigurationError(
+            f"store URL {masked_url(url)!r}: inside a user name or password write / ? # @ as "
+            "%2F %3F %23 %40"
+        )
+
+
+def _options(query: str, url: str) -> dict[str, Any]:
+    """The options in a query, with the types that redis-py gives them."""
+    try:
+        options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]  # not annotated
+    except ValueError as exc:
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
+    del options["host"]
+    for name in options:
+        _check_option(name, name.removeprefix("sentinel_"), _CLIENTS, url)
+    return options
+
+
+def _check_option(name: str, plain: str, known: set[str], url: str) -> None:
+    if plain in known:
+        return
+    if name in _LIMITER_ARGUMENTS:
+        hint = f"give it to the limiter: {name}=..."
+    elif name.startswith("ssl") and name in _TLS | _CLIENTS:
+        hint = "write rediss:// for TLS"
+    else:
+        hint = f"there are {_USUAL}, and what else redis-py takes"
+    raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}; {hint}")
+
+
+def _check_single_server(address: StoreUrl, parts: SplitResult) -> None:
+    database = parts.path.strip("/")
+    if parts.scheme == "unix" and "@" in parts.path:
+        raise ConfigurationError(
+            f"store URL {masked_url(address.url)!r}: write a '/' in a password as %2F"
+        )
+    if parts.scheme == "unix" and not database:
+        raise ConfigurationError(
+            f"store URL {masked_url(address.url)!r} names no socket; "
+            'write "unix:///run/redis/redis.sock?db=0"'
+        )
+    if database and parts.scheme != "unix":
+        _number(database, "a database number", address.url)
+    try:
+        # No pool is made of the URL: its destructor is Python code, and Python drops what a signal
+        # handler raises in a destructor.
+        options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]  # not annotated
+    except (ValueError, TypeError) as exc:
+        raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
+    for name in options.keys() - {"connection_class"}:
+        _check_option(name, name, _OPTIONS[parts.scheme], address.url)
+
+
+def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
+    found = []
+    for part in text.split(","):
+        host, colon, number = part.strip().rpartition(":")
+        if part.endswith("]") or not colon:  # an IPv6 address without a port, or a bare name
+            host, number = part.strip(), str(port)
+        if not host:
+            raise ConfigurationError(f"store URL {masked_url(url)!r} has an empty host name")
+        found.append((host.strip("[]"), _number(number, "a port", url)))
+    return found
+
+
+def _number(text: str, what: str, url: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > 65535:
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {text!r} is not {what}")
+    return int(text)
