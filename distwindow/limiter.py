@@ -43,7 +43,7 @@ from .options import check_max_origins, check_origin
 from .ring.clock import SYSTEM, Clock, check_clock
 from .ring.commands import Acquire
 from .ring.decision import Decision
-from .ring.key import AnyKey
+from .ring.key import AnyKey, line_name
 from .ring.limit import Limit, LimitSpec
 from .ring.stats import Stats
 from .ring.store import AsyncStore, Store
@@ -73,7 +73,7 @@ class BaseLimiter:
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r}: this version has "raise" only'
             )
-        self._command_cache = make_command_cache(prefix, limits)
+        self._command_cache = make_command_cache(prefix, limits, [line_name])
         self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
         self._consistency = consistency
         self._store_name = store_name(store)
@@ -273,13 +273,15 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return UnawaitedCoroutine(self._peek(key, 1))
 
     async def _peek(self, key: AnyKey, cost: int) -> Decision:
-        charges = self._command_cache.acquire_command(key, cost).charges
-        return await self._run(key_operations.peek(self._strategy, charges, self._store.source))
+        peek = key_operations.peek(
+            self._strategy, self._command_cache, key, cost, self._store.source
+        )
+        return await self._run(peek)
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
-        charges = self._command_cache.acquire_command(key).charges
-        return await self._run(key_operations.stats(self._strategy, charges, self._store.clock))
+        stats = key_operations.stats(self._strategy, self._command_cache, key, self._store.clock)
+        return await self._run(stats)
 
     async def minute(self, key: AnyKey) -> MinuteStats:
         """See `Limiter.minute`."""
@@ -303,7 +305,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
         charges = self._command_cache.acquire_command(key).charges
-        await self._run(key_operations.reset(self._strategy, charges))
+        await self._run(key_operations.reset(self._strategy, self._command_cache, charges))
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -526,13 +528,15 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         return self._peek(key, 1)
 
     def _peek(self, key: AnyKey, cost: int) -> Decision:
-        charges = self._command_cache.acquire_command(key, cost).charges
-        return self._run(key_operations.peek(self._strategy, charges, self._store.source))
+        peek = key_operations.peek(
+            self._strategy, self._command_cache, key, cost, self._store.source
+        )
+        return self._run(peek)
 
     def stats(self, key: AnyKey) -> Stats:
         """Return what is recorded in the windows of `key`."""
-        charges = self._command_cache.acquire_command(key).charges
-        return self._run(key_operations.stats(self._strategy, charges, self._store.clock))
+        stats = key_operations.stats(self._strategy, self._command_cache, key, self._store.clock)
+        return self._run(stats)
 
     def minute(self, key: AnyKey) -> MinuteStats:
         """Return what the entries of `key` did in the last minute, by second. Calls without an
@@ -562,7 +566,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     def reset(self, key: AnyKey) -> None:
         """Delete the windows of `key`, so that all its permits are free again."""
         charges = self._command_cache.acquire_command(key).charges
-        self._run(key_operations.reset(self._strategy, charges))
+        self._run(key_operations.reset(self._strategy, self._command_cache, charges))
         self._wait_queues.on_freed(charges)
 
     def limit(

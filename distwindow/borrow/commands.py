@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, ScriptReply, ring_arguments, time_argument
+from ..ring.decision import BorrowedCharge, Decision, Source
 from ..ring.replies import AcquireReply, parse_acquire_reply
+from ..runtime.decisions import decision_of
 
 
 class BorrowReply(NamedTuple):
@@ -44,3 +46,27 @@ class Borrow(Command[BorrowReply]):
         starts, borrowed = raw[6 : 6 + count], raw[6 + count :]
         reply = parse_acquire_reply([*raw[:5], *starts], 1)
         return BorrowReply(reply, raw[5], tuple(map(bool, borrowed)))
+
+
+def borrow_decision(command: Borrow, reply: BorrowReply, source: Source) -> Decision:
+    """Return the decision that `reply` is."""
+    decision = decision_of(command, reply.acquire_reply, source)
+    if not decision.allowed:
+        return decision
+    charges, starts = command.charges, reply.acquire_reply.bucket_starts_ms
+    if starts is not None:
+        borrowed = reply.borrowed or (False,) * len(charges)
+        charges = tuple(
+            [
+                (BorrowedCharge if is_borrowed else type(charge))(*charge[:4], start)
+                for charge, start, is_borrowed in zip(charges, starts, borrowed, strict=True)
+            ]
+        )
+    return decision._replace(
+        charged=charges,
+        wait=reply.wait_ms / 1000,
+        reason="borrowed" if reply.wait_ms else "ok",
+    )
+
+
+BORROW_COMMANDS: tuple[type[Command[Any]], ...] = (Borrow,)

@@ -9,12 +9,10 @@ from ..ring.commands import Acquire
 from ..ring.decision import Decision, Source
 from ..ring.key import AnyKey
 from ..runtime.command_cache import CommandCache
-from ..runtime.decisions import borrow_decision
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
-from ..shaping.commands import AcquireShaped
 from ..waiting.waiting import QueueSlot
-from .commands import Borrow
+from .commands import Borrow, borrow_decision
 
 
 class PriorityCall:
@@ -104,7 +102,7 @@ class Borrowing:
                 "permits of coming buckets"
             )
         acquire = self._command_cache.acquire_command(key, cost)
-        if isinstance(acquire, AcquireShaped):
+        if acquire.has_own_moment:
             raise ConfigurationError(
                 "priority=True needs limits that are neither paced nor warm up: a paced call is "
                 "told when to proceed, and how much a coming bucket admits depends on the warm-up"

@@ -32,6 +32,7 @@ from ..ring.key import RingNameParts, check_prefix, shaping_name
 from ..ring.replies import ring_state
 from ..ring.stats import stats_of, window_at
 from ..shaping.commands import shaped_limit, shaping_state
+from ..shaping.shaping import shaping_stats
 from ..stores.redis.urls import masked_url
 from .breakers import FoundBreaker, breaker_object, breaker_rank, breaker_table, read_breakers
 from .errors import report_errors
@@ -569,7 +570,8 @@ def _window(
         shaped = shaped_limit(shaping, bucket_ms, span)
         # Another limit in the ring was used later: a call of a shaped limit writes both.
         if shaped is not None and (limit is None or _is_same(limit, shaped)):
-            return window_at(state, shaped, now_ms, shaping_state(shaping))
+            stats = shaping_stats(shaped, shaping_state(shaping), now_ms)
+            return window_at(state, shaped, now_ms, stats)
         return None if limit is None else window_at(state, limit, now_ms)
     except (ConfigurationError, ArithmeticError, ValueError):
         return None

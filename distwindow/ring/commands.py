@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..borrow.commands import Borrow
-from ..shaping.commands import shaping_state
 from .command import GUARD_LENGTH, Command, FrameParts, ScriptReply, ring_arguments, time_argument
 from .decision import BorrowedCharge, Charge
-from .key import AnyKey, ring_name, senders_name, shaping_name
+from .key import AnyKey, ring_name, senders_name
 from .limit import Limit, expires_in_ms
 from .replies import (
     AcquireReply,
@@ -49,6 +47,8 @@ class Acquire(Command[AcquireReply]):
     """`calls` calls of the same cost, decided one after the other."""
 
     script: ClassVar[str] = "acquire"
+    has_own_moment: ClassVar[bool] = False
+    """True if each call is promised a moment of its own: it neither borrows nor waits in a line."""
 
     calls: int = 1
     write_limit: bool = False
@@ -246,30 +246,19 @@ class Refund(Command[CountReply]):
 
 @dataclass(slots=True, eq=False)
 class Read(Command[ReadReply]):
-    """The rings as they are stored, and the shaping of those limits that are shaped."""
+    """The rings as they are stored."""
 
     script: ClassVar[str] = "read"
-
-    @property
-    def keys(self) -> list[bytes]:
-        rings = [charge.ring for charge in self.charges]
-        shaped = [charge.ring for charge in self.charges if charge.limit.is_shaped]
-        return [*rings, *map(shaping_name, shaped)]
 
     def arguments(self) -> list[bytes | int | str]:
         return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> ReadReply:
-        hashes = iter([hash_fields(fields) for fields in raw[3:]])
         states = [
-            ring_state(next(hashes), charge.limit.bucket_ms, charge.limit.span)
-            for charge in self.charges
+            ring_state(hash_fields(fields), charge.limit.bucket_ms, charge.limit.span)
+            for fields, charge in zip(raw[3:], self.charges, strict=False)
         ]
-        shapings = [
-            shaping_state(next(hashes)) if charge.limit.is_shaped else None
-            for charge in self.charges
-        ]
-        return ReadReply(tuple(states), raw[2], tuple(shapings))
+        return ReadReply(tuple(states), raw[2])
 
 
 @dataclass(slots=True, eq=False)
@@ -285,8 +274,5 @@ class Reset(Command[CountReply]):
         return CountReply(raw[1], raw[2])
 
 
-COMMANDS: dict[str, type[Command[Any]]] = {
-    command.script: command
-    for command in (Acquire, Borrow, Lease, Peek, Flush, Refund, Read, Reset)
-}
-"""Every command by the name of its script."""
+RING_COMMANDS: tuple[type[Command[Any]], ...] = (Acquire, Lease, Peek, Flush, Refund, Read, Reset)
+"""The commands on plain rings. Each feature lists its own."""

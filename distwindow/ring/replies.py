@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
-from ..shaping.shaping import ShapingState
 from .ring import MAX_TOTAL
 from .stats import Bucket, RingState
 
@@ -41,13 +40,13 @@ class AcquireReply(NamedTuple):
 
 
 class ReadReply(NamedTuple):
-    """The reply of `read`: the state of each ring (None: no such ring), the store's time, and how
-    each ring's limit is shaped (None: it is not, or nothing is stored).
+    """The reply of `read`: the state of each ring (None: no such ring), the store's time, and with
+    `ReadShaped` how each ring's limit is shaped (None: it is not, or nothing is stored).
     """
 
     states: tuple[RingState | None, ...]
     now_ms: int
-    shapings: tuple[ShapingState | None, ...]
+    shapings: tuple[Any, ...] = ()
 
 
 class CountReply(NamedTuple):

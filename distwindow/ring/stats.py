@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..shaping.shaping import ShapingState, shaping_of
 from .key import AnyKey
 from .limit import Limit
 from .reservations import Reservations
@@ -32,28 +31,6 @@ class ShapingStats:
     """Below so many tokens the limit admits its whole amount, in permits."""
     max_tokens: float | None
     """The tokens of a cold limit, in permits."""
-
-
-def shaping_stats(limit: Limit, stored: ShapingState | None, now_ms: int) -> ShapingStats | None:
-    """Return how `limit` stands at `now_ms`, with what is `stored`; None: it is not shaped."""
-    if not limit.is_shaped:
-        return None
-    shaping = shaping_of(limit, limit.max_wait_ms)
-    state = shaping.at(stored, now_ms)
-    rate = shaping.rate(state)
-    backlog_us = 0
-    if shaping.is_paced and state.moment_us is not None:
-        backlog_us = max(0, state.moment_us + (state.moment_rest > 0) - now_ms * 1000)
-    sizes = shaping.token_sizes
-    return ShapingStats(
-        rate=rate,
-        pace_ms=limit.interval_ms / rate if shaping.is_paced else None,
-        promised_until_ms=now_ms - (-backlog_us // 1000) if backlog_us else None,
-        backlog_ms=backlog_us / 1000,
-        stored_tokens=None if sizes is None else state.tokens / limit.interval_ms,
-        warning_tokens=None if sizes is None else sizes[0],
-        max_tokens=None if sizes is None else sizes[1],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +124,10 @@ class Stats:
 
 
 def window_at(
-    state: RingState | None, limit: Limit, now_ms: int, shaping: ShapingState | None = None
+    state: RingState | None, limit: Limit, now_ms: int, shaping: ShapingStats | None = None
 ) -> WindowStats:
-    """Return the window of `limit` at `now_ms` from the state of its ring, and of its shaping.
+    """Return the window of `limit` at `now_ms` from the state of its ring. `shaping` becomes a part
+    of it.
 
     Time never goes back: the window ends with the bucket of `now_ms` or with the ring's newest one,
     whichever is later. But where the ring is ahead of `now_ms` by more than its window, because the
@@ -187,7 +165,7 @@ def window_at(
         buckets=live,
         borrowed=reserved + sum(bucket.borrowed for bucket in live),
         reserved=reserved,
-        shaping=shaping_stats(limit, shaping, now_ms),
+        shaping=shaping,
     )
 
 

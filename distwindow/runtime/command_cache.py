@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import short_repr
-from ..ring.command import FrameParts
-from ..ring.commands import Acquire, charges_of
+from ..ring.command import Command, FrameParts
+from ..ring.commands import Acquire, Peek, Read, Reset, charges_of
 from ..ring.decision import Charge
 from ..ring.key import (
     AnyKey,
@@ -23,9 +23,9 @@ from ..ring.key import (
     ring_name_prefix,
     ring_name_suffix,
 )
-from ..ring.limit import LimitSpec, parse_limits
-from ..shaping.commands import AcquireShaped, any_shaped
-from ..shaping.operations import check_shaped_costs
+from ..ring.limit import Limit, LimitSpec, parse_limits
+from ..ring.replies import AcquireReply
+from ..ring.stats import ShapingStats
 
 _MAX_COMMANDS = 16_384
 _MAX_CACHED_KEY_LENGTH = 256
@@ -45,7 +45,14 @@ class CommandCache:
 
     command_type: type[Acquire] = Acquire
 
-    def __init__(self, prefix: str, limits: LimitSpec) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        limits: LimitSpec,
+        beside: Sequence[Callable[[bytes], bytes]] = (),
+    ) -> None:
+        """`beside`: the names, by that of a ring, of the hashes that features keep beside it."""
+        self._beside = tuple(beside)
         self.prefix = check_prefix(prefix)
         self.limits = parse_limits(limits)
         self._highest_cost = min(limit.amount for limit in self.limits)
@@ -150,10 +157,33 @@ class CommandCache:
                     "add the costs up"
                 )
             seen.add(charge.ring)
-        if any_shaped(charge.limit for charge in charges):
-            check_shaped_costs(charges)
-            return AcquireShaped(tuple(charges))
-        return Acquire(tuple(charges))
+        return self._several(tuple(charges))
+
+    def _several(self, charges: tuple[Charge, ...]) -> Acquire:
+        """Return the command for one call with these charges of several keys."""
+        return Acquire(charges)
+
+    # What is stored beside plain rings, and how it is read, is for the features that store it to
+    # say: they override these.
+
+    def peek_command(self, charges: tuple[Charge, ...]) -> Command[AcquireReply]:
+        """Return the command that peeks at these charges of one key."""
+        return Peek(charges)
+
+    def read_command(self, charges: tuple[Charge, ...]) -> Read:
+        """Return the command that reads what `stats` shows of these charges of one key."""
+        return Read(charges)
+
+    def reset_command(self, charges: tuple[Charge, ...]) -> Reset:
+        """Return the command that deletes the rings of these charges, and what lies beside them."""
+        beside = [
+            charge._replace(ring=name(charge.ring)) for charge in charges for name in self._beside
+        ]
+        return Reset((*charges, *beside))
+
+    def shaping_stats(self, limit: Limit, stored: Any, now_ms: int) -> ShapingStats | None:
+        """Return how `limit` is shaped at `now_ms`, with what `read_command` has found `stored`."""
+        return None
 
 
 def _cache_key(key: AnyKey, cost: int) -> _CacheKey:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..borrow.commands import Borrow, BorrowReply
 from ..ring.command import Command
 from ..ring.commands import Acquire
-from ..ring.decision import BorrowedCharge, Decision, Reason, Source, with_bucket_starts
+from ..ring.decision import Decision, Reason, Source, with_bucket_starts
 from ..ring.replies import AcquireReply
 
 
@@ -29,27 +28,6 @@ def decision_of(command: Command[Any], reply: AcquireReply, source: Source) -> D
             "over_limit", source, now_ms, None,
         ),
     )  # fmt: skip
-
-
-def borrow_decision(command: Borrow, reply: BorrowReply, source: Source) -> Decision:
-    """Return the decision that `reply` is."""
-    decision = decision_of(command, reply.acquire_reply, source)
-    if not decision.allowed:
-        return decision
-    charges, starts = command.charges, reply.acquire_reply.bucket_starts_ms
-    if starts is not None:
-        borrowed = reply.borrowed or (False,) * len(charges)
-        charges = tuple(
-            [
-                (BorrowedCharge if is_borrowed else type(charge))(*charge[:4], start)
-                for charge, start, is_borrowed in zip(charges, starts, borrowed, strict=True)
-            ]
-        )
-    return decision._replace(
-        charged=charges,
-        wait=reply.wait_ms / 1000,
-        reason="borrowed" if reply.wait_ms else "ok",
-    )
 
 
 def admitted_decision(

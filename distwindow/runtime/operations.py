@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 from ..errors import short_repr
 from ..ring.clock import Clock
-from ..ring.commands import Read, Refund
+from ..ring.commands import Refund
 from ..ring.decision import Charge, Decision, Source
 from ..ring.key import AnyKey
 from ..ring.stats import Stats, stats_of, window_at
-from ..shaping.commands import peek_command, reset_command
+from .command_cache import CommandCache
 from .decisions import decision_of
 from .flush import send_all
 from .steps import Operation, send
 from .strategy import Strategy
 
 
-def peek(strategy: Strategy, charges: tuple[Charge, ...], source: Source) -> Operation[Decision]:
-    """Return the decision that these charges of one key would get now."""
+def peek(
+    strategy: Strategy, commands: CommandCache, key: AnyKey, cost: int, source: Source
+) -> Operation[Decision]:
+    """Return the decision that a call would get now."""
+    charges = commands.acquire_command(key, cost).charges
     decision = strategy.peek(charges[0].key)
     if decision is None:
-        command = peek_command(charges)
+        command = commands.peek_command(charges)
         reply = yield from send(command)
         decision = decision_of(command, reply, source)
     return decision
 
 
-def stats(strategy: Strategy, charges: tuple[Charge, ...], clock: Clock) -> Operation[Stats]:
+def stats(
+    strategy: Strategy, commands: CommandCache, key: AnyKey, clock: Clock
+) -> Operation[Stats]:
     """Return the statistics of a key. What this process has counted is sent first."""
-    key = charges[0].key
+    charges = commands.acquire_command(key).charges
+    key = charges[0].key  # as it is kept: bytes may be the same key
     yield from _flush_key(strategy, key, clock)
-    states, now_ms, shapings = yield from send(Read(charges))
+    states, now_ms, shapings = yield from send(commands.read_command(charges))
     windows = tuple(
-        window_at(state, charge.limit, now_ms, shaping)
-        for state, charge, shaping in zip(states, charges, shapings, strict=True)
+        window_at(
+            state, charge.limit, now_ms, commands.shaping_stats(charge.limit, shaping, now_ms)
+        )
+        for state, charge, shaping in itertools.zip_longest(states, charges, shapings)
     )
     return stats_of(key, windows, now_ms)
 
@@ -54,9 +63,11 @@ def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[in
     return count
 
 
-def reset(strategy: Strategy, charges: tuple[Charge, ...]) -> Operation[None]:
+def reset(
+    strategy: Strategy, commands: CommandCache, charges: tuple[Charge, ...]
+) -> Operation[None]:
     """Empty the windows of a key."""
-    yield from send(reset_command(charges))
+    yield from send(commands.reset_command(charges))
     strategy.reset(charges[0].key)
 
 

@@ -8,36 +8,17 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..ring.command import Command, ScriptReply, ring_arguments
-from ..ring.commands import COMMANDS, Acquire, Peek, Reset
+from ..ring.commands import Acquire, Read
 from ..ring.decision import Charge
-from ..ring.key import line_name, shaping_name
+from ..ring.key import shaping_name
 from ..ring.limit import MAX_SHAPED_MS, Limit
-from ..ring.replies import AcquireReply, CountReply
+from ..ring.replies import AcquireReply, ReadReply, hash_fields
 from .shaping import ShapingState
 
 
 def any_shaped(limits: Iterable[Limit]) -> bool:
     """True if any of the limits is paced or warms up."""
     return any([limit.is_shaped for limit in limits])
-
-
-def peek_command(charges: tuple[Charge, ...]) -> Command[AcquireReply]:
-    """Return the command that peeks at these charges of one key."""
-    shaped = any_shaped(charge.limit for charge in charges)
-    return PeekShaped(charges) if shaped else Peek(charges)
-
-
-def reset_command(charges: tuple[Charge, ...]) -> Command[CountReply]:
-    """Return the command that deletes the rings of these charges, and what lies beside them. Limits
-    that are shaped have no lines.
-    """
-    beside = [
-        charge._replace(
-            ring=shaping_name(charge.ring) if charge.limit.is_shaped else line_name(charge.ring)
-        )
-        for charge in charges
-    ]
-    return Reset((*charges, *beside))
 
 
 def max_wait_ms_of(limit: Limit, cap_ms: int | None) -> int | None:
@@ -79,6 +60,7 @@ class AcquireShaped(Acquire):
     """One call under limits of which at least one is paced or warms up."""
 
     script: ClassVar[str] = "acquire_shaped"
+    has_own_moment: ClassVar[bool] = True
 
     cap_ms: int | None = None
     """For how long the caller can wait, ms; None: as long as the limits have it wait."""
@@ -131,8 +113,25 @@ class PeekShaped(Command[AcquireReply]):
         return _shaped_reply(raw)
 
 
-_SHAPED: tuple[type[Command[Any]], ...] = (AcquireShaped, PeekShaped)
-COMMANDS.update({command.script: command for command in _SHAPED})
+@dataclass(slots=True, eq=False)
+class ReadShaped(Read):
+    """The rings, and the shaping of those limits that are shaped."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        shaped = [charge.ring for charge in self.charges if charge.limit.is_shaped]
+        return [*(charge.ring for charge in self.charges), *map(shaping_name, shaped)]
+
+    def reply(self, raw: ScriptReply) -> ReadReply:
+        hashes = iter(raw[3 + len(self.charges) :])
+        shapings = [
+            shaping_state(hash_fields(next(hashes))) if charge.limit.is_shaped else None
+            for charge in self.charges
+        ]
+        return Read.reply(self, raw)._replace(shapings=tuple(shapings))
+
+
+SHAPING_COMMANDS: tuple[type[Command[Any]], ...] = (AcquireShaped, PeekShaped)
 
 
 def shaping_state(fields: Mapping[bytes, bytes]) -> ShapingState | None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from ..errors import RateLimitExceeded
-from ..ring.commands import Acquire
+from ..ring.command import Command
+from ..ring.commands import Acquire, Read
 from ..ring.decision import Charge, Decision
-from ..ring.key import AnyKey
-from ..ring.limit import LimitSpec, parse_limits
+from ..ring.key import AnyKey, shaping_name
+from ..ring.limit import Limit, LimitSpec, parse_limits
+from ..ring.replies import AcquireReply
+from ..ring.stats import ShapingStats
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep
 from ..waiting.waiting import QueueSlot
-from .commands import AcquireShaped, any_shaped
-from .shaping import shaping_of
+from .commands import AcquireShaped, PeekShaped, ReadShaped, any_shaped
+from .shaping import shaping_of, shaping_stats
 
 
 def wait_until_paced(command: AcquireShaped, slot: QueueSlot) -> Operation[Decision]:
@@ -67,7 +70,17 @@ def check_shaped_costs(charges: Iterable[Charge]) -> None:
                 )
 
 
-class ShapedCommandCache(CommandCache):
+class MixedCommandCache(CommandCache):
+    """A cache for plain limits. `try_acquire_all` may name others."""
+
+    def _several(self, charges: tuple[Charge, ...]) -> Acquire:
+        if not any_shaped(charge.limit for charge in charges):
+            return super()._several(charges)
+        check_shaped_costs(charges)
+        return AcquireShaped(charges)
+
+
+class ShapedCommandCache(MixedCommandCache):
     """A cache that gives each caller a command of its own, as each call has a wait of its own."""
 
     command_type = AcquireShaped
@@ -78,9 +91,20 @@ class ShapedCommandCache(CommandCache):
             check_shaped_costs(command.charges)
         return command.unshared()
 
+    def peek_command(self, charges: tuple[Charge, ...]) -> Command[AcquireReply]:
+        return PeekShaped(charges)
 
-def make_command_cache(prefix: str, limits: LimitSpec) -> CommandCache:
-    """Return the command cache for these limits."""
+    def read_command(self, charges: tuple[Charge, ...]) -> Read:
+        return ReadShaped(charges)
+
+    def shaping_stats(self, limit: Limit, stored: Any, now_ms: int) -> ShapingStats | None:
+        return shaping_stats(limit, stored, now_ms)
+
+
+def make_command_cache(
+    prefix: str, limits: LimitSpec, beside: Sequence[Callable[[bytes], bytes]] = ()
+) -> CommandCache:
+    """Return the command cache for these limits. `beside`: see `CommandCache`."""
     parsed = parse_limits(limits)
-    cache = ShapedCommandCache if any_shaped(parsed) else CommandCache
-    return cache(prefix, parsed)
+    cache = ShapedCommandCache if any_shaped(parsed) else MixedCommandCache
+    return cache(prefix, parsed, [*beside, shaping_name])

@@ -27,6 +27,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..ring.limit import MIN_PERIOD_MS, Limit, warm_up_sizes
+from ..ring.stats import ShapingStats
 
 _MAX_RETRY_ROUNDS = 8
 
@@ -296,3 +297,25 @@ class Shaping:
 def shaping_of(limit: Limit, max_wait_ms: int | None) -> Shaping:
     """Return how `limit` shapes calls that can wait for `max_wait_ms`."""
     return Shaping(limit, max_wait_ms)
+
+
+def shaping_stats(limit: Limit, stored: ShapingState | None, now_ms: int) -> ShapingStats | None:
+    """Return how `limit` stands at `now_ms`, with what is `stored`; None: it is not shaped."""
+    if not limit.is_shaped:
+        return None
+    shaping = shaping_of(limit, limit.max_wait_ms)
+    state = shaping.at(stored, now_ms)
+    rate = shaping.rate(state)
+    backlog_us = 0
+    if shaping.is_paced and state.moment_us is not None:
+        backlog_us = max(0, state.moment_us + (state.moment_rest > 0) - now_ms * 1000)
+    sizes = shaping.token_sizes
+    return ShapingStats(
+        rate=rate,
+        pace_ms=limit.interval_ms / rate if shaping.is_paced else None,
+        promised_until_ms=now_ms - (-backlog_us // 1000) if backlog_us else None,
+        backlog_ms=backlog_us / 1000,
+        stored_tokens=None if sizes is None else state.tokens / limit.interval_ms,
+        warning_tokens=None if sizes is None else sizes[0],
+        max_tokens=None if sizes is None else sizes[1],
+    )

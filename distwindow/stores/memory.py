@@ -28,7 +28,7 @@ from ..ring.memory_rings import MemoryRings, limit_text, new_ring
 from ..ring.replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from ..ring.ring import Ring, SenderRecords
 from ..runtime.decisions import decision_of
-from ..shaping.commands import AcquireShaped, PeekShaped
+from ..shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from ..shaping.memory import decide_shaped, read_shapings
 from ..shaping.shaping import ShapingState
 from ..waiting.commands import AcquireTurn, TurnReply
@@ -298,7 +298,9 @@ class MemoryStore(MemoryRings):
     def _read(self, command: Read, now: int) -> ReadReply:
         rings = (self._rings.get(charge.ring) for charge in command.charges)
         states = tuple(ring.state() if ring else None for ring in rings)
-        return ReadReply(states, now, read_shapings(command.charges, self._shapings))
+        if isinstance(command, ReadShaped):
+            return ReadReply(states, now, read_shapings(command.charges, self._shapings))
+        return ReadReply(states, now)
 
     def _reset(self, command: Reset, now: int) -> CountReply:
         removed = [self._remove(charge.ring) for charge in command.charges]

@@ -29,7 +29,7 @@ from ..ring.decision import BorrowedCharge, Charge
 from ..ring.key import AnyKey, line_name, ring_name_prefix
 from ..ring.limit import Limit
 from ..ring.stats import Bucket
-from ..shaping.commands import AcquireShaped, PeekShaped
+from ..shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from ..waiting.commands import AcquireTurn
 
 MINUTE_MS = 60_000
@@ -134,7 +134,7 @@ def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command
         yield command
         past.append(now)
         shaped = isinstance(command, (AcquireShaped, PeekShaped))
-        yield Read(command.charges if shaped else charges, now)
+        yield ReadShaped(command.charges, now) if shaped else Read(charges, now)
 
 
 def charges_for(key: AnyKey, limits: Sequence[Limit], cost: int) -> tuple[Charge, ...]:

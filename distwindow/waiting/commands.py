@@ -6,10 +6,9 @@ Such calls are not shared, because each gets a turn of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, ScriptReply, ring_arguments, time_argument
-from ..ring.commands import COMMANDS
 from ..ring.decision import Decision, Source, with_bucket_starts
 from ..ring.key import line_name
 from ..ring.replies import AcquireReply, parse_acquire_reply
@@ -70,4 +69,4 @@ def turn_decision(command: AcquireTurn, reply: TurnReply, source: Source) -> Dec
     )
 
 
-COMMANDS[AcquireTurn.script] = AcquireTurn
+WAITING_COMMANDS: tuple[type[Command[Any]], ...] = (AcquireTurn,)

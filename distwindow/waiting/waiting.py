@@ -22,7 +22,6 @@ from ..ring.key import AnyKey
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
-from ..shaping.commands import AcquireShaped
 from .commands import AcquireTurn, turn_decision
 
 # --------------------------------------------------------------------------------------------------
@@ -484,7 +483,7 @@ class Turns:
         """True if `acquire` waits for this call by turns. Calls that cost much do not: see
         `MIN_CALLS`.
         """
-        if not self._strategy.can_borrow or isinstance(command, AcquireShaped):
+        if not self._strategy.can_borrow or command.has_own_moment:
             return False
         charges = command.charges
         cost, smallest = charges[0].cost, min([charge.limit.amount for charge in charges])
@@ -552,7 +551,7 @@ class Turns:
                 "the line, does not see who is refused"
             )
         command = self._command_cache.acquire_command(key, cost)
-        if isinstance(command, AcquireShaped):
+        if command.has_own_moment:
             raise ConfigurationError(
                 "enqueue=True needs limits that are neither paced nor warm up: a paced call is "
                 "told its own moment anyway, and how fast a line moves depends on the warm-up"

@@ -7,14 +7,22 @@ from typing import Any
 import redis
 
 from distwindow import Limit
-from distwindow.borrow.commands import Borrow
+from distwindow.borrow.commands import BORROW_COMMANDS, Borrow
 from distwindow.ring import commands as wire
 from distwindow.ring.command import Command
-from distwindow.ring.commands import charges_of
+from distwindow.ring.commands import RING_COMMANDS, charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.scripts import load_script
 from distwindow.ring.stats import Bucket
+from distwindow.shaping.commands import SHAPING_COMMANDS
+from distwindow.waiting.commands import WAITING_COMMANDS
 from tests.unit.clock_and_stores import T0, fresh_key
+
+COMMANDS: dict[str, type[Command[Any]]] = {
+    command.script: command
+    for command in (*RING_COMMANDS, *BORROW_COMMANDS, *SHAPING_COMMANDS, *WAITING_COMMANDS)
+}
+"""The commands on rings, by the names of their scripts."""
 
 W = 60_000
 NOW = T0 // W * W
@@ -59,7 +67,7 @@ class Target:
         return self.run(command.script, self.words(command))
 
     def keys(self, name: str) -> list[bytes]:
-        return wire.COMMANDS[name](self.charges).keys
+        return COMMANDS[name](self.charges).keys
 
     def run(self, name: str, words: list[Any]) -> Any:
         keys = self.keys(name)
@@ -100,7 +108,7 @@ class Target:
             return Borrow(self.charges, self.now, wait, (5, 9)[: len(self.charges)])
         if name == "refund":
             return wire.Refund(self.charges, self.now, NOW)
-        return wire.COMMANDS[name](self.charges, self.now)
+        return COMMANDS[name](self.charges, self.now)
 
     def flush(self, seq: int = 7, *, pull: bool = False) -> wire.Flush:
         """Return a flush of counts of the current bucket and of the one before."""

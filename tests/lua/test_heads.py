@@ -16,13 +16,14 @@ from distwindow.minute.commands import VIEW_COMMANDS
 from distwindow.ring import commands as wire
 from distwindow.ring import scripts as script
 from distwindow.ring.command import Command
-from distwindow.ring.commands import COMMANDS, charges_of
+from distwindow.ring.commands import charges_of
 from distwindow.ring.decision import BorrowedCharge, Charge
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import PAST_DEADLINE, FleetCounts
 from distwindow.ring.stats import Bucket
-from distwindow.shaping.commands import AcquireShaped, PeekShaped
+from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from distwindow.waiting.commands import AcquireTurn
+from tests.lua.target import COMMANDS
 
 GUARD = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -120,8 +121,8 @@ def test_a_read_of_shaped_limits_has_their_keys() -> None:
     both = shaped(charges(LEAP, STRICT))
     plain = charges(LEAP)
     rings = [b"heads:{key}:10000:6", b"heads:{key}:60000:61"]
-    assert COMMANDS["read"](both).keys == rings + [ring + b":shaping" for ring in rings]
-    assert COMMANDS["read"](plain + both[1:]).keys == [*rings, rings[1] + b":shaping"]
+    assert ReadShaped(both).keys == rings + [ring + b":shaping" for ring in rings]
+    assert ReadShaped(plain + both[1:]).keys == [*rings, rings[1] + b":shaping"]
 
 
 # -- ARGV -----------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def variants() -> list[Command[Any]]:
             PeekShaped(shaped(rings), now),
             *(AcquireTurn(rings, now, held_ms=n, takes_next=q) for n, q in ((0, True), (9, False))),
             wire.Read(rings, now),
-            wire.Read(shaped(rings), now),
+            ReadShaped(shaped(rings), now),
             wire.Reset(rings, now),
         ]
     return sent

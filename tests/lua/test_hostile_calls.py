@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.ring.commands import COMMANDS
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
 from tests.lua.target import (
+    COMMANDS,
     GUARD,
     HOSTILE,
     LIMIT,

@@ -10,11 +10,10 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.ring.commands import COMMANDS
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
 from distwindow.shaping.commands import AcquireShaped
-from tests.lua.target import FAR_DEADLINES, GUARD, HOSTILE, NOW, OTHER, Target, malformed
+from tests.lua.target import COMMANDS, FAR_DEADLINES, GUARD, HOSTILE, NOW, OTHER, Target, malformed
 
 LIMITS = {
     "paced": (Limit(5, per=300, buckets=5, max_wait=600.0),),

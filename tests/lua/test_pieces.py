@@ -9,7 +9,7 @@ import re
 import pytest
 
 from distwindow.ring import scripts as script
-from distwindow.ring.commands import COMMANDS
+from tests.lua.target import COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

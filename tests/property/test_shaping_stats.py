@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter
-from distwindow.ring.stats import shaping_stats
-from distwindow.shaping.shaping import Shaping, ShapingState, shaping_of
+from distwindow.shaping.shaping import Shaping, ShapingState, shaping_of, shaping_stats
 from distwindow.testing import ManualClock
 
 MANY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from distwindow import Key, Limit
 from distwindow.ring.command import Command
-from distwindow.ring.commands import COMMANDS, Acquire, Read
+from distwindow.ring.commands import Acquire, Read
 from distwindow.ring.replies import split_reply
-from distwindow.shaping.commands import AcquireShaped, PeekShaped
+from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from distwindow.shaping.shaping import shaping_of
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
@@ -32,6 +32,7 @@ from distwindow.testing.histories import (
     charges_for,
     commands_of,
 )
+from tests.lua.target import COMMANDS
 from tests.unit.clock_and_stores import Execute, awaiting, blocking, fresh_key
 
 W = MINUTE_MS
@@ -227,7 +228,7 @@ def shaped_commands(
         elif name == "peek":
             yield PeekShaped(charges, now)
         else:
-            yield Read(charges, now)
+            yield ReadShaped(charges, now)
 
 
 @settings(LENIENT, max_examples=60)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from distwindow import Limit
 from distwindow.ring.commands import Acquire, Peek, Reset, charges_of
 from distwindow.ring.decision import Charge
-from distwindow.ring.key import ring_name_prefix
-from distwindow.shaping.commands import reset_command
+from distwindow.ring.key import line_name, ring_name_prefix
+from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     LARGEST_LIMIT_INDEX,
@@ -287,8 +287,9 @@ def test_a_line_is_at_most_a_thousand_windows_long() -> None:
 
 
 def test_reset_ends_the_line(stores: dict[str, Execute]) -> None:
+    reset = CommandCache("turns", LIMIT, [line_name]).reset_command
     for execute in (MemoryStore().execute, *stores.values()):
         crowd(execute, LIMIT, 20, START_MS)
-        assert execute(reset_command(charges_for(LIMIT, 1))).affected == 2
+        assert execute(reset(charges_for(LIMIT, 1))).affected == 2
         assert crowd(execute, LIMIT, 1, START_MS) == [START_MS + 5 * W]
-        execute(reset_command(charges_for(LIMIT, 1)))
+        execute(reset(charges_for(LIMIT, 1)))

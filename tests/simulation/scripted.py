@@ -155,8 +155,7 @@ class ScriptedFleet:
         """Begin a call of `stats`, which flushes the key first."""
         number = self._number(process)
         caller = self.processes[number]
-        charges = CommandCache("fleet", self._limits).acquire_command(key).charges
-        operation = stats(caller.strategy, charges, caller.clock)
+        operation = stats(caller.strategy, CommandCache("fleet", self._limits), key, caller.clock)
         self._track(ProcessRun(number, OperationRun(self.store, operation), None, 0))
 
     def _refund(self, which: int) -> None:
