@@ -131,13 +131,10 @@ def make_strategy(
 def make_views(
     strategy: Strategy, prefix: str, max_origins: int, store: Store | AsyncStore
 ) -> EntryViews | None:
-    """Return where entries are counted for minute views; None if `store` keeps none: only the
-    stores of this package do.
+    """Return where entries are counted for minute views; None if `store` says that it keeps none,
+    by `keeps_views = False`.
     """
-    memory = store.memory if isinstance(store, AsyncMemoryStore) else store
-    keeps_views = isinstance(store, (RedisStore, AsyncRedisStore)) or (
-        isinstance(memory, MemoryStore) and memory.keeps_views
-    )
+    keeps_views = getattr(store, "keeps_views", True)
     return strategy.add_views(prefix, max_origins) if keeps_views else None
 
 

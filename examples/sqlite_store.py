@@ -3,8 +3,9 @@
 python examples/sqlite_store.py [FILE]
 
 A store executes commands, each of them atomically. What a command does is defined by `MemoryStore`;
-this one loads the rings that a command names, has a `MemoryStore` execute it on them, and writes
-them back, all in one transaction. `tests/docs/test_sqlite_store.py` shows that it is exact.
+this one loads what is stored under the keys of a command, has a `MemoryStore` execute it on that,
+and writes it back, all in one transaction. So every feature works on it.
+`tests/docs/test_sqlite_store.py` shows that it is exact.
 
 The file is read with `pickle`, so it has to be as trustworthy as the program.
 """
@@ -29,7 +30,7 @@ from distwindow.runtime.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS rings (
+CREATE TABLE IF NOT EXISTS stored (
     name BLOB PRIMARY KEY, content BLOB NOT NULL, expires_at_ms INTEGER NOT NULL
 ) WITHOUT ROWID
 """
@@ -106,36 +107,30 @@ class SqliteStore:
                 raise
 
     def _execute(self, command: Command[Any]) -> Any:
-        rings: dict[bytes, Any] = {}
-        senders: dict[bytes, Any] = {}
-        shapings: dict[bytes, Any] = {}
-        lines: dict[bytes, Any] = {}
-        kinds = (rings, senders, shapings, lines)
+        values: dict[bytes, Any] = {}
         for name in command.keys:
-            for (content,) in self._db.execute("SELECT content FROM rings WHERE name = ?", [name]):
-                for kind, kept in zip(kinds, pickle.loads(content), strict=True):
-                    if kept is not None:
-                        kind[name] = kept
-        store = MemoryStore(self.clock, rings, senders, shapings=shapings, lines=lines)
-        reply = store.execute(command)
-        # Twice the window, as a ring can be one window ahead of a clock that was set back.
-        longest_ms = max(2 * (c.limit.span + 1) * c.limit.bucket_ms for c in command.charges)
+            for (content,) in self._db.execute("SELECT content FROM stored WHERE name = ?", [name]):
+                values[name] = pickle.loads(content)
+        now = self.clock.now_ms()
+        at = now if command.now_ms is None else command.now_ms
+        reply = MemoryStore(self.clock, values).execute(command)
         for name in command.keys:
-            expires_at_ms = self.clock.now_ms() + longest_ms
-            if name in shapings:  # the promised moment and the tokens of a limit
-                expires_at_ms = max(expires_at_ms, shapings[name].expires_at_ms)
-            content = pickle.dumps([kind.get(name) for kind in kinds])
-            row = (name, content, expires_at_ms)
-            self._db.execute("INSERT OR REPLACE INTO rings VALUES (?, ?, ?)", row)
+            if name in values:
+                # Twice the time, as a ring can be one window ahead of a clock that was set back.
+                expires_at_ms = now + 2 * (values[name].expires_at_ms - at)
+                row = (name, pickle.dumps(values[name]), expires_at_ms)
+                self._db.execute("INSERT OR REPLACE INTO stored VALUES (?, ?, ?)", row)
+            else:
+                self._db.execute("DELETE FROM stored WHERE name = ?", [name])
         self._sweep()
         return reply
 
     def _sweep(self) -> None:
-        """Delete expired rings, once a minute: those of unused keys would stay for ever."""
+        """Delete what has expired, once a minute: that of unused keys would stay for ever."""
         now = self.clock.now_ms()
         if now >= self._sweep_at_ms:
             self._sweep_at_ms = now + SWEEP_EVERY_MS
-            self._db.execute("DELETE FROM rings WHERE expires_at_ms <= ?", [now])
+            self._db.execute("DELETE FROM stored WHERE expires_at_ms <= ?", [now])
 
 
 def main(file: str | None = None) -> Counter[str]:

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ring.memory_replies import acquire_reply, bucket_starts
+from ..ring.memory_rings import Handlers, MemoryRings
 from ..ring.ring import Ring
 from .commands import Borrow, BorrowReply
+
+
+class MemoryBorrowing:
+    """The command of priority calls. Callers hold the lock of the store."""
+
+    def __init__(self, rings: MemoryRings) -> None:
+        self._rings = rings
+        self.handlers: Handlers = {"borrow": self._borrow}
+
+    def _borrow(self, command: Borrow, now: int) -> BorrowReply:
+        rings = [self._rings.ring_at(charge, now) for charge in command.charges]
+        return borrow(command, rings, now)
 
 
 class _Place:

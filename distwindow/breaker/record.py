@@ -45,7 +45,7 @@ class CallCounts(NamedTuple):
 class BreakerRecord:
     """One breaker. Not locked. Times are ms of the store's clock."""
 
-    __slots__ = ("buckets", "epoch", "expires_ms", "probes", "retry_ms", "state", "succeeded")
+    __slots__ = ("buckets", "epoch", "expires_at_ms", "probes", "retry_ms", "state", "succeeded")
 
     def __init__(self) -> None:
         self.state = CLOSED
@@ -54,7 +54,7 @@ class BreakerRecord:
         """When an open breaker may hand out a probe."""
         self.succeeded = 0
         """Probes that have succeeded since the breaker turned half-open."""
-        self.expires_ms = 0
+        self.expires_at_ms = 0
         """From then on the breaker is as if it had never been."""
         self.probes: dict[str, int] = {}
         """The deadlines of the probes that are under way, by their ids."""
@@ -91,7 +91,7 @@ class BreakerRecord:
                 known_total = known_bad = 0
             total, bad = min(known_total + total, MAX_TOTAL), min(known_bad + bad, MAX_TOTAL)
             self.buckets[number % rule.buckets] = (number, total, bad)
-        self.expires_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
+        self.expires_at_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
         total, bad = self.totals(rule, now)
         if rule.reached_by(bad, total):
             self._open(rule, now)
@@ -163,10 +163,10 @@ class BreakerRecord:
 
     def _keep(self, rule: BreakerRule, now: int) -> None:
         if self.state == CLOSED:
-            self.expires_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
+            self.expires_at_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
         else:
             until = self.retry_ms if self.state == OPEN else now + rule.probe_ms
-            self.expires_ms = max(until, now) + rule.window_ms + KEPT_MS
+            self.expires_at_ms = max(until, now) + rule.window_ms + KEPT_MS
 
 
 def _wait_ms(until: int, now: int, longest: int) -> int:
@@ -238,9 +238,10 @@ class AdaptiveCounts(NamedTuple):
 class AdaptiveRecord:
     """One adaptive breaker. Not locked. Times are ms of the store's clock."""
 
-    __slots__ = ("buckets", "passed_ms")
+    __slots__ = ("buckets", "expires_at_ms", "passed_ms")
 
     def __init__(self) -> None:
+        self.expires_at_ms = 0
         self.buckets: dict[int, tuple[int, int, int, int]] = {}
         """By slot: the bucket's number, successes, failures and drops."""
         self.passed_ms = 0

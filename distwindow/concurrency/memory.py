@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, NoReturn
 
-from ..errors import ConfigurationError
 from ..ring.key import line_name
+from ..ring.memory_rings import Handlers, MemoryValues
 from .commands import (
     MAX_PLACES,
     PLACE_MS,
@@ -23,43 +21,41 @@ from .commands import (
     RenewReply,
 )
 
-Handlers = dict[str, Callable[[Any, int], Any]]
 
-_MIN_SWEEP_SIZE = 1024
-"""Up to this number of resources, none is dropped."""
+class HolderDeadlines(dict[bytes, int]):
+    """The deadlines of holders (ms)."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When no slot is held any more."""
+        return max(self.values(), default=0)
 
 
-def slot_handlers(
-    deadlines: dict[bytes, dict[bytes, int]] | None, *, kept_elsewhere: bool
-) -> Handlers:
-    """Return the handlers of commands on slots. With `kept_elsewhere` the caller keeps the state of
-    this store; if it keeps no `deadlines`, they are refused, as more would be held than the limit.
-    """
-    if deadlines is None and kept_elsewhere:
-        return dict.fromkeys(MemorySlots({}).handlers, _refuse)
-    return MemorySlots({} if deadlines is None else deadlines).handlers
+class LineScores(dict[bytes, int]):
+    """The scores of a line (lua/README.md)."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When nobody waits any more."""
+        return -min(self.values(), default=0)
 
 
 class MemorySlots:
-    """The deadlines of holders (ms), by the name of the slots, and the scores of a line, by its
-    name (lua/README.md). Not safe to share between threads: the store that owns it has a lock.
-    """
+    """The commands on slots. Callers hold the lock of the store."""
 
-    def __init__(self, deadlines: dict[bytes, dict[bytes, int]]) -> None:
-        self._deadlines = deadlines
-        self._sweep_size = _MIN_SWEEP_SIZE
+    def __init__(self, values: MemoryValues) -> None:
+        self._values = values
         self.handlers: Handlers = {
             "hold": self._hold,
             "renew": self._renew,
             "free": self._free,
             "holders": self._holders,
         }
-        """By the name of the command."""
 
     def _hold(self, command: Hold, now: int) -> HoldReply:
-        known = self._deadlines.get(command.slots_name, {})
-        live = {holder: deadline for holder, deadline in known.items() if deadline > now}
-        line = _Line(self._deadlines.get(line_name(command.slots_name), {}), now)
+        known = self._values.get(command.slots_name) or HolderDeadlines()
+        live = HolderDeadlines({h: deadline for h, deadline in known.items() if deadline > now})
+        line = _Line(self._values.get(line_name(command.slots_name)) or LineScores(), now)
         name = HolderName.parse(command.holder)
         process = b"" if name is None else name.id.partition(".")[0].encode()
         # Who stands behind another of its process has not waited for longer.
@@ -86,17 +82,15 @@ class MemorySlots:
         first = min(deadlines, default=now)
         return HoldReply(False, len(live), first - now, now, ahead, age_ms)
 
-    def _put(self, name: bytes, scores: dict[bytes, int], now: int) -> None:
+    def _put(self, name: bytes, scores: HolderDeadlines | LineScores, now: int) -> None:
         """Keep a set that may be new; an empty one is not kept."""
-        if not scores:
-            self._deadlines.pop(name, None)
-            return
-        if name not in self._deadlines and len(self._deadlines) >= self._sweep_size:
-            self._sweep(now)
-        self._deadlines[name] = scores
+        if scores:
+            self._values.put(name, scores, now)
+        else:
+            self._values.remove(name)
 
     def _renew(self, command: Renew, now: int) -> RenewReply:
-        deadlines = self._deadlines.get(command.slots_name, {})
+        deadlines = self._values.get(command.slots_name) or {}
         gone = []
         for index, holder in enumerate(command.holders):
             if deadlines.get(holder, now) > now:
@@ -106,34 +100,20 @@ class MemorySlots:
         return RenewReply(tuple(gone), now)
 
     def _free(self, command: Free, now: int) -> FreeReply:
-        deadlines = self._deadlines.get(command.slots_name, {})
+        deadlines = self._values.get(command.slots_name) or {}
         freed = 0
         for holder in command.holders:
             if deadlines.get(holder, now) > now:
                 del deadlines[holder]
                 freed += 1
         if not deadlines:
-            self._deadlines.pop(command.slots_name, None)
+            self._values.remove(command.slots_name)
         return FreeReply(freed, now)
 
     def _holders(self, command: Holders, now: int) -> HoldersReply:
-        deadlines = self._deadlines.get(command.slots_name, {})
+        deadlines = self._values.get(command.slots_name) or {}
         live = sorted((at - now, holder) for holder, at in deadlines.items() if at > now)
         return HoldersReply({holder: ends_ms for ends_ms, holder in live}, now)
-
-    def _sweep(self, now: int) -> None:
-        """Drop the resources of which no slot is held any more, and the lines in which nobody
-        waits. It is done again when their number has doubled, so the cost per call is constant.
-        """
-        end = line_name(b"")
-        idle = [
-            name
-            for name, scores in self._deadlines.items()
-            if (-min(scores.values()) if name.endswith(end) else max(scores.values())) <= now
-        ]
-        for name in idle:
-            del self._deadlines[name]
-        self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._deadlines))
 
 
 class _Line:
@@ -141,9 +121,9 @@ class _Line:
     see lua/shared/slot_line.lua.
     """
 
-    def __init__(self, scores: dict[bytes, int], now: int) -> None:
+    def __init__(self, scores: LineScores, now: int) -> None:
         self._now = now
-        self.scores = scores.copy()
+        self.scores = LineScores(scores)
         for process, score in scores.items():
             if score < 0 and not now < -score <= now + PLACE_MS:
                 self.leave(process)
@@ -168,10 +148,3 @@ class _Line:
 def _ttl_ms(holder: bytes) -> int:
     name = HolderName.parse(holder)
     return 0 if name is None else name.ttl_ms
-
-
-def _refuse(command: Any, now: int) -> NoReturn:
-    raise ConfigurationError(
-        f"this store keeps no slots, which a concurrency limit needs ({command.script}); where it "
-        "makes a MemoryStore, it has to pass and to keep `slots`, as it does with `rings`"
-    )

@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ..ring.ring import Ring, SenderRecords
+from ..ring.key import senders_name
+from ..ring.memory_rings import Handlers, MemoryValues
+from ..ring.ring import SenderRecords
 from ..ring.stats import Bucket
 from .commands import ViewFlush, ViewFlushReply, ViewRead, ViewReadReply
 from .view import SECONDS, MinuteViews
 
-_MIN_SWEEP_SIZE = 1024
-"""With so many keys or fewer, no views are dropped."""
-
 
 class MemoryViews:
-    """Minute views by their names. Not safe to share between threads: the store has a lock."""
+    """The commands on minute views. Callers hold the lock of the store."""
 
-    def __init__(self) -> None:
-        self._views: dict[bytes, MinuteViews] = {}
-        self._senders: dict[bytes, SenderRecords] = {}
-        self._sweep_size = _MIN_SWEEP_SIZE
-        self.handlers: dict[str, Callable[[Any, int], Any]] = {
-            "view_flush": self._flush,
-            "view_read": self._read,
-        }
+    def __init__(self, values: MemoryValues) -> None:
+        self._values = values
+        self.handlers: Handlers = {"view_flush": self._flush, "view_read": self._read}
 
     def _flush(self, command: ViewFlush, now: int) -> ViewFlushReply:
         name, sender, seq = command.name, command.sender, command.seq
-        views = self._views.get(name) or MinuteViews()
-        # Sender records ask a ring for its newest bucket: that of a view is its newest second.
-        newest = Ring(1000, SECONDS, views.newest_second(now) * 1000, "")
-        records = self._senders.get(name) or SenderRecords()
+        views = self._values.get(name) or MinuteViews()
+        newest = views.newest_second(now)
+        records = self._values.get(senders_name(name)) or SenderRecords()
         counts: dict[str, tuple[Bucket, ...]] = dict(command.counts)
-        if not views.live_counts(counts, now) or (sender and records.has(sender, seq, newest)):
+        taken = sender and records.has(sender, seq, newest, SECONDS)
+        if not views.live_counts(counts, now) or taken:
             return ViewFlushReply(False, now)
         views.add(counts, command.max_origins, now)
-        self._views[name] = views
+        self._values.put(name, views, now)
         if sender:
-            records.remember(sender, seq, newest, now)
-            self._senders[name] = records
-        if len(self._views) >= self._sweep_size:
-            self._sweep(now)
+            records.remember(sender, seq, newest, SECONDS, (newest + SECONDS + 1) * 1000)
+            self._values.put(senders_name(name), records, now)
         return ViewFlushReply(True, now)
 
     def _read(self, command: ViewRead, now: int) -> ViewReadReply:
-        views = self._views.get(command.name)
+        views = self._values.get(command.name)
         return ViewReadReply({} if views is None else views.live(now), now)
-
-    def _sweep(self, now: int) -> None:
-        """Drop the views in which nothing happened in the last minute. It is done again when their
-        number has doubled, so the cost per call is constant.
-        """
-        self._views = {name: views for name, views in self._views.items() if views.live(now)}
-        self._senders = {
-            name: records for name, records in self._senders.items() if now < records.expires_at
-        }
-        self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._views))

@@ -82,6 +82,11 @@ class MinuteViews:
         self._views: dict[str, dict[int, Bucket]] = {}
         """By origin and second."""
 
+    @property
+    def expires_at_ms(self) -> int:
+        """When the last minute holds nothing of them."""
+        return (max(self._views.get(ALL_ORIGINS, ()), default=0) + SECONDS) * 1000
+
     def newest_second(self, now: int) -> int:
         """Return the second that is the newest at `now`: time never goes back. But views that are
         ahead of `now` by more than a minute, because the clock was set back far, count no more.

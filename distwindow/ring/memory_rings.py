@@ -1,119 +1,224 @@
-"""The rings of a `MemoryStore`, and what belongs to them: found or made, rotated, and dropped."""
+"""What a store in this process keeps, and the commands on plain rings, executed on it: the
+specification of their scripts.
+
+Each feature has a `memory.py` with its own commands, and keeps what it stores beside the rings.
+"""
 
 from __future__ import annotations
 
-from ..shaping.shaping import ShapingState
-from ..waiting.line import Line
-from ..waiting.memory import MemoryLines
-from .clock import Clock
-from .commands import Flush
-from .decision import Charge
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from .commands import Acquire, Flush, Lease, Peek, Read, Refund, Reset
+from .decision import BorrowedCharge, Charge
+from .key import senders_name
 from .limit import Limit
+from .memory_replies import acquire_reply, bucket_starts
+from .replies import AcquireReply, CountReply, FleetCounts, LeaseReply, ReadReply
 from .ring import RETIRED_START, Ring, SenderRecords
 
 _MIN_SWEEP_SIZE = 1024
-"""Up to this number of rings, none is dropped."""
+"""Up to this number of values, none is dropped."""
+
+Handlers: TypeAlias = "dict[str, Callable[[Any, int], Any]]"
+"""By the name of a script: what executes its command at this time (ms), and returns the reply."""
+
+
+class MemoryValues:
+    """Everything that is stored, by the names that it has in Redis. Each value has
+    `expires_at_ms`, and is dropped some time later. Callers hold the lock of the store.
+    """
+
+    def __init__(self, values: dict[bytes, Any]) -> None:
+        self.by_name = values
+        self.get = values.get
+        self._sweep_size = _MIN_SWEEP_SIZE
+
+    def put(self, name: bytes, value: Any, now: int) -> None:
+        """Make `value` the one of this name."""
+        if name not in self.by_name and len(self.by_name) >= self._sweep_size:
+            self._sweep(now)
+        self.by_name[name] = value
+
+    def remove(self, name: bytes) -> bool:
+        """Remove the value of this name. Return True if there was one."""
+        value = self.by_name.get(name)
+        if isinstance(value, Ring):
+            # First, so that no linked command counts in a ring that nobody finds.
+            value.shortcut_start = RETIRED_START
+        return self.by_name.pop(name, None) is not None
+
+    def _sweep(self, now: int) -> None:
+        """Drop what has expired. It is done again when the number of values has doubled, so the
+        cost per call is constant.
+        """
+        for name in [name for name, value in self.by_name.items() if now >= value.expires_at_ms]:
+            self.remove(name)
+        self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self.by_name))
 
 
 class MemoryRings:
-    """Rings, the flushes that were added to them, their shapings and lines, each by the name of its
-    ring or by its own. Callers hold the lock of the store.
-    """
+    """The commands on plain rings. Callers hold the lock of the store."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        rings: dict[bytes, Ring] | None,
-        senders: dict[bytes, SenderRecords] | None,
-        shapings: dict[bytes, ShapingState] | None,
-        lines: dict[bytes, Line] | None,
-    ) -> None:
-        """Where to keep each kind; None: in new dictionaries."""
-        self.clock = clock
-        self._rings: dict[bytes, Ring] = {} if rings is None else rings
-        self._senders: dict[bytes, SenderRecords] = {} if senders is None else senders
-        self._shapings: dict[bytes, ShapingState] = {} if shapings is None else shapings
-        self._lines = MemoryLines(lines)
-        self._sweep_size = _MIN_SWEEP_SIZE
+    def __init__(self, values: MemoryValues) -> None:
+        self._values = values
+        self.handlers: Handlers = {
+            "acquire": self.acquire,
+            "peek": self._peek,
+            "lease": self._lease,
+            "flush": self._flush,
+            "refund": self._refund,
+            "read": self.read,
+            "reset": self._reset,
+        }
 
-    def _ring_at(self, charge: Charge, now: int) -> Ring:
-        """The ring of `charge`, made if it does not exist, with its newest bucket at `now`."""
-        ring = self._rings.get(charge.ring)
+    def ring_at(self, charge: Charge, now: int) -> Ring:
+        """Return the ring of `charge`, made if it does not exist; its newest bucket is that of `now`."""
+        ring: Ring | None = self._values.get(charge.ring)
         if ring is None:
-            if len(self._rings) >= self._sweep_size:
-                self._sweep()
-            ring = self._rings[charge.ring] = new_ring(charge, now)
+            ring = new_ring(charge, now)
+            self._values.put(charge.ring, ring, now)
         elif now - ring.start >= ring.bucket_ms or now < ring.start:
             ring.rotate(now, limit_text(charge.limit))
         return ring
 
-    def _copies_at(self, charges: tuple[Charge, ...], now: int) -> list[Ring]:
+    def copies_at(self, charges: tuple[Charge, ...], now: int) -> list[Ring]:
         """Return copies of the rings of `charges`, rotated to `now`."""
         rings = []
         for charge in charges:
-            ring = self._rings.get(charge.ring)
+            ring = self._values.get(charge.ring)
             ring = ring.copy() if ring else new_ring(charge, now)
             ring.rotate(now, ring.limit)
             rings.append(ring)
         return rings
 
-    def _put(self, name: bytes, ring: Ring) -> None:
+    def acquire(self, command: Acquire, now: int) -> AcquireReply:
+        """See `lua/acquire.lua`."""
+        calls, rings, admitted = command.calls, [], command.calls
+        for charge in command.charges:
+            ring = self.ring_at(charge, now)
+            rings.append(ring)
+            admitted = min(admitted, max(0, (charge.limit.amount - ring.peak) // charge.cost))
+        for charge, ring in zip(command.charges, rings, strict=True):
+            if command.write_limit:
+                ring.limit = limit_text(charge.limit)
+            ring.used += charge.cost * admitted
+            if admitted < calls:
+                ring.count_blocked(charge.cost * (calls - admitted))
+        reply = acquire_reply(command.charges, rings, calls, admitted, now)
+        # In an empty window only a cost above the limit is refused, and `reset_ms` stays 0.
+        if admitted < calls and len(rings) == 1 and rings[0].used:
+            _store_refusal(command.charges[0], rings[0], reply)
+        starts = bucket_starts(rings, now) if admitted else None
+        return reply if starts is None else reply._replace(bucket_starts_ms=starts)
+
+    def _peek(self, command: Peek, now: int) -> AcquireReply:
+        rings = self.copies_at(command.charges, now)
+        room = all(
+            ring.peak + charge.cost <= charge.limit.amount
+            for charge, ring in zip(command.charges, rings, strict=True)
+        )
+        return acquire_reply(command.charges, rings, 1, int(room), now)
+
+    def _lease(self, command: Lease, now: int) -> LeaseReply:
+        charges = command.charges
+        rings = [self.ring_at(charge, now) for charge in charges]
+        min_left = min(
+            charge.limit.amount - ring.peak - charge.cost
+            for charge, ring in zip(charges, rings, strict=True)
+        )
+        starts = bucket_starts(rings, now)
+        extra = max(0, min(command.extra, min_left // 2))
+        if starts and len(rings) > 1:
+            extra = 0
+        for charge, ring in zip(charges, rings, strict=True):
+            if min_left >= 0:
+                ring.used += charge.cost + extra
+            elif not command.prefetch:
+                ring.count_blocked(charge.cost)
+        reply = acquire_reply(charges, rings, 1, int(min_left >= 0), now)
+        if min_left < 0:
+            return LeaseReply(reply, 0, 0)
+        ends_ms = min(ring.start + ring.bucket_ms for ring in rings) - now
+        return LeaseReply(reply._replace(bucket_starts_ms=starts), extra, ends_ms)
+
+    def _flush(self, command: Flush, now: int) -> FleetCounts:
+        passed = []
+        for i, charge in enumerate(command.charges):
+            before = self._values.get(charge.ring)
+            if before is not None and before.is_stale(now):
+                before = None
+            ring = before.copy() if before else new_ring(charge, now)
+            ring.rotate(now, limit_text(charge.limit))
+            added = bool(command.counts) and self._add_flushed(command, i, ring, now)
+            exists = added or before is not None
+            if added or (command.pull and exists):
+                self._put(charge.ring, ring, now)
+            if command.pull:
+                passed.append(ring.passed_by_start() if exists else {})
+        return FleetCounts(tuple(passed), now)
+
+    def _refund(self, command: Refund, now: int) -> CountReply:
+        refunded = []
+        for charge, start in zip(command.charges, command.bucket_starts_ms(), strict=True):
+            ring = self._values.get(charge.ring)
+            if ring is None or ring.is_stale(now):
+                refunded.append(0)
+            else:
+                borrowed = isinstance(charge, BorrowedCharge)
+                ring = self.ring_at(charge, now)
+                refunded.append(ring.refund(charge.cost, start, borrowed=borrowed))
+        return CountReply(max(refunded), now)
+
+    def read(self, command: Read, now: int) -> ReadReply:
+        """See `lua/read.lua`."""
+        rings = (self._values.get(charge.ring) for charge in command.charges)
+        states = tuple(ring.state() if ring else None for ring in rings)
+        return ReadReply(states, now)
+
+    def _reset(self, command: Reset, now: int) -> CountReply:
+        removed = [self._values.remove(charge.ring) for charge in command.charges]
+        return CountReply(sum(removed), now)
+
+    def _put(self, name: bytes, ring: Ring, now: int) -> None:
         """Make `ring` the one of this name. Its content goes into the present one, which commands
         may be linked to.
         """
-        present = self._rings.get(name)
+        present = self._values.get(name)
         if present is None:
-            self._rings[name] = ring
+            self._values.put(name, ring, now)
         else:
             present.replace_with(ring)
-
-    def _remove(self, name: bytes) -> bool:
-        """Remove the ring of this name. Return True if there was one."""
-        ring = self._rings.get(name)
-        if ring is None:
-            return self._shapings.pop(name, None) is not None or self._lines.remove(name)
-        # Both without a call, so that no signal handler raises in between: a linked command would
-        # go on counting in a ring that nobody finds.
-        ring.shortcut_start = RETIRED_START
-        del self._rings[name]
-        return True
 
     def _add_flushed(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
         """Add the counts that are still in the window, unless this flush was applied before. True
         if any were added.
         """
-        name, sender, seq = command.charges[i].ring, command.sender, command.seq
-        records = self._senders.get(name)
-        if sender and records is not None and records.has(sender, seq, ring):
+        name, sender, seq = senders_name(command.charges[i].ring), command.sender, command.seq
+        records: SenderRecords | None = self._values.get(name)
+        newest, span = ring.newest_number, ring.span
+        if sender and records is not None and records.has(sender, seq, newest, span):
             return False
         if not ring.add(command.counts[i]):
             return False
         if sender:
             if records is None:
-                records = self._senders[name] = SenderRecords()
-            records.remember(sender, seq, ring, now)
+                records = SenderRecords()
+                self._values.put(name, records, now)
+            expires_at_ms = max(ring.start, now) + (span + 1) * ring.bucket_ms
+            records.remember(sender, seq, newest, span, expires_at_ms)
         return True
 
-    def _sweep(self) -> None:
-        """Drop the rings that have expired. It is done again when the number of rings has doubled,
-        so the cost per call is constant.
-        """
-        now = self.clock.now_ms()
-        expired = [
-            name
-            for name, ring in self._rings.items()
-            if now >= (ring.last_number + ring.span + 1) * ring.bucket_ms
-        ]
-        for name in expired:
-            self._remove(name)
-        self._senders = {
-            name: records for name, records in self._senders.items() if now < records.expires_at
-        }
-        expired = [name for name, each in self._shapings.items() if now >= each.expires_at_ms]
-        for name in expired:
-            del self._shapings[name]
-        self._lines.sweep(now)
-        self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._rings))
+
+def _store_refusal(charge: Charge, ring: Ring, reply: AcquireReply) -> None:
+    """Keep the refusal `reply` in its ring, for `attempt` to repeat."""
+    ring.store_refusal(
+        charge.limit.amount,
+        charge.cost,
+        max(0, reply.left),
+        reply.now_ms + reply.retry_ms,
+        reply.now_ms + reply.reset_ms,
+    )
 
 
 def new_ring(charge: Charge, now: int) -> Ring:

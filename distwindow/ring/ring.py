@@ -238,6 +238,11 @@ class Ring:
         """The last bucket that holds anything: the newest, or the last with a reservation."""
         return self.newest_number if self.reservations is None else self.reservations.last
 
+    @property
+    def expires_at_ms(self) -> int:
+        """When nothing that it holds counts any more, ms since the epoch."""
+        return (self.last_number + self.span + 1) * self.bucket_ms
+
     def first_borrowable(self, cost: int, amount: int, max_borrowed: int) -> int | None:
         """Return the first coming bucket from which `cost` permits may be borrowed under a limit of
         `amount`, where no window holds more than `max_borrowed` borrowed permits; None: there is
@@ -420,24 +425,25 @@ class SenderRecords:
     it is deleted.
     """
 
-    __slots__ = ("_records", "expires_at")
+    __slots__ = ("_records", "expires_at_ms")
 
     def __init__(self) -> None:
         self._records: dict[str, tuple[int, int]] = {}
-        self.expires_at = 0
+        self.expires_at_ms = 0
         """When all records have expired, ms since the epoch."""
 
-    def has(self, sender: str, seq: int, ring: Ring) -> bool:
-        """True if `ring` has taken this flush of `sender`, or a later one."""
-        last_seq, number = self._records.get(sender, (-1, ring.newest_number - ring.span))
-        return seq <= last_seq and number > ring.newest_number - ring.span
+    def has(self, sender: str, seq: int, newest: int, span: int) -> bool:
+        """True if this flush of `sender`, or a later one, was taken by a ring of `span` buckets
+        whose newest one has the number `newest`.
+        """
+        last_seq, number = self._records.get(sender, (-1, newest - span))
+        return seq <= last_seq and number > newest - span
 
-    def remember(self, sender: str, seq: int, ring: Ring, now: int) -> None:
+    def remember(self, sender: str, seq: int, newest: int, span: int, expires_at_ms: int) -> None:
         """Write the record of this flush; a new sender's first record deletes the expired ones."""
         if sender not in self._records:
-            expired = ring.newest_number - ring.span
             self._records = {
-                name: record for name, record in self._records.items() if record[1] > expired
+                name: record for name, record in self._records.items() if record[1] > newest - span
             }
-        self._records[sender] = (seq, ring.newest_number)
-        self.expires_at = max(ring.start, now) + (ring.span + 1) * ring.bucket_ms
+        self._records[sender] = (seq, newest)
+        self.expires_at_ms = expires_at_ms

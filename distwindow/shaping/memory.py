@@ -4,16 +4,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..ring.commands import Read
 from ..ring.decision import Charge
 from ..ring.key import shaping_name
 from ..ring.memory_replies import bucket_starts, reset_ms
-from ..ring.replies import AcquireReply
+from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues, limit_text
+from ..ring.replies import AcquireReply, ReadReply
 from ..ring.ring import Ring
-from .commands import max_wait_ms_of
+from .commands import AcquireShaped, PeekShaped, ReadShaped, max_wait_ms_of
 from .shaping import Shaping, ShapingState, shaping_of
+
+
+class MemoryShaping:
+    """The commands under limits that are paced or warm up. Callers hold the lock of the store."""
+
+    def __init__(self, values: MemoryValues, rings: MemoryRings) -> None:
+        self._values, self._rings = values, rings
+        self.handlers: Handlers = {
+            "acquire_shaped": self._acquire,
+            "peek_shaped": self._peek,
+            "read": self._read,
+        }
+
+    def _acquire(self, command: AcquireShaped, now: int) -> AcquireReply:
+        charges = command.charges
+        rings = [self._rings.ring_at(charge, now) for charge in charges]
+        names = [shaping_name(charge.ring) for charge in charges]
+        states = [self._values.get(name) for name in names]
+        call = decide_shaped(charges, rings, states, command.cap_ms, now)
+        for charge, ring in zip(charges, rings, strict=True):
+            if command.write_limit:
+                ring.limit = limit_text(charge.limit)
+        for name, state in zip(names, call.count_call(), strict=True):
+            if state is not None:
+                self._values.put(name, state, now)
+        return call.reply()
+
+    def _peek(self, command: PeekShaped, now: int) -> AcquireReply:
+        charges = command.charges
+        states = [self._values.get(shaping_name(charge.ring)) for charge in charges]
+        call = decide_shaped(charges, self._rings.copies_at(charges, now), states, None, now)
+        return call.reply()._replace(bucket_starts_ms=None)  # nothing is counted
+
+    def _read(self, command: Read, now: int) -> ReadReply:
+        reply = self._rings.read(command, now)
+        if not isinstance(command, ReadShaped):
+            return reply
+        found = [
+            self._values.get(shaping_name(charge.ring)) if charge.limit.is_shaped else None
+            for charge in command.charges
+        ]
+        # As a hash has it: without the time at which it expires.
+        shapings = [None if state is None else state._replace(expires_at_ms=0) for state in found]
+        return reply._replace(shapings=tuple(shapings))
 
 
 class _ShapedRing:
@@ -127,16 +172,3 @@ def decide_shaped(
     waits = [each.wait_us(now) for each in shaped]
     longest = max(waits)
     return ShapedCall(shaped, now, longest, waits.index(longest) if longest else None, None)
-
-
-def read_shapings(
-    charges: tuple[Charge, ...], stored: Mapping[bytes, ShapingState]
-) -> tuple[ShapingState | None, ...]:
-    """Return what `stored`, by `shaping_name`, has of each of these limits, as a hash has it:
-    without the time at which it expires.
-    """
-    found = [
-        stored.get(shaping_name(charge.ring)) if charge.limit.is_shaped else None
-        for charge in charges
-    ]
-    return tuple(None if state is None else state._replace(expires_at_ms=0) for state in found)

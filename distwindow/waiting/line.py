@@ -33,6 +33,8 @@ class Line(NamedTuple):
     """The last turn, us since the epoch: a whole number as a float, as scripts count in doubles."""
     seen_ms: int
     """When somebody last asked, ms since the epoch."""
+    expires_at_ms: int = 0
+    """When it is forgotten, ms since the epoch. Not stored: the hash itself expires."""
 
 
 class Turn(NamedTuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..ring.commands import Acquire
 from ..ring.decision import Charge
 from ..ring.key import line_name
 from ..ring.memory_replies import acquire_reply, binding_ring
+from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues
 from ..ring.replies import AcquireReply
 from ..ring.ring import Ring
 from .commands import AcquireTurn, TurnReply
@@ -12,21 +14,19 @@ from .line import Line, keep_turn, line_expires_in_ms, queued_permits, tail_at, 
 
 
 class MemoryLines:
-    """The virtual lines in this process, by their `line_name`."""
+    """The command of calls that take places in lines. Callers hold the lock of the store."""
 
-    def __init__(self, lines: dict[bytes, Line] | None) -> None:
-        """`lines`: where to keep them; None: in this object."""
-        self._lines: dict[bytes, Line] = {} if lines is None else lines
-        self._expires_at_ms: dict[bytes, int] = {}
+    def __init__(self, values: MemoryValues, rings: MemoryRings) -> None:
+        self._values, self._rings = values, rings
+        self.handlers: Handlers = {"acquire_turn": self._turn}
 
-    def turn(
-        self, command: AcquireTurn, reply: AcquireReply, rings: list[Ring], now: int
-    ) -> TurnReply:
-        """Return the reply to a call that was decided by `reply`, and counted in `rings`."""
+    def _turn(self, command: AcquireTurn, now: int) -> TurnReply:
+        reply = self._rings.acquire(Acquire(command.charges), now)
+        rings = [self._rings.ring_at(charge, now) for charge in command.charges]
         charges = command.charges
         windows = [charge.limit.span * charge.limit.bucket_ms for charge in charges]
         tails = [
-            tail_at(self._lines.get(line_name(charge.ring)), window_ms, now)
+            tail_at(self._values.get(line_name(charge.ring)), window_ms, now)
             for charge, window_ms in zip(charges, windows, strict=True)
         ]
         turn_ms, queued = now, 0
@@ -45,20 +45,9 @@ class MemoryLines:
                 turn_ms = kept
         for charge, tail_us, window_ms in zip(charges, tails, windows, strict=True):
             if tail_us > now * 1000.0:
-                name = line_name(charge.ring)
-                self._lines[name] = Line(tail_us, now)
-                self._expires_at_ms[name] = now + line_expires_in_ms(window_ms)
+                expires_at_ms = now + line_expires_in_ms(window_ms) + 1
+                self._values.put(line_name(charge.ring), Line(tail_us, now, expires_at_ms), now)
         return TurnReply(reply, turn_ms - now, queued)
-
-    def remove(self, name: bytes) -> bool:
-        """Remove the line of this name. Return True if there was one."""
-        self._expires_at_ms.pop(name, None)
-        return self._lines.pop(name, None) is not None
-
-    def sweep(self, now: int) -> None:
-        """Drop the lines that have expired."""
-        for name in [name for name, at in self._expires_at_ms.items() if now > at]:
-            self.remove(name)
 
 
 def _last_room(

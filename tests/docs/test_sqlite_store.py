@@ -96,5 +96,5 @@ def test_expired_rings_are_deleted(tmp_path: Path) -> None:
         limiter.try_acquire(f"k{number}")
     clock.advance(3600)
     limiter.try_acquire("new")
-    assert store._db.execute("SELECT count(*) FROM rings").fetchone() == (1,)
+    assert store._db.execute("SELECT count(*) FROM stored").fetchone() == (1,)
     store.close()

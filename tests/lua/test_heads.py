@@ -423,7 +423,7 @@ def test_the_other_forms_are_parsed(name: str) -> None:
     reply = COMMANDS[name](charges(LEAP, STRICT)).reply(reply_of(form, 2))
     assert reply.now_ms == NOW
     if name == "read":
-        assert (reply.states, reply.shapings) == ((None, None), (None, None))
+        assert (reply.states, reply.shapings) == ((None, None), ())
     else:
         assert reply.affected == {"refund": 4, "reset": 1}[name]
 

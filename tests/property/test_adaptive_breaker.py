@@ -19,8 +19,7 @@ from distwindow import (
     ErrorCount,
 )
 from distwindow.breaker.commands import AdaptiveFlush, adaptive_name_suffix
-from distwindow.breaker.memory import MemoryAdaptive
-from distwindow.breaker.record import AdaptiveCounts
+from distwindow.breaker.record import AdaptiveCounts, AdaptiveRecord
 from distwindow.ring.key import ring_name_prefix
 from distwindow.sentinel.google_breaker import GoogleBreaker
 from distwindow.stores.memory import MemoryStore
@@ -72,12 +71,16 @@ def test_one_process_does_what_go_zero_does(history: list[tuple[int, str, float]
             local.mark_failure(now) if outcome == "failure" else local.mark_success(now)
 
 
-def fleet(number: int) -> tuple[ManualClock, LossyStore, MemoryAdaptive, list[AdaptiveBreaker]]:
+def fleet(number: int) -> tuple[ManualClock, LossyStore, list[AdaptiveBreaker]]:
     clock = ManualClock(START)
-    store, adaptive = LossyStore(clock), MemoryAdaptive()
-    store._handlers |= adaptive.handlers
+    store = LossyStore(clock)
     breakers = [AdaptiveBreaker(store, draw=lambda: 0.0, time=clock) for _ in range(number)]
-    return clock, store, adaptive, breakers
+    return clock, store, breakers
+
+
+def records(store: LossyStore) -> list[AdaptiveRecord]:
+    """Return what is stored of each breaker."""
+    return [v for v in store._values.by_name.values() if isinstance(v, AdaptiveRecord)]
 
 
 @settings(deadline=None, max_examples=100)
@@ -89,7 +92,7 @@ def fleet(number: int) -> tuple[ManualClock, LossyStore, MemoryAdaptive, list[Ad
     faults=st.lists(st.sampled_from(["", "", "request lost", "reply lost"]), max_size=20),
 )
 def test_every_call_is_counted_once(history: list[tuple[int, str]], faults: list[str]) -> None:
-    clock, store, adaptive, breakers = fleet(3)
+    clock, store, breakers = fleet(3)
     store.faults = faults
     expected = {"success": 0, "failure": 0, "drop": 0}
     for which, action in history[:30]:  # within one window
@@ -103,7 +106,7 @@ def test_every_call_is_counted_once(history: list[tuple[int, str]], faults: list
     for breaker in [*breakers, *breakers]:
         _flush(breaker)
     counted = {"success": 0, "failure": 0, "drop": 0}
-    for record in adaptive.records.values():
+    for record in records(store):
         for counts in record.window(250, 40, clock.now_ms()):
             for name in counted:
                 counted[name] += getattr(counts, name)
@@ -111,7 +114,7 @@ def test_every_call_is_counted_once(history: list[tuple[int, str]], faults: list
 
 
 def test_what_the_store_refuses_is_counted_later() -> None:
-    clock, store, adaptive, (breaker,) = fleet(1)
+    clock, store, (breaker,) = fleet(1)
     assert let_through(breaker, "failure")
     store.refused = b""
     for _ in range(5):
@@ -121,12 +124,12 @@ def test_what_the_store_refuses_is_counted_later() -> None:
     store.refused = None
     for _ in range(2):
         _flush(breaker)
-    (record,) = adaptive.records.values()
+    (record,) = records(store)
     assert sum(counts.calls for counts in record.window(250, 40, clock.now_ms())) == 6
 
 
 def test_the_failures_of_all_processes_drop_the_calls_of_each() -> None:
-    clock, _, _, breakers = fleet(4)
+    clock, _, breakers = fleet(4)
     for _ in range(5):
         for breaker in breakers:
             let_through(breaker, "failure")
@@ -140,7 +143,7 @@ def test_the_failures_of_all_processes_drop_the_calls_of_each() -> None:
 
 
 def test_the_forced_pass_is_the_fleets() -> None:
-    clock, _, _, breakers = fleet(5)
+    clock, _, breakers = fleet(5)
     for breaker in breakers:
         for _ in range(6):
             let_through(breaker, "failure")
@@ -158,7 +161,7 @@ def test_the_forced_pass_is_the_fleets() -> None:
 
 
 def test_it_recovers() -> None:
-    clock, _, _, (breaker,) = fleet(1)
+    clock, _, (breaker,) = fleet(1)
     for _ in range(50):
         let_through(breaker, "failure")
     assert not let_through(breaker, "success")

@@ -26,8 +26,7 @@ from distwindow import (
     ErrorRatio,
 )
 from distwindow.breaker.call import Call
-from distwindow.breaker.memory import MemoryBreakers
-from distwindow.breaker.record import STATES
+from distwindow.breaker.record import STATES, BreakerRecord
 from distwindow.breaker.states import Admission
 from distwindow.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.ring.command import Command
@@ -51,13 +50,15 @@ class LossyStore(MemoryStore):
         self.refused: bytes | None = None
         """Commands for keys that have this in their names are refused, as by a missing right."""
         self.commands = 0
-        store = MemoryBreakers()
-        self._handlers |= store.handlers
-        self.breakers = store.records
 
     def state_now(self) -> str:
         """Return the state of the only breaker."""
-        return STATES[next(iter(self.breakers.values())).state] if self.breakers else "closed"
+        return STATES[self.breakers[0].state] if self.breakers else "closed"
+
+    @property
+    def breakers(self) -> list[BreakerRecord]:
+        """What is stored of each breaker."""
+        return [v for v in self._values.by_name.values() if isinstance(v, BreakerRecord)]
 
     def exchange(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -149,7 +150,7 @@ def test_every_call_of_a_closed_breaker_is_counted_once(
     store.faults = []
     for process in [*processes, *processes]:  # first what was lost, then what was counted since
         process.tick()
-    (record,) = store.breakers.values() if ended else [None]
+    (record,) = store.breakers if ended else [None]
     if record is not None:
         assert record.totals(rule, clock.now_ms()) == (ended, failed)
 
@@ -253,7 +254,7 @@ def test_counts_from_before_it_opened_do_not_reopen_it() -> None:
     assert store.state_now() == "closed"
     late.tick()
     assert store.state_now() == "closed"
-    (record,) = store.breakers.values()
+    (record,) = store.breakers
     assert record.totals(RULE, clock.now_ms()) == (0, 0)
 
 
@@ -371,7 +372,7 @@ def test_the_commands_of_a_process_are_bounded_by_its_calls() -> None:
     assert store.commands - 2000 <= 81
     before = store.commands
     for _ in range(20):  # refused calls have no ends, and are refreshed once a tick, too
-        store.breakers.clear()
+        store._values.by_name.clear()
         for _ in range(5):
             clock.move(TICK_MS // 5)
             assert process.begin()
@@ -399,7 +400,7 @@ def test_many_keys_evict_the_oldest_and_lose_no_count() -> None:
         process.tick()
     process.end(failed=True)
     process.tick()
-    totals = [record.totals(RULE, clock.now_ms())[1] for record in store.breakers.values()]
+    totals = [record.totals(RULE, clock.now_ms())[1] for record in store.breakers]
     assert sum(totals) == 51 - states.dropped
 
 
@@ -478,7 +479,7 @@ class TestStoreAway:
         late.tick()
         late.end(failed=True)
         slow.end(failed=True)
-        (record,) = store.breakers.values()
+        (record,) = store.breakers
         assert record.totals(RULE, clock.now_ms()) == (5, 5)
         for process in (late, slow):
             process.tick()
@@ -507,8 +508,7 @@ class TestStoreAway:
         for _ in range(2):
             process.tick()
         totals = [
-            record.totals(process.breaker.rule, clock.now_ms())[1]
-            for record in store.breakers.values()
+            record.totals(process.breaker.rule, clock.now_ms())[1] for record in store.breakers
         ]
         assert sorted(totals)[-2:] == [21, 22]
         assert process.breaker._states.dropped == 0
@@ -581,6 +581,6 @@ class TestStoreAway:
         store.is_away = False
         process.tick()
         process.tick()
-        (record,) = store.breakers.values()
+        (record,) = store.breakers
         # Those of the last ten seconds: at 3, 6, 9 and 12 s, and not that at 0 s.
         assert record.totals(RULE, clock.now_ms()) == (4, 4)

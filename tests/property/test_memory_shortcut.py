@@ -139,7 +139,7 @@ class ResetBefore:
     def __enter__(self) -> None:
         self.times_left -= 1
         if self.times_left == 0:
-            self._store._reset(Reset(self._charges), START_MS)
+            self._store._handlers["reset"](Reset(self._charges), START_MS)
         self._lock.acquire()
 
     def __exit__(self, *exc: object) -> None:

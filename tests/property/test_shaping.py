@@ -18,6 +18,7 @@ from distwindow.ring.decision import Charge
 from distwindow.ring.key import shaping_name
 from distwindow.ring.limit import Bound
 from distwindow.ring.replies import AcquireReply
+from distwindow.ring.ring import Ring
 from distwindow.sentinel.flow import (
     ThrottlingController,
     WarmUpController,
@@ -51,8 +52,8 @@ class OneKey:
 
     def __init__(self, *limits: Limit) -> None:
         self.limits = limits
-        self.shapings: dict[bytes, ShapingState] = {}
-        self.execute = MemoryStore(shapings=self.shapings).execute
+        self.values: dict[bytes, Any] = {}
+        self.execute = MemoryStore(values=self.values).execute
 
     def charges(self, cost: int) -> tuple[Charge, ...]:
         return charges_of("k", b"p:{k}", self.limits, cost)
@@ -65,7 +66,13 @@ class OneKey:
 
     def state(self, limit: Limit | None = None) -> ShapingState:
         ring = charges_of("k", b"p:{k}", [limit or self.limits[0]], 1)[0].ring
-        return self.shapings[shaping_name(ring)]
+        state: ShapingState = self.values[shaping_name(ring)]
+        return state
+
+    @property
+    def shapings(self) -> dict[bytes, ShapingState]:
+        """What is stored beside the rings."""
+        return {name: v for name, v in self.values.items() if isinstance(v, ShapingState)}
 
 
 # -- pacing ---------------------------------------------------------------------------------------
@@ -316,9 +323,11 @@ def test_a_refused_call_is_admitted_at_its_retry_time_and_not_before(
 
 def key_copy(key: OneKey) -> Any:
     """Return `execute` of a store with a copy of what the store of `key` holds."""
-    store: MemoryStore = key.execute.__self__  # type: ignore[attr-defined]  # a bound method
-    rings = {name: ring.copy() for name, ring in store._rings.items()}
-    return MemoryStore(rings=rings, shapings=dict(key.shapings)).execute
+    copies = {
+        name: value.copy() if isinstance(value, Ring) else value
+        for name, value in key.values.items()
+    }
+    return MemoryStore(values=copies).execute
 
 
 @MANY
@@ -330,7 +339,7 @@ def test_it_makes_no_difference_when_an_expired_state_is_deleted(
     for gap, asked in calls:
         now, cost = now + gap, min(asked, most_of(limit))
         for name in [n for n, state in dropped.shapings.items() if state.expires_at_ms <= now]:
-            del dropped.shapings[name]
+            del dropped.values[name]
         assert kept.acquire(now, cost) == dropped.acquire(now, cost)
 
 
@@ -342,7 +351,7 @@ def test_a_peek_is_the_decision_of_the_next_call_and_changes_nothing(
     key, now = OneKey(limit), T0
     for gap, _ in calls:
         now += gap
-        before = dict(key.shapings)
+        before = key.shapings
         seen = key.peek(now)
         assert key.shapings == before
         reply = key.acquire(now)

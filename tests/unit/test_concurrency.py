@@ -138,7 +138,7 @@ def test_a_slot_that_the_store_has_lost_is_lost(
     slots: Concurrency, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with slots.hold("k") as slot:
-        slots._store._handlers["hold"].__self__._deadlines.clear()  # type: ignore[attr-defined]  # a failover that lost its last writes
+        slots._store._values.by_name.clear()  # type: ignore[attr-defined]  # a failover that lost its last writes
         assert slot.held
         clock.advance(TTL / 3)
         slots.flush()
@@ -305,13 +305,6 @@ def test_nothing_can_be_pickled_or_copied(slots: Concurrency) -> None:
                 make(thing)
     assert "held" in repr(slot)
     assert "Concurrency" in repr(slots)
-
-
-def test_a_store_that_keeps_no_slots_says_so(clock: ManualClock) -> None:
-    """As one that passes the rings of one command, from before there were slots."""
-    with pytest.raises(ConfigurationError, match="keeps no slots"):
-        Concurrency(MemoryStore(clock, {}, {}), 2).try_hold("k")
-    assert Concurrency(MemoryStore(clock, {}, {}, slots={}), 2).try_hold("k")
 
 
 # -- threads --------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ class TakesFlushesTwice(MemoryStore):
     """Counts a repeated flush a second time."""
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
-        self._senders.clear()
+        values = self._values.by_name
+        for name in [name for name in values if name.endswith(b":senders")]:
+            del values[name]
         return super().execute(command)
 
 
@@ -90,7 +92,7 @@ class CheckThenAct(MemoryStore):
     """Reads first and counts later, as stores without transactions do."""
 
     def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        ring = self._rings.get(command.charges[0].ring)
+        ring = self._values.get(command.charges[0].ring)
         used = ring.used if ring is not None else 0
         time.sleep(0.001)  # the other threads read, too
         decision = super().attempt(command)

@@ -265,7 +265,7 @@ class StoreOfOthers:
     source, unknown_total = "local", 0
 
     def __init__(self) -> None:
-        self._memory = MemoryStore(rings={}, senders={})
+        self._memory = MemoryStore()
         self.clock = self._memory.clock
         self.attempt, self.execute = self._memory.attempt, self._memory.execute
         self.exchange, self.close = self._memory.exchange, self._memory.close
