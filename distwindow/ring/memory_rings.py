@@ -73,7 +73,9 @@ class MemoryRings:
         }
 
     def ring_at(self, charge: Charge, now: int) -> Ring:
-        """Return the ring of `charge`, made if it does not exist; its newest bucket is that of `now`."""
+        """Return the ring of `charge`, a new one if there is none. Its newest bucket is that of
+        `now`.
+        """
         ring: Ring | None = self._values.get(charge.ring)
         if ring is None:
             ring = new_ring(charge, now)

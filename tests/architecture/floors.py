@@ -13,49 +13,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FLOORS = {
-    "core": 1,
-    "_fork": 1,
-    "_fork_wait": 1,
-    "windows": 2,
-    "callables": 2,
-    "protocol": 2,
-    "operations": 3,
-    "sentinel": 3,
-    "go_zero": 3,
-    "consistency": 4,
-    "store": 4,
-    "rules": 4,
-    "limiter": 5,
-    "base_limiter": 5,
-    "async_limiter": 5,
-    "entry": 5,
-    "entry_options": 5,
-    "admission": 5,
-    "failure_types": 5,
-    "lifecycle": 5,
-    "decorator": 5,
-    "breaker": 5,
-    "concurrency": 5,
-    "guard": 5,
-    "worker": 5,
-    "connect": 5,
-    "testing": 5,
-    "cli": 6,
-    "contrib": 6,
-    # `python -m distwindow` only starts the command line.
-    "__main__": 7,
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("_fork",),
+    ("_locks", "failure_types", "callables", "async_use", "options"),
+    ("sentinel",),
+    ("ring",),
+    ("runtime",),
+    ("waiting",),
+    ("shaping", "borrow", "minute", "breaker lower", "concurrency lower"),
+    ("local",),
+    ("stores",),
+    ("connect",),
+    ("lifecycle",),
+    ("decorator", "entry", "acquire"),
+    ("breaker", "concurrency"),
+    ("limiter",),
+    ("guard",),
+    ("",),  # the package itself
+    ("contrib", "cli", "testing"),
+    ("__main__",),
+)
+"""The rooms, the lowest first. Rooms of one floor do not import each other, but for `BESIDE`."""
+LOWER_HALF = {
+    "breaker": {"rules", "record", "commands", "memory", "operations"},
+    "concurrency": {"stats", "commands", "memory", "operations", "claim", "held"},
 }
-LIMITER_FLOOR = 5
-"""The package itself, `__init__`, imports modules up to this floor."""
-PROGRAM_FLOOR = 6
-"""These use the limiters as users do: they import them from the package itself."""
-SEPARATE = {frozenset({"windows", "protocol"}), frozenset({"consistency", "store"})}
-"""Pairs that do not import each other."""
-OPEN_TO_PROGRAMS = {"connect"}
-"""What programs may import from the limiters' floor besides the package itself."""
-REDIS_FLOOR = 4
-"""The lowest floor that imports redis."""
+"""The files that know the engine only; the others use the store, the worker and the entry."""
+BESIDE = {
+    ("entry", "decorator"), ("acquire", "entry"), ("callables", "failure_types"),
+    ("breaker", "concurrency"),
+}  # fmt: skip
+"""Rooms of one floor of which the first may import the second."""
+OPEN_TO_PROGRAMS = {"connect", "lifecycle"}
+"""What programs import from the floors of the limiters besides the package itself."""
 
 
 @dataclass(frozen=True)
@@ -124,57 +115,61 @@ def _targets(node: ast.AST, name: str, is_package: bool, modules: dict[str, Path
 # -- the rule ----------------------------------------------------------------------------------
 
 
-def _part(package: str, module: str) -> str:
-    """The first name below the package; empty for the package itself."""
-    return module.removeprefix(package).lstrip(".").partition(".")[0]
+def _room(package: str, module: str) -> str:
+    """Return the room in which a module is, as `FLOORS` names it; empty for the package itself."""
+    first, _, rest = module.removeprefix(package).lstrip(".").partition(".")
+    is_lower = rest in LOWER_HALF.get(first, ())
+    return f"{first} lower" if is_lower else first
+
+
+def _floor(room: str) -> int | None:
+    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), None)
 
 
 def _without_floor(package: str, modules: dict[str, Path]) -> Iterator[str]:
-    parts = {_part(package, module) for module in modules} - {""}
-    for part in sorted(parts - set(FLOORS)):
-        yield f"{package}.{part} has no floor: give it one in tests/architecture/floors.py"
+    for room in sorted({_room(package, module) for module in modules}):
+        if _floor(room) is None:
+            yield f"{package}.{room} has no floor: give it one in tests/architecture/floors.py"
 
 
 def _violation(package: str, item: Import) -> str | None:
     """Return why this import breaks the rule, or None."""
-    here = _part(package, item.source)
+    here = _room(package, item.source)
     if item.target == package or item.target.startswith(package + "."):
-        return _inside(here, _part(package, item.target))
+        return _inside(here, _room(package, item.target), item)
     return _outside(package, here, item)
 
 
-def _inside(here: str, there: str) -> str | None:
-    if here == there:
-        return None
-    if here not in FLOORS.keys() | {""} or there not in FLOORS.keys() | {""}:
-        return None  # `_without_floor` reports it
-    if here == "":
-        return None if FLOORS[there] <= LIMITER_FLOOR else "the package imports no programs"
-    if there == "":
-        return None if FLOORS[here] == PROGRAM_FLOOR else "only programs import the package itself"
-    if frozenset({here, there}) in SEPARATE:
-        return f"{here} and {there} do not import each other"
-    if FLOORS[here] < FLOORS[there]:
-        return f"up from floor {FLOORS[here]} to floor {FLOORS[there]}"
-    if FLOORS[here] == PROGRAM_FLOOR:
-        if FLOORS[there] == PROGRAM_FLOOR:
-            return "programs do not import each other"
-        if FLOORS[there] == LIMITER_FLOOR and there not in OPEN_TO_PROGRAMS:
+def _inside(here: str, there: str, item: Import) -> str | None:
+    source, target = _floor(here), _floor(there)
+    if here == there or source is None or target is None:
+        return None  # `_without_floor` reports the latter
+    if source < target:
+        # Errors have the decision that they are about; only their annotations name it.
+        is_annotation = here == "errors" and not item.runtime
+        return None if is_annotation else f"up from floor {source} to floor {target}"
+    if source == target and (here, there) not in BESIDE:
+        return f"{here} and {there} are on one floor, and do not import each other"
+    if here in ("contrib", "cli") and there not in OPEN_TO_PROGRAMS:
+        first = _floor("connect")
+        assert first is not None
+        if first <= target < source and there != "":
             return "programs take it from the package itself"
     return None
 
 
 def _outside(package: str, here: str, item: Import) -> str | None:
     top = item.target.partition(".")[0]
-    if here == "core":
+    if here == "ring":
         if top not in sys.stdlib_module_names:
-            return "core imports the standard library only"
+            return "ring imports the standard library only"
         if top == "asyncio":
-            return "core does not import asyncio"
-        if top == "time" and item.source != f"{package}.core.clock":
-            return "of core only core.clock reads a clock; others are given the time"
-    if top == "redis" and here and FLOORS.get(here, REDIS_FLOOR) < REDIS_FLOOR:
-        return f"redis is imported from floor {REDIS_FLOOR} upwards"
+            return "ring does not import asyncio"
+        if top == "time" and item.source != f"{package}.ring.clock":
+            return "of ring only ring.clock reads a clock; others are given the time"
+    floor, stores = _floor(here), _floor("stores")
+    if top == "redis" and floor is not None and stores is not None and floor < stores:
+        return "redis is imported from the floor of the stores upwards"
     return None
 
 
