@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import redis
 import redis.asyncio
@@ -103,17 +103,24 @@ def check_sync(consistency: Consistency, sync_interval: float, share: float | No
             )
 
 
+class StrategyWithViews(Strategy, Protocol):
+    """A strategy that also sends what entries count for minute views."""
+
+    def add_views(self, prefix: str, max_origins: int) -> EntryViews:
+        """Return where entries count. `max_origins` is how many origins of one key get a view."""
+
+
 def make_strategy(
     options: LimiterOptions,
     commands: CommandCache,
     store: Store | AsyncStore,
     attempt: Callable[[Acquire], Decision] | None,
-) -> Strategy:
+) -> StrategyWithViews:
     """Return the strategy of `consistency=`. For a store in this process, each call is decided by
     `attempt`, which is exact with every `consistency`. Limits that are paced or warm up are decided
     by the store with every `consistency`, because each call moves what the next one depends on.
     """
-    strategy: Strategy
+    strategy: StrategyWithViews
     clock, max_keys = store.clock, options.max_local_keys
     if store.source == "local" and attempt is not None:
         strategy = InProcess(commands, attempt, clock, max_keys, options.flush_interval)
@@ -129,7 +136,7 @@ def make_strategy(
 
 
 def make_views(
-    strategy: Strategy, prefix: str, max_origins: int, store: Store | AsyncStore
+    strategy: StrategyWithViews, prefix: str, max_origins: int, store: Store | AsyncStore
 ) -> EntryViews | None:
     """Return where entries are counted for minute views; None if `store` says that it keeps none,
     by `keeps_views = False`.

@@ -1,1 +1,1 @@
-"""."""
+"""Priority calls, which borrow permits of coming buckets."""

@@ -1,1 +1,1 @@
-"""."""
+"""Minute views: what entries did in the last minute."""

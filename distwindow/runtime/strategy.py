@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ..minute.operations import EntryViews
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Decision
 from ..ring.key import AnyKey
@@ -64,11 +63,6 @@ class Strategy(FlushSource, Protocol):
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`; None if there is nothing."""
-
-    def add_views(self, prefix: str, max_origins: int) -> EntryViews:
-        """Have this strategy send what entries count for minute views, and return where to count.
-        `max_origins` is how many origins of one key get a view.
-        """
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides one call over `keys`."""

@@ -1,1 +1,1 @@
-"""."""
+"""Limits that are paced or warm up."""

@@ -1,1 +1,1 @@
-
+"""The stores: this process, and Redis."""
