@@ -135,8 +135,11 @@ class SlotClaim:
 
     @property
     def may_have_place(self) -> bool:
-        """True if the store may have executed a hold, and so know a place of this process."""
-        return self._may_have_place or self._unsettled > 0
+        """False if each hold that was sent surely was not executed: then the store knows no place
+        of this process by it. A claim that has sent none may be named by that of another waiter.
+        """
+        was_sent = self._deadline != _NO_TIME
+        return self._may_have_place or self._unsettled > 0 or not was_sent
 
     @property
     def is_renewed(self) -> bool:

@@ -223,7 +223,7 @@ class FlushJob:
         self.dropped_logged = self.strategy.dropped
         if number <= 0:  # fewer than before: this is a forked child, which counts anew
             return ""
-        return f"; {number} counts were dropped: they left their windows, or too many keys waited"
+        return f"; {counted(number, 'count')} dropped, as windows ended or too many keys waited"
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
@@ -438,13 +438,20 @@ def exit_on_sigterm() -> None:
 
     Repeated signals are ignored for 5 s. A forked child has the default action again, and may call
     this itself. To call it twice is to call it once. Raises `RuntimeError` in any other thread than
-    the main one, and where something else handles SIGTERM, such as a server, and goes on to do so.
+    the main one, under gevent, which has a function for this, and where something else handles
+    SIGTERM, such as a server, and goes on to do so.
     """
     global _is_reset_after_fork
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             "exit_on_sigterm() was called outside the main thread, and Python lets only that set "
             "signal handlers; call it where the program begins"
+        )
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise RuntimeError(
+            "exit_on_sigterm() would raise in any greenlet, and gevent may lose that; write "
+            "gevent.signal_handler(signal.SIGTERM, sys.exit, 143)"
         )
     handler = signal.getsignal(signal.SIGTERM)
     if handler not in (signal.SIG_DFL, _exit_on_first):

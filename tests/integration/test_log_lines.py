@@ -5,6 +5,7 @@ what happens next. None shows a password.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -86,7 +87,7 @@ def test_a_flush_that_fails_and_works_again(
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
         f"the counts of {NAME} can be flushed again; "
-        "5 counts were dropped: they left their windows, or too many keys waited",
+        "5 counts dropped, as windows ended or too many keys waited",
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; "
         f"47 counts and 12 leased permits {kept}",
     ]
@@ -232,12 +233,12 @@ def test_counts_that_are_given_up_are_reported(
         limiter.flush()
         with proxy.inject(Refuse()):
             limiter.try_acquire("k", cost=7)
-            until(lambda: limiter._strategy.dropped, what="the counts are dropped")
+            until(lambda: limiter._strategy.dropped >= 7, what="the counts are dropped")
 
         def flushed() -> bool:
             limiter.try_acquire("k")
             return limiter._flush_job.failure is None
 
         until(flushed, what="a flush succeeds")
-    found = [line for line in caplog.messages if "counts were dropped" in line]
-    assert sum(int(line.split(" counts were dropped")[0].split()[-1]) for line in found) >= 7
+    found = re.findall(r"(\d+) counts? dropped", caplog.text)
+    assert sum(map(int, found)) >= 7

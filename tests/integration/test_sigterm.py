@@ -174,16 +174,20 @@ def test_exit_on_sigterm_loses_nothing_amid_calls(
     assert counted <= sum(returned()) + THREADS or mode == "leased"
 
 
-@pytest.mark.parametrize(
-    "program",
-    ["time.sleep(60)", "while True: limiter.try_acquire('k1')"],
-    ids=["a greenlet that waits", "a greenlet that never yields"],
-)
-def test_exit_on_sigterm_under_gevent(redis_url: str, prefix: str, program: str) -> None:
+def test_gevent_has_a_handler_of_its_own(redis_url: str, prefix: str) -> None:
     pytest.importorskip("gevent", reason="gevent is not installed")
-    patch = "from gevent import monkey; monkey.patch_all()"
-    begin = "exit_on_sigterm()\nlimiter = Limiter(url, '1000000000/hour', **options)\ncount(7)\n"
-    with running(begin + program, redis_url, prefix, patch=patch) as process:
+    program = """
+try:
+    exit_on_sigterm()
+except RuntimeError as exc:
+    assert str(exc).endswith("write gevent.signal_handler(signal.SIGTERM, sys.exit, 143)")
+    gevent.signal_handler(signal.SIGTERM, sys.exit, 143)
+limiter = Limiter(url, "1000000000/hour", **options)
+count(7)
+time.sleep(60)
+"""
+    patch = "import gevent\nfrom gevent import monkey\nmonkey.patch_all()"
+    with running(program, redis_url, prefix, patch=patch) as process:
         await_counted(process)
         process.terminate()
         _, complaints = process.communicate(timeout=30)

@@ -30,6 +30,7 @@ from distwindow import (
     RateLimitExceeded,
     Slot,
     StoreError,
+    exit_on_sigterm,
     guarded,
 )
 from distwindow.sentinel import ChainEntry, FlowRule, PassResult, SlotChain, StatisticNode
@@ -230,6 +231,8 @@ def arguments(client: Any) -> None:
     Limiter("memory://", "1/second", consistency="lease")  # type: ignore[arg-type]
     Limiter("memory://", 5)  # type: ignore[arg-type]
     Limiter("memory://")  # type: ignore[call-arg]
+    Limiter("memory://", "1/second", handle_sigterm=False)  # type: ignore[call-arg]
+    exit_on_sigterm()
     limiter.try_acquire(5)  # type: ignore[arg-type]
     limiter.try_acquire("k", "2")  # type: ignore[arg-type]
     limiter.limit("k", 2)  # type: ignore[arg-type, call-arg]
