@@ -90,7 +90,8 @@ def used():
 
 async def awaited():
     await AsyncLimiter(url, "9/hour", **options).try_acquire("k")
-    await AsyncConcurrency(url, 3, prefix=prefix).try_hold("k")
+    async with AsyncConcurrency(url, 3, prefix=prefix).hold("k"):
+        pass
 
 before = [signal.getsignal(number) for number in signal.valid_signals()]
 used()
