@@ -42,6 +42,14 @@ bytecode.keep()
 examples.load_profile()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="have property tests draw as many examples as they say; otherwise they draw few",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     owner = os.getpid()
 
@@ -64,10 +72,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("event_loop_kind", kinds, indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("markexpr") == "not slow":
-        for item in items:
-            examples.limit_to_quick(getattr(item, "function", None))
+    for item in items:
+        test = getattr(item, "function", None)
+        if examples.asks_for_many(test):
+            item.add_marker("examples")
+            if not config.getoption("--all"):
+                examples.limit_to_few(test)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,7 +1,8 @@
 """How many examples the property tests draw.
 
-The quick tier (`-m "not slow"`) draws at most QUICK_EXAMPLES for each test, so that it stays quick
-whatever a test asks for. Any other run draws as many as the tests say.
+A run draws at most FEW_EXAMPLES for each test, so that it is quick whatever a test asks for; with
+`--all`, as many as the tests say. Both draw the same examples in each run: a run that fails fails
+again, and what one run finds does not depend on luck.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-QUICK_EXAMPLES = 12
+FEW_EXAMPLES = 12
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a test; there is no public way to change them later."""
@@ -21,13 +22,21 @@ def load_profile() -> None:
     machine does.
     """
     settings.register_profile(
-        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+        "any machine",
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
     )
     settings.load_profile("any machine")
 
 
-def limit_to_quick(test: Any) -> None:
-    """Have a property test draw at most QUICK_EXAMPLES."""
+def asks_for_many(test: Any) -> bool:
+    """True for a property test that asks for more than FEW_EXAMPLES."""
     found = getattr(test, _SETTINGS, None)
-    if found is not None and found.max_examples > QUICK_EXAMPLES:
-        setattr(test, _SETTINGS, settings(found, max_examples=QUICK_EXAMPLES))
+    return found is not None and found.max_examples > FEW_EXAMPLES
+
+
+def limit_to_few(test: Any) -> None:
+    """Have such a test draw FEW_EXAMPLES."""
+    setattr(test, _SETTINGS, settings(getattr(test, _SETTINGS), max_examples=FEW_EXAMPLES))

@@ -245,7 +245,7 @@ def test_a_limit_that_does_not_hold_is_reported(shell: Cli, redis_url: str, tmp_
     spoiled.write_text(
         "import dataclasses, os\n"
         "from distwindow.cli import main\n"
-        "from distwindow.cli.demo import workers\n"
+        "from distwindow.cli import demo_workers as workers\n"
         "run_worker = workers.run_worker\n"
         "def spoiled(options, pipe):\n"
         "    run_worker(dataclasses.replace(options, prefix=f'spoiled-{os.getpid()}'), pipe)\n"
