@@ -18,7 +18,6 @@ from .ring.key import AnyKey
 from .runtime.command_cache import CommandCache
 from .runtime.drivers import run_async, run_blocking
 from .runtime.steps import Operation, Sleep, StoreStep
-from .shaping.commands import AcquireShaped, any_shaped
 from .shaping.operations import wait_until_paced
 from .waiting.waiting import (
     AsyncHeadSleep,
@@ -99,7 +98,7 @@ class _BaseAdmission(Generic[D, S]):
         self._execute = execute
         self._sleep = sleep
         self._clock = clock
-        self.admit = self._proceed if any_shaped(commands.limits) else try_acquire
+        self.admit = self._proceed if commands.command_type.has_own_moment else try_acquire
         """`try_acquire` for callers that proceed as soon as it has admitted them."""
 
     def _proceed(self, key: AnyKey, cost: int) -> D:
@@ -116,7 +115,7 @@ class _BaseAdmission(Generic[D, S]):
             call = self._borrowing.call(key, cost, priority)
             return call.acquire, call.wait_until_admitted, self._execute
         command = self._commands.acquire_command(key, cost)
-        if isinstance(command, AcquireShaped):
+        if command.has_own_moment:
             return command, partial(wait_until_paced, command), self._execute
         wait = (
             partial(wait_for_turn, command, self._turns)

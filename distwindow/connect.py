@@ -27,7 +27,6 @@ from .ring.scripts import load_scripts
 from .ring.store import AsyncStore, Store
 from .runtime.command_cache import CommandCache
 from .runtime.strategy import Strategy
-from .shaping.commands import any_shaped
 from .stores.memory import AsyncMemoryStore, MemoryStore
 from .stores.redis import urls
 from .stores.redis.asyncio import AsyncRedisStore
@@ -124,7 +123,7 @@ def make_strategy(
     clock, max_keys = store.clock, options.max_local_keys
     if store.source == "local" and attempt is not None:
         strategy = InProcess(commands, attempt, clock, max_keys, options.flush_interval)
-    elif any_shaped(commands.limits):
+    elif commands.command_type.has_own_moment:
         strategy = Direct(commands, clock, max_keys, options.flush_interval)
     elif options.consistency == "leased":
         strategy = Leased(commands, clock, max_keys, options.flush_interval, options.timeout)

@@ -21,13 +21,14 @@ from .commands import AcquireShaped, PeekShaped, ReadShaped, any_shaped
 from .shaping import shaping_of, shaping_stats
 
 
-def wait_until_paced(command: AcquireShaped, slot: QueueSlot) -> Operation[Decision]:
-    """Send `command` again and again until it is admitted, and sleep until it may proceed.
+def wait_until_paced(acquire: Acquire, slot: QueueSlot) -> Operation[Decision]:
+    """Send the `AcquireShaped` again and again until it is admitted, and sleep until it may proceed.
 
     The store is told how long the caller can still wait, so that no moment after its timeout is
     promised. Raises `RateLimitExceeded` as soon as it is certain that the timeout ends before the
     call may proceed.
     """
+    command = cast(AcquireShaped, acquire)
     began_ms: int | None = None
     timeout = slot.remaining_s
     while True:

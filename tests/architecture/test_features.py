@@ -1,0 +1,61 @@
+"""A feature can be deleted: its folder, and a few named lines of what stands on it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import distwindow
+
+NAMED: dict[str, tuple[tuple[str, str], ...]] = {
+    "stores/memory.py": (
+        ("from ..minute.memory import MemoryViews\n", ""),
+        ("from ..shaping.memory import MemoryShaping\n", ""),
+        ("            **MemoryShaping(self._values, rings).handlers,\n", ""),
+        ("            **MemoryViews(self._values).handlers,\n", ""),
+    ),
+    "limiter.py": (
+        ("from .minute import operations as minute_views\n", ""),
+        ("from .minute.view import MinuteStats\n", ""),
+        (
+            "from .shaping.operations import make_command_cache\n",
+            "from .runtime.command_cache import CommandCache as make_command_cache\n",
+        ),
+    ),
+    "acquire.py": (("from .shaping.operations import wait_until_paced\n", ""),),
+    "connect.py": (
+        ("from .minute.operations import EntryViews\n", ""),
+        ("    return strategy.add_views(prefix, max_origins) if keeps_views else None\n", ""),
+    ),
+    "local/base.py": (("from ..minute.views import EntryViewCounts\n", ""),),
+    "entry.py": (("from .minute.operations import EntryEvent, EntryViews\n", ""),),
+    "__init__.py": (("from .minute.view import MinuteStats\n", ""), ('    "MinuteStats",\n', "")),
+}
+"""By file: the lines that name `shaping` or `minute`, and what takes their place."""
+PROGRAM = """
+from distwindow import Concurrency, Limiter
+
+limiter = Limiter("memory://", "3/minute", consistency="leased")
+print([limiter.try_acquire("k").allowed for _ in range(4)], limiter.stats("k").passed)
+with limiter.entry("e"), Concurrency("memory://", 1).hold("k"):
+    print(limiter.acquire("a", timeout=1).allowed, limiter.try_acquire("p", priority=True).allowed)
+"""
+
+
+def test_the_rest_works_without_shaping_and_minute_views(tmp_path: Path) -> None:
+    package = tmp_path / "distwindow"
+    shutil.copytree(Path(distwindow.__file__).parent, package)
+    for folder in ("shaping", "minute", "cli", "contrib", "testing"):  # programs show all features
+        shutil.rmtree(package / folder)
+    for name, lines in NAMED.items():
+        text = (package / name).read_text(encoding="utf-8")
+        for line, other in lines:
+            assert line in text, f"{name} has no line {line!r}"
+            text = text.replace(line, other)
+        (package / name).write_text(text, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.stdout == "[True, True, True, False] 3\nTrue True\n", result.stderr
