@@ -22,7 +22,7 @@ from .shaping import shaping_of, shaping_stats
 
 
 def wait_until_paced(acquire: Acquire, slot: QueueSlot) -> Operation[Decision]:
-    """Send the `AcquireShaped` again and again until it is admitted, and sleep until it may proceed.
+    """Send this `AcquireShaped` again until it is admitted, and sleep until it may proceed.
 
     The store is told how long the caller can still wait, so that no moment after its timeout is
     promised. Raises `RateLimitExceeded` as soon as it is certain that the timeout ends before the
