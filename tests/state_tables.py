@@ -1,7 +1,11 @@
-"""Reads the state tables in the docstrings of modules, so that a test can check every row."""
+"""Reads the state tables in the docstrings and comments of modules, so that a test can check every
+row.
+"""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import re
 from collections.abc import Callable
 from types import ModuleType
@@ -20,18 +24,19 @@ class Row(NamedTuple):
     after: str
 
 
-def table_of(module: ModuleType) -> list[Row]:
-    """Return the rows below the line "from  event  to" in the docstring of `module`."""
-    lines = iter((module.__doc__ or "").splitlines())
+def table_of(module: ModuleType, first: str) -> list[Row]:
+    """Return the rows below the line "from  event  to" in the source of `module`: of the table that
+    begins with the state `first`.
+    """
+    lines = iter([line.strip("# ") for line in inspect.getsource(module).splitlines()])
     for line in lines:
-        if _COLUMNS.split(line.strip()) == ["from", "event", "to"]:
-            break
-    rows: list[Row] = []
-    for line in lines:
-        if not line.strip():
-            break
-        rows.append(Row(*_COLUMNS.split(line.strip())))
-    return rows
+        if _COLUMNS.split(line) == ["from", "event", "to"]:
+            rows = [
+                Row(*_COLUMNS.split(row)) for row in itertools.takewhile(lambda row: row, lines)
+            ]
+            if rows[0].before == first:
+                return rows
+    return []
 
 
 RowCheck = Callable[[], str]
@@ -41,8 +46,8 @@ RowCheck = Callable[[], str]
 class RowChecks:
     """The functions of a test module that check the rows of a table, one function for each row."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self.rows = table_of(module)
+    def __init__(self, module: ModuleType, first: str) -> None:
+        self.rows = table_of(module, first)
         self._checks: dict[tuple[str, str], RowCheck] = {}
 
     def row(self, before: str, event: str) -> Callable[[RowCheck], RowCheck]:

@@ -14,11 +14,8 @@ from distwindow.ring.store import AsyncStore, Store
 from .pages import PAGES as PAGES_WITH_COMMANDS
 from .pages import ROOT, blocks, name
 
-PAGES = [
-    ROOT / "docs" / "architecture.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
-]
+PAGES = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
+"""Not the decision records, which name files as they were when something was decided."""
 # A name with or without folders. After a colon or a slash it is part of a URL or a limit.
 _NAME = re.compile(r"(?<![\w/:.*-])\.?\w[\w-]*(?:[./][\w-]+)*/?(?![\w:*])")
 _IS_FILE = re.compile(r"\.(?:py|lua|md|sh|toml|yml|txt)$")

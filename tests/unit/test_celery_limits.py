@@ -138,7 +138,7 @@ def test_arguments_that_make_no_key_or_no_cost_open_no_limit(
         ({"limits": "5/s", "limit_key": "t:{tenent}"}, "'tenent', which is no argument"),
         ({"limits": "5/s", "limit_key": "t:{tenent}"}, "its arguments are tenant, url, size"),
         ({"limits": "5/s", "limit_key": "{2}"}, "'2', which is no argument"),
-        ({"limits": "5/s", "limit_key": "{}"}, "'', which is no argument"),
+        ({"limits": "5/s", "limit_key": "{}"}, "empty braces, which name no argument"),
         ({"limits": "5/s", "limit_key": "{tenant"}, "is no template"),
         ({"limits": "5/s", "limit_key": ""}, "limit_key is empty"),
         ({"limits": "5/s", "limit_key": 7}, "limit_key=7 is neither a template"),

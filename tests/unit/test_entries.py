@@ -262,7 +262,7 @@ def test_bad_settings_of_a_limiter_are_refused(options: Any, message: str) -> No
 class StoreOfOthers:
     """A store object that executes the commands of limiters, and no others."""
 
-    source, unknown_total = "local", 0
+    source, unknown_total, keeps_views = "local", 0, False
 
     def __init__(self) -> None:
         self._memory = MemoryStore()

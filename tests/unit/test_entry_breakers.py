@@ -96,11 +96,13 @@ async def _left_twice(world: World) -> str:
 
 
 @IN_BOTH_WORLDS
-@pytest.mark.parametrize("one", table_of(module), ids=lambda row: f"{row.before}: {row.event}")
+@pytest.mark.parametrize(
+    "one", table_of(module, "made"), ids=lambda row: f"{row.before}: {row.event}"
+)
 async def test_each_row_of_the_table(one: Row, is_async: bool) -> None:
     world = World(is_async, ignore=EOFError)
     assert await CHECKS[one.before, one.event](world) == one.after
 
 
 def test_each_row_has_its_test() -> None:
-    assert {(one.before, one.event) for one in table_of(module)} == set(CHECKS)
+    assert {(one.before, one.event) for one in table_of(module, "made")} == set(CHECKS)

@@ -22,7 +22,7 @@ from distwindow.stores.memory import MemoryStore
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 
-ROW_CHECKS = RowChecks(entry_views)
+ROW_CHECKS = RowChecks(entry_views, "queued")
 LOST = StoreTimeout("lost", charged=None)
 T = 1_700_000_000_000
 TAKEN = ViewFlushReply(True, T)

@@ -17,7 +17,7 @@ from tests.simulation.scripted import RecordingStore
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import T0
 
-ROW_CHECKS = RowChecks(leased)
+ROW_CHECKS = RowChecks(leased, "none")
 LIMIT = Limit(1000, per=10.0, buckets=5)
 """Its buckets are 2 s wide, so that leases can be idle within one."""
 BUCKET_MS = 2000.0

@@ -18,7 +18,7 @@ from distwindow.runtime.strategy import OutgoingCommand
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 
-ROW_CHECKS = RowChecks(pending_counts)
+ROW_CHECKS = RowChecks(pending_counts, "counted")
 LOST = StoreTimeout("lost", charged=None)
 REFUSED = ConfigurationError("no rights")
 

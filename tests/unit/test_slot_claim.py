@@ -12,7 +12,7 @@ from distwindow.concurrency.held import HeldSlots
 from distwindow.runtime.strategy import OutgoingCommand
 from tests.state_tables import Row, RowChecks
 
-ROW_CHECKS = RowChecks(slot_claim)
+ROW_CHECKS = RowChecks(slot_claim, "new")
 TTL_S, TIMEOUT_S = 10.0, 0.5
 GRANTED = HoldReply(True, 1, 10_000, 0)
 REFUSED = HoldReply(False, 1, 10_000, 0)

@@ -123,7 +123,7 @@ class AwaitedKey:
             {"limits": "5/s", "limit_key": "t:{tennant}"},
             "names 'tennant', .* are tenant, url, page",
         ),
-        ({"limits": "5/s", "limit_key": "{}"}, "names '', which is no argument of task"),
+        ({"limits": "5/s", "limit_key": "{}"}, "empty braces, which name no argument of task"),
         ({"limits": "5/s", "limit_key": "{2}"}, "names '2', which is no argument of task"),
         ({"limits": "5/s", "limit_key": "{tenant.}"}, "is no template: Empty attribute"),
         ({"limits": "5/s", "limit_key": "{tenant!z}"}, "is no template: .*conversion"),
@@ -203,7 +203,7 @@ def test_missing_arguments_matter_only_to_a_key_that_is_made_of_them(
     for template in ("t:{tenant}", "t:{0}"):
         task = TaskLimits("fetch", fetch, "5/s", template)
         assert task.key_and_cost([], {}) == ("fetch", 1)
-        assert "TypeError: the call has no argument" in caplog.records[-1].getMessage()
+        assert "the call has no argument" in caplog.records[-1].getMessage()
 
 
 def test_a_failure_is_logged_once_for_each_option(caplog: pytest.LogCaptureFixture) -> None:

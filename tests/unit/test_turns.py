@@ -20,7 +20,7 @@ from distwindow.waiting.waiting import HeldTurn, QueueSlot, Turns, WaitQueues, w
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import T0, ManualClock
 
-ROW_CHECKS = RowChecks(turns)
+ROW_CHECKS = RowChecks(turns, "no turn")
 LIMIT = Limit("10/second")
 
 

@@ -11,7 +11,7 @@ from distwindow.waiting.waiting import QueueSlot, WaitQueues
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import ManualClock
 
-ROW_CHECKS = RowChecks(wait_queue)
+ROW_CHECKS = RowChecks(wait_queue, "-")
 COMMAND = CommandCache("unit", "10/second").acquire_command("k")
 
 
