@@ -30,7 +30,7 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     It has no states. When the calls of the last `window` seconds (in `buckets` buckets) are many
     more than `k` times the successful ones, calls are dropped, with a probability that grows with
     the share of failures: (calls - 5 - k x successes) / (calls + 1), refined as in go-zero
-    (`distwindow.go_zero.GoogleBreaker`). A dropped call raises `BreakerOpen`. While calls are
+    (`distwindow.sentinel.GoogleBreaker`). A dropped call raises `BreakerOpen`. While calls are
     dropped, one of the fleet is let through if none was for more than a second; `retry_after` is
     when that is due.
 
