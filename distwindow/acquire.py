@@ -4,7 +4,7 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -98,18 +98,24 @@ class _BaseAdmission(Generic[D, S]):
         self._execute = execute
         self._sleep = sleep
         self._clock = clock
-        self.admit = self._proceed if commands.command_type.has_own_moment else try_acquire
+        self._has_own_moment = commands.command_type.has_own_moment
+        self.admit = self._proceed if self._has_own_moment else try_acquire
         """`try_acquire` for callers that proceed as soon as it has admitted them."""
 
     def _proceed(self, key: AnyKey, cost: int) -> D:
         """Do as `try_acquire`, and wait until an admitted call may proceed."""
         raise NotImplementedError  # threads and tasks wait differently
 
+    def _is_plain(self, priority: bool) -> bool:
+        """True if the call is sent by `try_acquire`, and nobody waits: so it need not queue up."""
+        return not (priority or self._has_own_moment or self._queues.by_name)
+
     def _wait_for(
-        self, key: AnyKey, cost: int, priority: bool
+        self, key: AnyKey, cost: int, priority: bool, refused: list[D]
     ) -> tuple[Acquire, _Wait, Callable[[StoreStep], Any]]:
         """Return the command of a call, the operation that waits until it may proceed, and what
-        executes the steps of this operation. Raises what `try_acquire` raises for its arguments.
+        executes the steps of this operation. `refused`: an answer to the call, which takes the
+        place of asking once. Raises what `try_acquire` raises for its arguments.
         """
         if priority:
             call = self._borrowing.call(key, cost, priority)
@@ -122,11 +128,24 @@ class _BaseAdmission(Generic[D, S]):
             if self._turns.serve(command)
             else partial(wait_until_admitted, command)
         )
-        return (
-            command,
-            wait,
-            lambda step: self._try_acquire(key, cost) if step is command else self._execute(step),
-        )
+
+        def execute(step: StoreStep) -> Any:
+            if step is not command:
+                return self._execute(step)
+            return refused.pop() if refused else self._try_acquire(key, cost)
+
+        return command, wait, execute
+
+
+class _Answered:
+    """A decision to be awaited that is there already."""
+
+    def __init__(self, decision: Decision) -> None:
+        self._decision = decision
+
+    def __await__(self) -> Generator[Any, Any, Decision]:
+        return self._decision
+        yield
 
 
 class Admission(_BaseAdmission[Decision, object]):
@@ -134,10 +153,20 @@ class Admission(_BaseAdmission[Decision, object]):
 
     def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
         """See `Limiter.acquire`."""
-        command, wait, execute = self._wait_for(key, cost, priority)
-        slot = QueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
+        timeout = check_timeout(timeout)
+        refused: list[Decision] = []
+        queues, began_at = self._queues, self._clock.monotonic()
+        times_freed = queues.times_freed
+        if self._is_plain(priority):
+            decision = self._try_acquire(key, cost)
+            if decision.allowed:
+                return decision
+            refused.append(decision)
+        command, wait, execute = self._wait_for(key, cost, priority, refused)
+        slot = QueueSlot(queues, command, timeout, priority=priority, began_at=began_at)
         try:
-            slot.wait()
+            if slot.wait() or queues.times_freed != times_freed:
+                refused.clear()  # there may be room by now
             sleep = HeadSleep(slot, self._clock, self._sleep)
             return run_blocking(wait(slot), execute, sleep)
         finally:
@@ -160,10 +189,20 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
         self, key: AnyKey, cost: int, timeout: float | None, priority: bool
     ) -> Decision:
         """See `Limiter.acquire`."""
-        command, wait, execute = self._wait_for(key, cost, priority)
-        slot = AsyncQueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
+        timeout = check_timeout(timeout)
+        refused: list[Awaitable[Decision]] = []
+        queues, began_at = self._queues, self._clock.monotonic()
+        times_freed = queues.times_freed
+        if self._is_plain(priority):
+            decision = await self._try_acquire(key, cost)
+            if decision.allowed:
+                return decision
+            refused.append(_Answered(decision))
+        command, wait, execute = self._wait_for(key, cost, priority, refused)
+        slot = AsyncQueueSlot(queues, command, timeout, priority=priority, began_at=began_at)
         try:
-            await slot.wait_async()
+            if await slot.wait_async() or queues.times_freed != times_freed:
+                refused.clear()  # there may be room by now
             sleep = AsyncHeadSleep(slot, self._clock, self._sleep)
             return await run_async(wait(slot), execute, sleep)
         finally:

@@ -8,7 +8,7 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -57,12 +57,20 @@ class Waiter:
     handler would otherwise stay in the queue, and nobody behind it would ever be served.
     """
 
-    def __init__(self, queues: WaitQueues, name: bytes, timeout: float | None) -> None:
-        """`timeout`: seconds that the waiter has in all; None: no end."""
+    def __init__(
+        self,
+        queues: WaitQueues,
+        name: bytes,
+        timeout: float | None,
+        began_at: float | None = None,
+    ) -> None:
+        """`timeout`: seconds that the waiter has in all, from `began_at` on (monotonic seconds;
+        None: now); None: no end.
+        """
         self._queues = queues
         self._clock = queues.clock
         self._name = name
-        self._began_at = self._clock.monotonic()
+        self._began_at = self._clock.monotonic() if began_at is None else began_at
         self._deadline = None if timeout is None else self._began_at + timeout
         self._queue: _Queue | None = None
         self._wake_up = WakeUp()
@@ -161,13 +169,14 @@ class QueueSlot(Waiter):
         timeout: float | None,
         *,
         priority: bool = False,
+        began_at: float | None = None,
     ) -> None:
-        """`timeout`: seconds that the waiter has in all; None: no end. Waiters with `priority` have
-        a queue of their own, so that they do not wait for those without.
+        """`timeout`, `began_at`: see `Waiter`. Waiters with `priority` have a queue of their own,
+        so that they do not wait for those without.
         """
         self._charge = command.charges[0]
         ring = self._charge.ring
-        super().__init__(queues, ring + PRIORITY if priority else ring, timeout)
+        super().__init__(queues, ring + PRIORITY if priority else ring, timeout, began_at)
 
     def on_refused(self, decision: Decision, asks_in_s: float = 0.0) -> None:
         """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
@@ -231,7 +240,7 @@ class AsyncWaiter(Waiter):
     """`Waiter` for tasks."""
 
     def __init__(
-        self, queues: WaitQueues, waits_for: Any, timeout: float | None, **options: bool
+        self, queues: WaitQueues, waits_for: Any, timeout: float | None, **options: Any
     ) -> None:
         super().__init__(queues, waits_for, timeout, **options)
         self._loop = asyncio.get_running_loop()
@@ -292,6 +301,10 @@ class WaitQueues:
         # Re-entrant, as a signal handler may wait for the limiter that it has interrupted.
         self._lock = threading.RLock()
         self._queues: dict[bytes, _Queue] = {}
+        self.by_name: Mapping[bytes, object] = self._queues
+        """The queues in which somebody waits."""
+        self.times_freed = 0
+        """How often permits were given back in this process."""
 
     def join(self, slot: Waiter, name: bytes) -> None:
         """Put `slot` at the end of the queue of this name."""
@@ -321,6 +334,7 @@ class WaitQueues:
 
     def on_freed(self, charges: Iterable[Charge]) -> None:
         """Have the heads of the queues of these rings ask at once: permits have been given back."""
+        self.times_freed += 1
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
                 if name in self._queues:
