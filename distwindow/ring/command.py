@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -116,15 +116,19 @@ class Command(Generic[Reply]):
     def _frame_parts(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
         """Return what comes before the keys, and what comes after the guard."""
         keys, arguments = len(self.keys), self.arguments()
-        opening = bulk_string(verb) + bulk_string(script) + bulk_string(keys)
-        words = b"".join(map(bulk_string, arguments))
+        opening = bulk_strings([verb, script, keys])
+        words = bulk_strings(arguments)
         return b"*%d\r\n%s" % (keys + len(arguments) + 4, opening), b"\r\n" + words
 
     def _keys_frame(self) -> bytes:
         """Return the keys, and the length of the guard, which follows them."""
-        return b"".join(map(bulk_string, self.keys)) + GUARD_LENGTH
+        return bulk_strings(self.keys) + GUARD_LENGTH
 
 
-def bulk_string(word: bytes | int | str) -> bytes:
-    raw = word if isinstance(word, bytes) else str(word).encode()
-    return b"$%d\r\n%s\r\n" % (len(raw), raw)
+def bulk_strings(words: Iterable[bytes | int | str]) -> bytes:
+    """Return these words as RESP has them."""
+    frame = b""
+    for word in words:
+        raw = word if isinstance(word, bytes) else str(word).encode()
+        frame += b"$%d\r\n%s\r\n" % (len(raw), raw)
+    return frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -355,6 +355,11 @@ class Limit:
     """For how long the limit warms up, ms; None: it is always warm."""
     cold_factor: int | None
     """By what the amount is divided when the limit is cold; None: it is always warm."""
+    # What follows from these is kept, because each call needs it.
+    bucket_ms: int = field(compare=False)
+    """The length of one bucket in ms."""
+    span: int = field(compare=False)
+    """How many buckets are summed: `buckets`, and one more when strict."""
 
     def __init__(
         self,
@@ -400,21 +405,13 @@ class Limit:
         object.__setattr__(self, "bound", bound)
         for name, value in zip(checked._fields, checked, strict=True):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "bucket_ms", interval_ms // buckets)
+        object.__setattr__(self, "span", buckets + (bound == "strict"))
 
     @property
     def per(self) -> float:
         """The interval in seconds."""
         return self.interval_ms / 1000
-
-    @property
-    def bucket_ms(self) -> int:
-        """The length of one bucket in ms."""
-        return self.interval_ms // self.buckets
-
-    @property
-    def span(self) -> int:
-        """How many buckets are summed: `buckets`, and one more when strict."""
-        return self.buckets + (self.bound == "strict")
 
     @property
     def is_shaped(self) -> bool:
