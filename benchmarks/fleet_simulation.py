@@ -14,6 +14,7 @@ from benchmarks.report import Section, Target
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
+from distwindow.options import Options
 from distwindow.ring.limit import Limit
 from distwindow.runtime.command_cache import CommandCache
 from tests.simulation.admissions import most_in_buckets, permits_by_bucket
@@ -29,11 +30,11 @@ FLUSH_INTERVAL_S, MAX_KEYS = 0.25, 1000
 
 
 def direct(cache: CommandCache, clock: LocalClock) -> Direct:
-    return Direct(cache, clock, MAX_KEYS, FLUSH_INTERVAL_S)
+    return Direct(cache, clock, Options(max_local_keys=MAX_KEYS, flush_interval=FLUSH_INTERVAL_S))
 
 
 def leased(cache: CommandCache, clock: LocalClock) -> Leased:
-    return Leased(cache, clock, MAX_KEYS, FLUSH_INTERVAL_S)
+    return Leased(cache, clock, Options(max_local_keys=MAX_KEYS, flush_interval=FLUSH_INTERVAL_S))
 
 
 class Load(NamedTuple):
@@ -107,7 +108,7 @@ def _above_limit(section: Section, quick: bool) -> None:
         for sync in (0.02, 0.1, 0.5):
 
             def eventual(cache: CommandCache, clock: LocalClock, sync: float = sync) -> Eventual:
-                return Eventual(cache, clock, MAX_KEYS, sync)
+                return Eventual(cache, clock, Options(max_local_keys=MAX_KEYS, sync_interval=sync))
 
             rates = [load * limit.amount / limit.per / processes] * processes
             found = simulate(eventual, limit, rates, 3.0, seed=1, warm_up_s=4 * sync + 0.1)

@@ -4,11 +4,9 @@ options to a strategy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypeVar
 
 import redis
 import redis.asyncio
@@ -20,7 +18,7 @@ from .local.direct import Direct
 from .local.eventual import Eventual
 from .local.leased import Leased
 from .minute.operations import EntryViews
-from .ring.clock import SYSTEM, Clock
+from .options import Options
 from .ring.commands import Acquire
 from .ring.decision import Decision
 from .ring.scripts import load_scripts
@@ -36,81 +34,16 @@ from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, 
 
 T = TypeVar("T")
 
-ClockChoice = Literal["server", "client"]
-Consistency = Literal["direct", "leased", "eventual"]
-
-
-@dataclass(frozen=True)
-class LimiterOptions:
-    """The arguments that choose and set up the strategy, checked. Intervals are seconds."""
-
-    consistency: Consistency
-    clock: ClockChoice
-    sync_interval: float
-    share: float | None
-    flush_interval: float
-    max_local_keys: int
-    timeout: float
-    max_wait: float = 0.5
-    borrow_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.consistency not in get_args(Consistency):
-            raise ConfigurationError(
-                f"consistency={self.consistency!r} is none of direct, leased, eventual"
-            )
-        if self.consistency == "leased" and self.clock == "client":
-            raise ConfigurationError(
-                'consistency="leased" needs clock="server": a lease ends with its bucket, and the '
-                "clocks of clients do not agree when that is"
-            )
-        check_sync(self.consistency, self.sync_interval, self.share)
-        if not _is_number(self.flush_interval) or self.flush_interval <= 0:
-            raise ConfigurationError(
-                f"flush_interval={self.flush_interval!r} is not a number of seconds above 0"
-            )
-        if not _is_number(self.max_wait) or self.max_wait < 0:
-            raise ConfigurationError(
-                f"max_wait={self.max_wait!r} is not a number of seconds of at least 0"
-            )
-        if not _is_number(self.borrow_share) or not 0 <= self.borrow_share <= 1:
-            raise ConfigurationError(
-                f"borrow_share={self.borrow_share!r} is not a part of the limit, from 0 to 1"
-            )
-        max_keys = self.max_local_keys
-        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
-            raise ConfigurationError(
-                f"max_local_keys={max_keys!r} is not a whole number of at least 1"
-            )
-
-
-def check_sync(consistency: Consistency, sync_interval: float, share: float | None) -> None:
-    """Raise `ConfigurationError` for arguments of `consistency="eventual"` that cannot work."""
-    if not _is_number(sync_interval) or sync_interval <= 0:
-        raise ConfigurationError(
-            f"sync_interval={sync_interval!r} is not a number of seconds above 0"
-        )
-    if share is not None:
-        if not _is_number(share) or not 0 < share <= 1:
-            raise ConfigurationError(
-                f"share={share!r} is not a part of the limit, above 0 and at most 1"
-            )
-        if consistency != "eventual":
-            raise ConfigurationError(
-                f'share={share!r} means nothing with consistency="{consistency}": '
-                'it caps what one process admits with "eventual"'
-            )
-
 
 class StrategyWithViews(Strategy, Protocol):
     """A strategy that also sends what entries count for minute views."""
 
-    def add_views(self, prefix: str, max_origins: int) -> EntryViews:
-        """Return where entries count. `max_origins` is how many origins of one key get a view."""
+    def add_views(self, options: Options) -> EntryViews:
+        """Return where entries count."""
 
 
 def make_strategy(
-    options: LimiterOptions,
+    options: Options,
     commands: CommandCache,
     store: Store | AsyncStore,
     attempt: Callable[[Acquire], Decision] | None,
@@ -120,28 +53,27 @@ def make_strategy(
     by the store with every `consistency`, because each call moves what the next one depends on.
     """
     strategy: StrategyWithViews
-    clock, max_keys = store.clock, options.max_local_keys
     if store.source == "local" and attempt is not None:
-        strategy = InProcess(commands, attempt, clock, max_keys, options.flush_interval)
+        strategy = InProcess(commands, attempt, store.clock, options)
     elif commands.command_type.has_own_moment:
-        strategy = Direct(commands, clock, max_keys, options.flush_interval)
+        strategy = Direct(commands, store.clock, options)
     elif options.consistency == "leased":
-        strategy = Leased(commands, clock, max_keys, options.flush_interval, options.timeout)
+        strategy = Leased(commands, store.clock, options)
     elif options.consistency == "eventual":
-        strategy = Eventual(commands, clock, max_keys, options.sync_interval, options.share or 1.0)
+        strategy = Eventual(commands, store.clock, options)
     else:
-        strategy = Direct(commands, clock, max_keys, options.flush_interval)
+        strategy = Direct(commands, store.clock, options)
     return register_after_fork(strategy)
 
 
 def make_views(
-    strategy: StrategyWithViews, prefix: str, max_origins: int, store: Store | AsyncStore
+    strategy: StrategyWithViews, options: Options, store: Store | AsyncStore
 ) -> EntryViews | None:
     """Return where entries are counted for minute views; None if `store` says that it keeps none,
     by `keeps_views = False`.
     """
     keeps_views = getattr(store, "keeps_views", True)
-    return strategy.add_views(prefix, max_origins) if keeps_views else None
+    return strategy.add_views(options) if keeps_views else None
 
 
 def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
@@ -149,29 +81,17 @@ def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | Non
     return store.decide if isinstance(store, AsyncMemoryStore) else None
 
 
-def _is_number(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and -1e308 < value < 1e308  # type: ignore[operator]  # only numbers get here
-
-
-def open_store(
-    store: Any,
-    *,
-    timeout: float = 0.25,
-    clock: ClockChoice = "server",
-    name: str | None = None,
-    time: Clock = SYSTEM,
-) -> Store:
+def open_store(store: Any, options: Options) -> Store:
     """Return the blocking store of a URL, of a `redis.Redis` or `redis.RedisCluster` client, or a
     store object itself.
 
     A client stays the caller's: its settings are used, its connections and retries are not. Nothing
     is connected to yet. Raises `ConfigurationError` for anything else.
     """
-    settings = _call_settings(timeout, clock, name, time)
+    settings = _call_settings(options)
     if isinstance(store, str):
         if _is_memory_url(store):
-            return register_after_fork(MemoryStore(time))
+            return register_after_fork(MemoryStore(options.time))
         store = urls.parse_url_text(store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
@@ -184,20 +104,13 @@ def open_store(
     return register_after_fork(RedisStore(partial(_make_topology, store, settings), settings))
 
 
-def open_async_store(
-    store: Any,
-    *,
-    timeout: float = 0.25,
-    clock: ClockChoice = "server",
-    name: str | None = None,
-    time: Clock = SYSTEM,
-) -> AsyncStore:
+def open_async_store(store: Any, options: Options) -> AsyncStore:
     """Return the asyncio store of a URL, a client or a store object. See `open_store`."""
-    settings = _call_settings(timeout, clock, name, time)
+    settings = _call_settings(options)
     if isinstance(store, str):
         if _is_memory_url(store):
-            return AsyncMemoryStore(register_after_fork(MemoryStore(time)))
-        client = partial(_async_client, urls.parse_url_text(store), timeout)
+            return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
+        client = partial(_async_client, urls.parse_url_text(store), options.timeout)
         load_scripts()
         return register_after_fork(AsyncRedisStore(client, settings, urls.aclose_client))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
@@ -289,13 +202,7 @@ def _is_memory_url(url: str) -> bool:
     return False
 
 
-def _call_settings(timeout: float, clock: str, name: str | None, time: Clock) -> CallSettings:
-    if not _is_number(timeout) or timeout <= 0:
-        raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
-    if clock not in ("server", "client"):
-        raise ConfigurationError(
-            f'clock={urls.masked_url(str(clock))!r} is neither "server" nor "client"'
-        )
-    if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
-        raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
-    return CallSettings(time, float(timeout), clock == "client", name)
+def _call_settings(options: Options) -> CallSettings:
+    return CallSettings(
+        options.time, float(options.timeout), options.clock == "client", options.name
+    )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._locks import run_to_completion
 from .async_use import only_async_with
-from .connect import ClockChoice, open_async_store, open_store
+from .connect import open_async_store, open_store
 from .errors import DistwindowError
-from .ring.clock import Clock
+from .options import Options
 from .ring.commands import Acquire
 from .ring.store import AsyncStore, Store
 from .runtime.drivers import run_async, run_blocking
@@ -130,11 +130,9 @@ class BlockingLifecycle(BlockingClosable):
     """Seconds that one call has."""
     _flush_job: FlushJob
 
-    def _open_store(
-        self, store: Any, timeout: float, clock: ClockChoice, name: str | None, time: Clock
-    ) -> None:
+    def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._store = open_store(store, options)
         self._owns_store = self._store is not store
 
     def _add_flush_job(
@@ -259,11 +257,9 @@ class AsyncLifecycle(AsyncClosable):
     """Seconds that one call has."""
     _flush_job: FlushJob
 
-    def _open_store(
-        self, store: Any, timeout: float, clock: ClockChoice, name: str | None, time: Clock
-    ) -> None:
+    def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
+        self._store = open_async_store(store, options)
         self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
 
     def _add_flush_job(

@@ -24,9 +24,6 @@ from .breaker.entry import (
     call_of,
 )
 from .connect import (
-    ClockChoice,
-    Consistency,
-    LimiterOptions,
     in_process_attempt,
     make_strategy,
     make_views,
@@ -39,8 +36,8 @@ from .failure_types import ErrorTypes, FailureTypes
 from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
 from .minute.view import MinuteStats
-from .options import check_max_origins, check_origin
-from .ring.clock import SYSTEM, Clock, check_clock
+from .options import ClockChoice, Consistency, Options, check_origin
+from .ring.clock import SYSTEM, Clock
 from .ring.commands import Acquire
 from .ring.decision import Decision
 from .ring.key import AnyKey, line_name
@@ -60,43 +57,30 @@ class BaseLimiter:
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
 
-    def __init__(
-        self,
-        limits: LimitSpec,
-        prefix: str,
-        on_store_error: str,
-        time: Clock,
-        store: Any,
-        consistency: Consistency,
-    ) -> None:
-        if on_store_error != "raise":
+    def __init__(self, store: Any, limits: LimitSpec, options: Options) -> None:
+        if options.on_store_error != "raise":
             raise ConfigurationError(
-                f'on_store_error={on_store_error!r}: this version has "raise" only'
+                f'on_store_error={options.on_store_error!r}: this version has "raise" only'
             )
-        self._command_cache = make_command_cache(prefix, limits, [line_name])
-        self._wait_queues = register_after_fork(WaitQueues(check_clock(time)))
-        self._consistency = consistency
+        self._options = options
+        self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._command_cache = make_command_cache(options.prefix, limits, [line_name])
+        self._wait_queues = register_after_fork(WaitQueues(options.time))
         self._store_name = store_name(store)
-        self._name = f"limiter {prefix!r} at {self._store_name}"
+        self._name = f"limiter {options.prefix!r} at {self._store_name}"
+        self._timeout = options.timeout
 
     def _open_strategy(
-        self,
-        options: LimiterOptions,
-        store: Store | AsyncStore,
-        attempt: Callable[[Acquire], Decision] | None,
-        max_origins: int,
+        self, store: Store | AsyncStore, attempt: Callable[[Acquire], Decision] | None
     ) -> None:
         """Make what decides and counts in this process. `attempt` decides for a store that is in
         this process, too.
         """
-        self._timeout = options.timeout
+        options = self._options
         self._strategy = make_strategy(options, self._command_cache, store, attempt)
-        self._borrowing = Borrowing(
-            self._command_cache, self._strategy, store.source, options.max_wait,
-            options.borrow_share,
-        )  # fmt: skip
+        self._borrowing = Borrowing(self._command_cache, self._strategy, store.source, options)
         self._turns = Turns(self._command_cache, self._strategy, store.source, store.clock)
-        self._views = make_views(self._strategy, self.prefix, max_origins, store)
+        self._views = make_views(self._strategy, options, store)
         self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 
     def _special_attempt(
@@ -113,7 +97,7 @@ class BaseLimiter:
         limits = "; ".join(map(str, self.limits))
         return (
             f"{type(self).__name__}({self._store_name!r}, {limits!r}, prefix={self.prefix!r}, "
-            f"consistency={self._consistency!r})"
+            f"consistency={self._options.consistency!r})"
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -191,16 +175,17 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         max_origins: int = 100,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(limits, prefix, on_store_error, time, store, consistency)
-        self._failure_types = FailureTypes(errors, ignore)
-        check_max_origins(max_origins)
-        options = LimiterOptions(
-            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
-            max_wait, borrow_share,
+        options = Options(
+            prefix=prefix, consistency=consistency, on_store_error=on_store_error, timeout=timeout,
+            clock=clock, name=name, sync_interval=sync_interval, share=share,
+            flush_interval=flush_interval, max_local_keys=max_local_keys, max_wait=max_wait,
+            borrow_share=borrow_share, errors=errors, ignore=ignore, max_origins=max_origins,
+            time=time,
         )  # fmt: skip
-        self._open_store(store, timeout, clock, name, time)
+        super().__init__(store, limits, options)
+        self._open_store(store, options)
         self._monotonic = self._store.clock.monotonic
-        self._open_strategy(options, self._store, in_process_attempt(self._store), max_origins)
+        self._open_strategy(self._store, in_process_attempt(self._store))
         self._decide_locally = self._strategy.decide_locally
         self._admission = AsyncAdmission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
@@ -440,15 +425,16 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        super().__init__(limits, prefix, on_store_error, time, store, consistency)
-        self._failure_types = FailureTypes(errors, ignore)
-        check_max_origins(max_origins)
-        options = LimiterOptions(
-            consistency, clock, sync_interval, share, flush_interval, max_local_keys, timeout,
-            max_wait, borrow_share,
+        options = Options(
+            prefix=prefix, consistency=consistency, on_store_error=on_store_error, timeout=timeout,
+            clock=clock, name=name, sync_interval=sync_interval, share=share,
+            flush_interval=flush_interval, max_local_keys=max_local_keys, max_wait=max_wait,
+            borrow_share=borrow_share, errors=errors, ignore=ignore, max_origins=max_origins,
+            time=time,
         )  # fmt: skip
-        self._open_store(store, timeout, clock, name, time)
-        self._open_strategy(options, self._store, self._store.attempt, max_origins)
+        super().__init__(store, limits, options)
+        self._open_store(store, options)
+        self._open_strategy(self._store, self._store.attempt)
         self._decide_locally = self._strategy.decide_locally
         self._admission = Admission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,

@@ -1,10 +1,21 @@
-"""The settings of entries: the origin of a call, and how many origins are told apart."""
+"""The options of limiters, concurrency limits, breakers and guards, and the checks of arguments
+that several of them take.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError, short_repr
+from .failure_types import ErrorTypes
+from .ring.clock import SYSTEM, Clock, check_clock
+from .ring.key import check_prefix
+
+ClockChoice = Literal["server", "client"]
+Consistency = Literal["direct", "leased", "eventual"]
 
 OTHER_ORIGINS = "(other)"
 """The name under which the origins are counted for which there was no room."""
@@ -12,6 +23,100 @@ OTHER_ORIGINS = "(other)"
 MAX_ORIGIN_LENGTH = 128
 """Characters. Each origin is kept in the store as it is."""
 _MAX_ORIGINS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The keyword arguments of one object, checked. Its constructor makes this once, and what it is
+    made of takes it whole. The classes document the options, and have the defaults that hold; these
+    here are for those that have no such option. Times are in seconds.
+    """
+
+    prefix: str = "distwindow"
+    timeout: float = 0.25
+    clock: ClockChoice = "server"
+    name: str | None = None
+    time: Clock = SYSTEM
+    on_store_error: str = "raise"
+    consistency: Consistency = "direct"
+    sync_interval: float = 0.1
+    share: float | None = None
+    flush_interval: float = 0.25
+    max_local_keys: int = 100_000
+    max_wait: float = 0.5
+    borrow_share: float = 0.5
+    errors: ErrorTypes = Exception
+    ignore: ErrorTypes = ()
+    max_origins: int = 100
+
+    def __post_init__(self) -> None:
+        check_prefix(self.prefix)
+        self._check_store()
+        self._check_consistency()
+        _check_above_0("flush_interval", self.flush_interval)
+        if not _is_number(self.max_wait) or self.max_wait < 0:
+            raise ConfigurationError(
+                f"max_wait={self.max_wait!r} is not a number of seconds of at least 0"
+            )
+        if not _is_number(self.borrow_share) or not 0 <= self.borrow_share <= 1:
+            raise ConfigurationError(
+                f"borrow_share={self.borrow_share!r} is not a part of the limit, from 0 to 1"
+            )
+        max_keys = self.max_local_keys
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+            raise ConfigurationError(
+                f"max_local_keys={max_keys!r} is not a whole number of at least 1"
+            )
+        # Not isinstance: True is not a number of origins.
+        if type(self.max_origins) is not int or not 1 <= self.max_origins <= _MAX_ORIGINS:
+            raise ConfigurationError(
+                f"max_origins={short_repr(self.max_origins)} is not a whole number from 1 to "
+                f"{_MAX_ORIGINS}"
+            )
+
+    def _check_store(self) -> None:
+        _check_above_0("timeout", self.timeout)
+        if self.clock not in get_args(ClockChoice):
+            raise ConfigurationError(
+                f'clock={short_repr(self.clock)} is neither "server" nor "client"'
+            )
+        name: Any = self.name
+        if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
+            raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
+        check_clock(self.time)
+
+    def _check_consistency(self) -> None:
+        consistency, share = self.consistency, self.share
+        if consistency not in get_args(Consistency):
+            raise ConfigurationError(
+                f"consistency={consistency!r} is none of direct, leased, eventual"
+            )
+        if consistency == "leased" and self.clock == "client":
+            raise ConfigurationError(
+                'consistency="leased" needs clock="server": a lease ends with its bucket, and the '
+                "clocks of clients do not agree when that is"
+            )
+        _check_above_0("sync_interval", self.sync_interval)
+        if share is not None:
+            if not _is_number(share) or not 0 < share <= 1:
+                raise ConfigurationError(
+                    f"share={share!r} is not a part of the limit, above 0 and at most 1"
+                )
+            if consistency != "eventual":
+                raise ConfigurationError(
+                    f'share={share!r} means nothing with consistency="{consistency}": '
+                    'it caps what one process admits with "eventual"'
+                )
+
+
+def _check_above_0(option: str, seconds: object) -> None:
+    if not _is_number(seconds) or seconds <= 0:  # type: ignore[operator]  # only numbers get here
+        raise ConfigurationError(f"{option}={seconds!r} is not a number of seconds above 0")
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and -1e308 < value < 1e308  # type: ignore[operator]  # only numbers get here
 
 
 def check_origin(origin: object) -> str:
@@ -44,16 +149,6 @@ def check_origin(origin: object) -> str:
             "choose another"
         )
     return origin
-
-
-def check_max_origins(max_origins: object) -> int:
-    """Return `max_origins`; raise `ConfigurationError` if it cannot be one."""
-    # Not isinstance: True is not a number of origins.
-    if type(max_origins) is not int or not 1 <= max_origins <= _MAX_ORIGINS:
-        raise ConfigurationError(
-            f"max_origins={short_repr(max_origins)} is not a whole number from 1 to {_MAX_ORIGINS}"
-        )
-    return max_origins
 
 
 def check_timeout(timeout: float | None) -> float | None:

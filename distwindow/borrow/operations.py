@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from ..errors import ConfigurationError, RateLimitExceeded
+from ..options import Options
 from ..ring.commands import Acquire
 from ..ring.decision import Decision, Source
 from ..ring.key import AnyKey
@@ -75,17 +76,13 @@ class Borrowing:
         commands: CommandCache,
         strategy: Strategy,
         source: Source,
-        max_wait: float,
-        borrow_share: float,
+        options: Options,
     ) -> None:
-        """`source`: what decides a call that is sent to the store. `max_wait`: seconds that a call
-        may be told to wait. `borrow_share`: the part of each limit that a window may hold in
-        borrowed permits.
-        """
+        """`source`: what decides a call that is sent to the store."""
         self.strategy = strategy
         self.source = source
-        self.max_wait = max_wait
-        self.share = Decimal(str(borrow_share))
+        self.max_wait = options.max_wait
+        self.share = Decimal(str(options.borrow_share))
         """A decimal fraction, because 0.29 * 100 is less than 29 as a float."""
         self._command_cache = commands
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .._fork import register_after_fork
-from ..connect import ClockChoice
 from ..errors import ConfigurationError
 from ..failure_types import ErrorTypes
+from ..options import ClockChoice, Options
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
+from ..ring.store import AsyncStore, Store
 from ..sentinel.google_breaker import MIN_K, checked_k
-from .cache import SourceOptions
-from .circuit_breaker import AwaitedBreaker, BlockingBreaker, BreakerOptions
+from .circuit_breaker import AwaitedBreaker, BlockingBreaker
 from .rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
 from .states import AdaptiveAdmission, AdaptiveKeyState, AdaptiveOptions, AdaptiveStates
 
@@ -60,15 +60,18 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         draw: Callable[[], float] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        options = BreakerOptions(
-            prefix, errors, ignore, "allow", timeout, clock, sync_interval, flush_interval,
-            max_local_keys, time,
-        )  # fmt: skip
         self._algorithm = adaptive_options(k, window, buckets, draw)
-        super().__init__(store, options, name)
+        options = Options(
+            prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
+            clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
+            max_local_keys=max_local_keys, time=time,
+        )  # fmt: skip
+        super().__init__(store, options)
 
-    def _open_states(self, options: SourceOptions) -> AdaptiveStates:
-        states = register_after_fork(AdaptiveStates(options, self._algorithm))
+    def _open_states(self, store: Store | AsyncStore) -> AdaptiveStates:
+        states = register_after_fork(
+            AdaptiveStates(self._options, store, self._store_name, self._algorithm)
+        )
         self._drop_probability = states.drop_probability
         return states
 
@@ -104,15 +107,18 @@ class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         draw: Callable[[], float] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        options = BreakerOptions(
-            prefix, errors, ignore, "allow", timeout, clock, sync_interval, flush_interval,
-            max_local_keys, time,
-        )  # fmt: skip
         self._algorithm = adaptive_options(k, window, buckets, draw)
-        super().__init__(store, options, name)
+        options = Options(
+            prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
+            clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
+            max_local_keys=max_local_keys, time=time,
+        )  # fmt: skip
+        super().__init__(store, options)
 
-    def _open_states(self, options: SourceOptions) -> AdaptiveStates:
-        states = register_after_fork(AdaptiveStates(options, self._algorithm))
+    def _open_states(self, store: Store | AsyncStore) -> AdaptiveStates:
+        states = register_after_fork(
+            AdaptiveStates(self._options, store, self._store_name, self._algorithm)
+        )
         self._drop_probability = states.drop_probability
         return states
 

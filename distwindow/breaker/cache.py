@@ -27,11 +27,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from ..errors import StoreError
-from ..ring.clock import NEVER, Clock
+from ..options import Options
+from ..ring.clock import NEVER
 from ..ring.key import AnyKey, normalize_key
+from ..ring.store import AsyncStore, Store
 from ..runtime.flush import FlushSchedule, OutgoingCommand, was_interrupted
 
 AWAY_S = 1.0
@@ -93,34 +95,29 @@ class ProbeRequest:
         self.outgoing: OutgoingCommand
 
 
-class SourceOptions(NamedTuple):
-    """What a `BreakerSource` is made with. Intervals are seconds."""
-
-    prefix: str
-    clock: Clock
-    flush_interval: float
-    sync_interval: float
-    max_keys: int
-    in_process: bool
-    store: str
-    """Which store it is: breakers of one name in two stores are two."""
-
-
 class BreakerSource(ABC, Generic[S, A]):
     """The breakers of one rule under one prefix, by key. A `FlushSource`. Safe to share between
     threads.
     """
 
-    def __init__(self, options: SourceOptions, window_ms: int, bucket_ms: int) -> None:
-        self.monotonic = options.clock.monotonic
-        self.in_process = options.in_process
+    def __init__(
+        self,
+        options: Options,
+        store: Store | AsyncStore,
+        store_name: str,
+        window_ms: int,
+        bucket_ms: int,
+    ) -> None:
+        self.monotonic = store.clock.monotonic
+        self.in_process = store.source == "local"
         """True for a store in this process: it is asked by every call, and told of every end."""
-        self._clock = options.clock
+        self._clock = store.clock
         self._prefix = options.prefix
-        self._store = options.store
+        self._store = f"{store_name} {id(store)}" if self.in_process else store_name
+        """Which store it is: breakers of one name in two stores are two."""
         self._sync_s = options.sync_interval
         self._tick_s = min(options.flush_interval, options.sync_interval)
-        self._max_keys = options.max_keys
+        self._max_keys = options.max_local_keys
         self._window_ms = window_ms
         self._bucket_ms = bucket_ms
         self._schedule = FlushSchedule(self._tick_s)

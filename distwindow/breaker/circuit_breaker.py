@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, get_args
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
 
 from .._fork import register_after_fork
 from .._locks import was_raised_by_signal_handler
@@ -25,17 +25,18 @@ from ..callables import (
     function_name,
     is_async_callable,
 )
-from ..connect import ClockChoice, LimiterOptions, store_name
+from ..connect import store_name
 from ..decorator import DecoratorKey
 from ..errors import ConfigurationError, closed_failure, short_repr
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
-from ..ring.clock import SYSTEM, Clock, check_clock
-from ..ring.key import AnyKey, check_prefix
+from ..options import ClockChoice, Options
+from ..ring.clock import SYSTEM, Clock
+from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
 from ..runtime.worker import RAISED_BY_CALLBACKS
 from ..sentinel.circuit_breakers import BreakerState
-from .cache import BreakerSource, FollowedBreaker, SourceOptions
+from .cache import BreakerSource, FollowedBreaker
 from .call import AsyncCall, Call
 from .operations import admit, send_state
 from .record import BreakerChange, BreakerOpen
@@ -43,47 +44,22 @@ from .rules import BreakerRule
 from .states import Admission, BreakerKeyState, BreakerStates, OnBreakerStoreError
 
 
-class BreakerOptions(NamedTuple):
-    """The arguments of a breaker beyond store and rule. Intervals are seconds."""
-
-    prefix: str
-    errors: ErrorTypes
-    ignore: ErrorTypes
-    on_store_error: OnBreakerStoreError
-    timeout: float
-    clock: ClockChoice
-    sync_interval: float
-    flush_interval: float
-    max_local_keys: int
-    time: Clock
-
-
 class BaseBreaker:
     """What all breakers share. They document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
 
-    def __init__(self, store: Any, options: BreakerOptions) -> None:
+    def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
             raise ConfigurationError(
                 f"on_store_error={options.on_store_error!r} is neither 'allow' nor 'deny'"
             )
-        check_clock(options.time)
-        LimiterOptions(
-            "direct",
-            options.clock,
-            options.sync_interval,
-            None,
-            options.flush_interval,
-            options.max_local_keys,
-            options.timeout,
-        )
-        self._prefix = check_prefix(options.prefix)
+        self._options = options
+        self._prefix = options.prefix
         self._timeout = float(options.timeout)
         self._store_name = store_name(store)
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
-        self._on_store_error = options.on_store_error
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -119,19 +95,6 @@ def check_is_no_function(key: Any) -> None:
             f"call takes the key of a service, and never runs {name}: write "
             f'`with breaker.call("key"): {name}()`, or @breaker.protect("key") above {name}'
         )
-
-
-def source_options(options: BreakerOptions, store: Store | AsyncStore, name: str) -> SourceOptions:
-    """Return what the states in this process are made with. `name` is that of the store."""
-    return SourceOptions(
-        options.prefix,
-        store.clock,
-        options.flush_interval,
-        options.sync_interval,
-        options.max_local_keys,
-        store.source == "local",
-        f"{name} {id(store)}" if store.source == "local" else name,
-    )
 
 
 LOG = logging.getLogger("distwindow")
@@ -270,17 +233,17 @@ A = TypeVar("A")
 class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
     """A breaker for tasks."""
 
-    def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
+    def __init__(self, store: Any, options: Options) -> None:
         super().__init__(store, options)
-        self._open_store(store, options.timeout, options.clock, name, options.time)
-        self._states = self._open_states(source_options(options, self._store, self._store_name))
+        self._open_store(store, options)
+        self._states = self._open_states(self._store)
         self._add_flush_job(
             self._states,
             self._name,
             in_background=not self._states.in_process,
         )
 
-    def _open_states(self, options: SourceOptions) -> BreakerSource[S, A]:
+    def _open_states(self, store: Store | AsyncStore) -> BreakerSource[S, A]:
         """Return what this breaker knows and counts in this process."""
         raise NotImplementedError  # each kind of breaker has its own
 
@@ -329,17 +292,17 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     """A breaker for threads."""
 
-    def __init__(self, store: Any, options: BreakerOptions, name: str | None) -> None:
+    def __init__(self, store: Any, options: Options) -> None:
         super().__init__(store, options)
-        self._open_store(store, options.timeout, options.clock, name, options.time)
-        self._states = self._open_states(source_options(options, self._store, self._store_name))
+        self._open_store(store, options)
+        self._states = self._open_states(self._store)
         self._add_flush_job(
             self._states,
             self._name,
             in_background=not self._states.in_process,
         )
 
-    def _open_states(self, options: SourceOptions) -> BreakerSource[S, A]:
+    def _open_states(self, store: Store | AsyncStore) -> BreakerSource[S, A]:
         """Return what this breaker knows and counts in this process."""
         raise NotImplementedError  # each kind of breaker has its own
 
@@ -398,6 +361,9 @@ class WithRule:
 
     _rule: BreakerRule
     _listeners: Listeners
+    _options: Options
+    _store_name: str
+    _name: str
 
     def _set_rule(self, rule: Any) -> None:
         if not isinstance(rule, BreakerRule) or type(rule) is BreakerRule:
@@ -407,23 +373,22 @@ class WithRule:
             )
         self._rule = rule
 
-    def _make_states(
-        self, options: SourceOptions, on_store_error: OnBreakerStoreError, name: str
-    ) -> BreakerStates:
-        """Return the states, whose changes the listeners hear. `name` is that of log lines. Raises
-        `ConfigurationError` for an `open_for` that ends before all processes have heard of it.
+    def _open_states(self, store: Store | AsyncStore) -> BreakerStates:
+        """Return the states, whose changes the listeners hear. Raises `ConfigurationError` for an
+        `open_for` that ends before all processes have heard of it.
         """
+        options = self._options
         flush_s = min(options.flush_interval, options.sync_interval)
         heard_after_s = flush_s + options.sync_interval
-        if self._rule.open_for < heard_after_s and not options.in_process:
+        if self._rule.open_for < heard_after_s and store.source != "local":
             raise ConfigurationError(
                 f"open_for={self._rule.open_for!r} is shorter than a flush and a sync "
                 f"({flush_s:g} + {options.sync_interval:g} s): processes that have not heard of it "
                 f"would let calls through while the breaker is half-open; give at least "
                 f"{heard_after_s:g}, or a shorter sync_interval"
             )
-        self._listeners = register_after_fork(Listeners(name))
-        states = BreakerStates(options, self._rule, on_store_error, self._listeners.tell)
+        self._listeners = register_after_fork(Listeners(self._name))
+        states = BreakerStates(options, store, self._store_name, self._rule, self._listeners.tell)
         return register_after_fork(states)
 
     def _settings_text(self) -> str:
@@ -469,15 +434,13 @@ class AsyncCircuitBreaker(WithRule, AwaitedBreaker[BreakerKeyState, Admission]):
         max_local_keys: int = 10_000,
         time: Clock = SYSTEM,
     ) -> None:
-        options = BreakerOptions(
-            prefix, errors, ignore, on_store_error, timeout, clock, sync_interval, flush_interval,
-            max_local_keys, time,
-        )  # fmt: skip
         self._set_rule(rule)
-        super().__init__(store, options, name)
-
-    def _open_states(self, options: SourceOptions) -> BreakerStates:
-        return self._make_states(options, self._on_store_error, self._name)
+        options = Options(
+            prefix=prefix, errors=errors, ignore=ignore, on_store_error=on_store_error,
+            timeout=timeout, clock=clock, name=name, sync_interval=sync_interval,
+            flush_interval=flush_interval, max_local_keys=max_local_keys, time=time,
+        )  # fmt: skip
+        super().__init__(store, options)
 
     async def state(self, key: AnyKey) -> BreakerState:
         """See `CircuitBreaker.state`."""
@@ -531,15 +494,13 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, Admission]):
         max_local_keys: int = 10_000,
         time: Clock = SYSTEM,
     ) -> None:
-        options = BreakerOptions(
-            prefix, errors, ignore, on_store_error, timeout, clock, sync_interval, flush_interval,
-            max_local_keys, time,
-        )  # fmt: skip
         self._set_rule(rule)
-        super().__init__(store, options, name)
-
-    def _open_states(self, options: SourceOptions) -> BreakerStates:
-        return self._make_states(options, self._on_store_error, self._name)
+        options = Options(
+            prefix=prefix, errors=errors, ignore=ignore, on_store_error=on_store_error,
+            timeout=timeout, clock=clock, name=name, sync_interval=sync_interval,
+            flush_interval=flush_interval, max_local_keys=max_local_keys, time=time,
+        )  # fmt: skip
+        super().__init__(store, options)
 
     def state(self, key: AnyKey) -> BreakerState:
         """Return the breaker's state in the store: `"closed"`, `"open"` or `"half_open"`. An open

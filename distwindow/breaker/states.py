@@ -11,11 +11,13 @@ from typing import Literal, NamedTuple
 from weakref import ref
 
 from .. import _fork
+from ..options import Options
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix
+from ..ring.store import AsyncStore, Store
 from ..runtime.flush import OutgoingCommand
 from ..sentinel.circuit_breakers import BreakerState
 from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
-from .cache import BreakerSource, FollowedBreaker, ProbeRequest, SourceOptions
+from .cache import BreakerSource, FollowedBreaker, ProbeRequest
 from .commands import (
     AdaptiveFlush,
     AdaptiveReply,
@@ -111,8 +113,15 @@ class AdaptiveAdmission(NamedTuple):
 class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
     """The adaptive breakers under one prefix, by key. Safe to share between threads."""
 
-    def __init__(self, options: SourceOptions, algorithm: AdaptiveOptions) -> None:
-        super().__init__(options, algorithm.bucket_ms * algorithm.buckets, algorithm.bucket_ms)
+    def __init__(
+        self,
+        options: Options,
+        store: Store | AsyncStore,
+        store_name: str,
+        algorithm: AdaptiveOptions,
+    ) -> None:
+        window_ms = algorithm.bucket_ms * algorithm.buckets
+        super().__init__(options, store, store_name, window_ms, algorithm.bucket_ms)
         self._k = algorithm.k
         self._buckets = algorithm.buckets
         self._draw = algorithm.draw
@@ -478,15 +487,16 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
 
     def __init__(
         self,
-        options: SourceOptions,
+        options: Options,
+        store: Store | AsyncStore,
+        store_name: str,
         rule: BreakerRule,
-        on_store_error: OnBreakerStoreError,
         on_change: Callable[[BreakerChange], object],
     ) -> None:
-        super().__init__(options, rule.window_ms, rule.bucket_ms)
+        super().__init__(options, store, store_name, rule.window_ms, rule.bucket_ms)
         self.rule = rule
         self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
-        self._denies = on_store_error == "deny"
+        self._denies = options.on_store_error == "deny"
         self._on_change = on_change
         self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
 

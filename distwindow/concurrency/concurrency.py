@@ -8,17 +8,18 @@ import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from .._fork import register_after_fork
 from .._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
 from ..async_use import Unawaited, UnawaitedCoroutine
-from ..connect import ClockChoice, store_name
+from ..connect import store_name
 from ..errors import ConfigurationError, DistwindowError, short_repr
 from ..lifecycle import AsyncLifecycle, BlockingLifecycle
-from ..options import check_timeout
-from ..ring.clock import SYSTEM, Clock, check_clock
-from ..ring.key import AnyKey, check_prefix
+from ..options import ClockChoice, Options, check_timeout
+from ..ring.clock import SYSTEM, Clock
+from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
 from ..runtime.drivers import run_async, run_blocking
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep
@@ -40,16 +41,8 @@ class BaseConcurrency:
 
     _instead = "`with slots.hold(key):`"
 
-    def __init__(
-        self,
-        store: Any,
-        limit: int,
-        prefix: str,
-        ttl: float,
-        timeout: float,
-        name: str | None,
-        time: Clock,
-    ) -> None:
+    def __init__(self, store: Any, limit: int, ttl: float, options: Options) -> None:
+        timeout = options.timeout
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
             raise ConfigurationError(
                 f"limit={short_repr(limit)} is not a whole number from 1 to {_MAX_LIMIT:,}: "
@@ -63,11 +56,10 @@ class BaseConcurrency:
                 "third of ttl could be lost while the store is slow to answer; raise ttl"
             )
         self._limit, self._ttl = limit, float(ttl)
-        self._prefix = check_prefix(prefix)
+        self._prefix = options.prefix
         self._store_name = store_name(store)
-        check_clock(time)
         self._timeout = float(timeout)
-        self._name = name
+        self._name = options.name
         self._held = register_after_fork(
             HeldSlots(self._prefix, limit, round(ttl * 1000), self._owner)
         )
@@ -212,8 +204,9 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        super().__init__(store, limit, prefix, ttl, timeout, name, time)
-        self._open_store(store, self._timeout / 2, clock, name, time)
+        options = Options(prefix=prefix, timeout=timeout, clock=clock, name=name, time=time)
+        super().__init__(store, limit, ttl, options)
+        self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
         self._keeper = _ThreadSlots(self._store, self)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
@@ -354,8 +347,9 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        super().__init__(store, limit, prefix, ttl, timeout, name, time)
-        self._open_store(store, self._timeout / 2, clock, name, time)
+        options = Options(prefix=prefix, timeout=timeout, clock=clock, name=name, time=time)
+        super().__init__(store, limit, ttl, options)
+        self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
         self._keeper = _TaskSlots(self._store, self)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _fork
 from .._fork import register_after_fork
@@ -16,23 +16,14 @@ from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..breaker.rules import BreakerRule
 from ..callables import function_name
 from ..concurrency.concurrency import AsyncConcurrency, Concurrency
-from ..connect import (
-    ClockChoice,
-    Consistency,
-    check_sync,
-    check_url,
-    open_async_store,
-    open_store,
-    store_name,
-)
+from ..connect import check_url, open_async_store, open_store, store_name
 from ..entry import LEFT_ELSEWHERE
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle import AsyncClosable, BlockingClosable
 from ..limiter import AsyncLimiter, Limiter
-from ..options import check_origin
+from ..options import ClockChoice, Consistency, Options, check_origin
 from ..ring.clock import SYSTEM, Clock
-from ..ring.key import check_prefix
 from ..ring.limit import Limit
 from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
@@ -72,58 +63,37 @@ _DEFAULT_URL = "redis://localhost:6379/0"
 Chain = tuple[ChainLink, ...]
 
 
-class GuardOptions(NamedTuple):
-    """The arguments of a guard beyond store and rules. Times are in seconds."""
-
-    prefix: str
-    consistency: Consistency
-    sync_interval: float
-    share: float | None
-    errors: ErrorTypes
-    ignore: ErrorTypes
-    slots: Iterable[Any]
-    installed_slots: bool
-    sampler: Callable[[], Any] | None
-    timeout: float
-    clock: ClockChoice
-    name: str | None
-    time: Clock
-
-
-class Parts(NamedTuple):
-    """Makes the limiters, concurrency limits and breakers of one world, on the guard's store."""
-
-    limiter: Callable[[Limit], Any]
-    counter: Callable[[Limit], Any]
-    """Makes a limiter that counts at no cost of a call where the guard's limiters lease permits:
-    these would count what is not spent."""
-    reader: Callable[[Limit], Any]
-    """Makes a limiter that asks the store, whatever the guard's `consistency`."""
-    concurrency: Callable[[int], Any]
-    breaker: Callable[[BreakerRule], Any]
-    sample: Callable[[SystemSampling], FlushJob]
-    """Has the worker sample."""
-
-
 class BaseGuard:
     """What `Guard` and `AsyncGuard` share. They document the arguments."""
 
     _instead = "@guarded(guard, resource), or enter guard.entry(resource)"
 
     _clock: Clock
+    _store: Any
+    _limiter_class: Any
+    _concurrency_class: Any
+    _breaker_class: Any
     _awaits_slots = False
     """True if slots may have coroutine functions."""
 
-    def __init__(self, store: Any, rules: Iterable[Rule], options: GuardOptions) -> None:
-        self._prefix = check_prefix(options.prefix)
-        check_sync(options.consistency, options.sync_interval, options.share)
+    def __init__(
+        self,
+        store: Any,
+        rules: Iterable[Rule],
+        options: Options,
+        *,
+        slots: Iterable[Any],
+        installed_slots: bool,
+        sampler: Callable[[], Any] | None,
+    ) -> None:
+        self._options = options
         self._rules = check_rules(rules)
-        self._sampler = options.sampler
+        self._sampler = sampler
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._store_name = store_name(store)
         self._name = f"guard {options.prefix!r} at {self._store_name}"
-        installed = make_installed_slots(self._checked_slot) if options.installed_slots else []
-        self._slots = [*installed, *map(self._checked_slot, options.slots)]
+        installed = make_installed_slots(self._checked_slot) if installed_slots else []
+        self._slots = [*installed, *map(self._checked_slot, slots)]
         self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
         """What the slots use, one for all rules that are equal but for their resource."""
         self._sampling_job: FlushJob | None = None
@@ -151,8 +121,11 @@ class BaseGuard:
         guard: Self = make(store, content.rules, **options)
         return guard
 
-    def _make_chains(self, parts: Parts) -> None:
-        """Make the chains of all resources that have rules."""
+    def _make_chains(self, *, owns_store: bool) -> None:
+        """Make the chains of all resources that have rules, on the store that is open now."""
+        self._owns_store = owns_store
+        self._clock = self._store.clock
+        self._lent_store = lend(self._store, self._store_name, owned=owns_store)
         self._common: list[Any] = list(self._slots)
         of_resource: dict[str, list[Any]] = {}
         named: dict[str, set[str]] = {}
@@ -161,40 +134,86 @@ class BaseGuard:
                 named.setdefault(rule.resource, set()).add(rule.limit_app)
         for rule in _in_order(self._rules):
             if isinstance(rule, SystemRule):
-                slot = SystemSlot(rule, self._clock, self._sampling_of(rule, parts))
+                slot = SystemSlot(rule, self._clock, self._sampling_of(rule))
                 self._common.append(register_after_fork(slot))
                 continue
-            of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
-        for counting, limit in rules_that_count(self._rules, self._prefix):
-            counter = FlowSlot(counting, frozenset(), self._part(parts.counter, limit))
+            of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named))
+        for counting, limit in rules_that_count(self._rules, self.prefix):
+            counter = FlowSlot(counting, frozenset(), self._part(self._make_counter, limit))
             of_resource.setdefault(counting.resource, []).append(counter)
         self._chains = {
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
         self._chain_of_others = _sorted(self._common)
+        own(self._parts.values(), self._lent_store)
 
-    def _sampling_of(self, rule: SystemRule, parts: Parts) -> SystemSampling | None:
+    def _make_limiter(self, limit: Limit) -> Any:
+        options = self._options
+        return self._new_limiter(
+            limit, consistency=options.consistency, sync_interval=options.sync_interval,
+            share=options.share,
+        )  # fmt: skip
+
+    def _make_counter(self, limit: Limit) -> Any:
+        """Return a limiter that counts at no cost of a call where the guard's limiters lease
+        permits: these would count what is not spent.
+        """
+        options = self._options
+        consistency = "direct" if options.consistency == "direct" else "eventual"
+        return self._new_limiter(
+            limit, consistency=consistency, sync_interval=options.sync_interval
+        )
+
+    def _new_limiter(self, limit: Limit, **changes: Any) -> Any:
+        """Return a limiter that asks the store at each call, but for `changes`."""
+        options = self._options
+        return self._limiter_class(
+            self._lent_store, limit, prefix=options.prefix, timeout=options.timeout,
+            clock=options.clock, time=options.time, **changes,
+        )  # fmt: skip
+
+    def _make_concurrency(self, limit: int) -> Any:
+        options = self._options
+        return self._concurrency_class(
+            self._lent_store, limit, prefix=options.prefix, timeout=2 * options.timeout,
+            ttl=max(30.0, 4 * options.timeout), name=options.name, time=options.time,
+        )  # fmt: skip
+
+    def _make_breaker(self, rule: BreakerRule) -> Any:
+        options = self._options
+        return self._breaker_class(
+            self._lent_store, rule, prefix=options.prefix, errors=options.errors,
+            ignore=options.ignore, timeout=options.timeout, clock=options.clock, time=options.time,
+        )  # fmt: skip
+
+    def _sampling_of(self, rule: SystemRule) -> SystemSampling | None:
         """Return what samples the machine for `rule`; None if it needs no sample."""
         if not rule.needs_sample:
             return None
         sampler = PsutilSampler(self._clock) if self._sampler is None else self._sampler
         sampling = register_after_fork(SystemSampling(sampler, self._clock))
-        self._sampling_job = parts.sample(sampling)
+        self._sampling_job = self._add_sampling_job(sampling)
         return sampling
 
-    def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: Parts) -> ChainSlot:
+    def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
+        """Have the worker sample."""
+        raise NotImplementedError  # threads and tasks have a worker each
+
+    def _slot_of(self, rule: Any, named: dict[str, set[str]]) -> ChainSlot:
         if isinstance(rule, AuthorityRule):
             return AuthoritySlot(rule)
         if isinstance(rule, DegradeRule):
             breaker_rule = breaker_rule_of(rule)
-            return BreakerSlot(rule, self._part(parts.breaker, breaker_rule))
+            return BreakerSlot(rule, self._part(self._make_breaker, breaker_rule))
         origins = frozenset(named[rule.resource])
         if rule.grade == "thread":
-            return ConcurrencySlot(rule, origins, self._part(parts.concurrency, slots_of(rule)))
+            return ConcurrencySlot(
+                rule, origins, self._part(self._make_concurrency, slots_of(rule))
+            )
         limit = limit_of(rule)
         if rule.strategy == "relate":
-            return RelateSlot(rule, origins, self._part(parts.reader, limit))
-        return FlowSlot(rule, origins, self._part(parts.limiter, limit))
+            return RelateSlot(rule, origins, self._part(self._new_limiter, limit))
+        return FlowSlot(rule, origins, self._part(self._make_limiter, limit))
 
     def _part(self, make: Callable[[Any], Any], setting: Limit | BreakerRule | int) -> Any:
         part = self._parts.get((make, setting))
@@ -216,7 +235,7 @@ class BaseGuard:
     @property
     def prefix(self) -> str:
         """The beginning of the names of everything in the store."""
-        return self._prefix
+        return self._options.prefix
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -515,6 +534,8 @@ class AsyncGuard(BaseGuard, AsyncClosable):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 
     _awaits_slots = True
+    _limiter_class, _concurrency_class = AsyncLimiter, AsyncConcurrency
+    _breaker_class = AsyncCircuitBreaker
 
     def __init__(
         self,
@@ -535,43 +556,20 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        options = GuardOptions(
-            prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
-            sampler, timeout, clock, name, time,
+        options = Options(
+            prefix=prefix, consistency=consistency, sync_interval=sync_interval, share=share,
+            errors=errors, ignore=ignore, timeout=timeout, clock=clock, name=name, time=time,
         )  # fmt: skip
-        super().__init__(store, rules, options)
-        self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._owns_store = self._store is not store
-        self._clock = self._store.clock
-        lent = lend(self._store, self._store_name, owned=self._owns_store)
-        shared: Any = {"prefix": prefix, "time": time}
-        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
-        counting: Consistency = "direct" if consistency == "direct" else "eventual"
-        self._make_chains(
-            Parts(
-                lambda limit: AsyncLimiter(
-                    lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
-                    **of_limiter,
-                ),
-                lambda limit: AsyncLimiter(
-                    lent, limit, consistency=counting, sync_interval=sync_interval, **of_limiter
-                ),
-                lambda limit: AsyncLimiter(lent, limit, **of_limiter),
-                lambda limit: AsyncConcurrency(
-                    lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
-                    **shared,
-                ),
-                lambda rule: AsyncCircuitBreaker(
-                    lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
-                    **shared,
-                ),
-                lambda sampling: TASK_WORKER.add_limiter(
-                    sampling, sampling.take_async, self._clock, name=self._name,
-                    job_type=SamplingJob,
-                ),
-            )
-        )  # fmt: skip
-        own(self._parts.values(), lent)
+        super().__init__(
+            store, rules, options, slots=slots, installed_slots=installed_slots, sampler=sampler
+        )
+        self._store = open_async_store(store, options)
+        self._make_chains(owns_store=self._store is not store)
+
+    def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
+        return TASK_WORKER.add_limiter(
+            sampling, sampling.take_async, self._clock, name=self._name, job_type=SamplingJob
+        )
 
     def entry(
         self,
@@ -639,6 +637,9 @@ class Guard(BaseGuard, BlockingClosable):
     work; nothing is connected to before the first call.
     """
 
+    _limiter_class, _concurrency_class = Limiter, Concurrency
+    _breaker_class = CircuitBreaker
+
     def __init__(
         self,
         store: Any,
@@ -658,43 +659,20 @@ class Guard(BaseGuard, BlockingClosable):
         name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        options = GuardOptions(
-            prefix, consistency, sync_interval, share, errors, ignore, slots, installed_slots,
-            sampler, timeout, clock, name, time,
+        options = Options(
+            prefix=prefix, consistency=consistency, sync_interval=sync_interval, share=share,
+            errors=errors, ignore=ignore, timeout=timeout, clock=clock, name=name, time=time,
         )  # fmt: skip
-        super().__init__(store, rules, options)
-        self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
-        self._owns_store = self._store is not store
-        self._clock = self._store.clock
-        lent = lend(self._store, self._store_name, owned=self._owns_store)
-        shared: Any = {"prefix": prefix, "time": time}
-        of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
-        counting: Consistency = "direct" if consistency == "direct" else "eventual"
-        self._make_chains(
-            Parts(
-                lambda limit: Limiter(
-                    lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
-                    **of_limiter,
-                ),
-                lambda limit: Limiter(
-                    lent, limit, consistency=counting, sync_interval=sync_interval, **of_limiter
-                ),
-                lambda limit: Limiter(lent, limit, **of_limiter),
-                lambda limit: Concurrency(
-                    lent, limit, timeout=2 * timeout, ttl=max(30.0, 4 * timeout), name=name,
-                    **shared,
-                ),
-                lambda rule: CircuitBreaker(
-                    lent, rule, errors=errors, ignore=ignore, timeout=timeout, clock=clock,
-                    **shared,
-                ),
-                lambda sampling: THREAD_WORKER.add_limiter(
-                    sampling, sampling.take, self._clock, name=self._name,
-                    job_type=SamplingJob,
-                ),
-            )
-        )  # fmt: skip
-        own(self._parts.values(), lent)
+        super().__init__(
+            store, rules, options, slots=slots, installed_slots=installed_slots, sampler=sampler
+        )
+        self._store = open_store(store, options)
+        self._make_chains(owns_store=self._store is not store)
+
+    def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
+        return THREAD_WORKER.add_limiter(
+            sampling, sampling.take, self._clock, name=self._name, job_type=SamplingJob
+        )
 
     def entry(
         self,

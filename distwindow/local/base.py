@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from .._locks import SWITCHES_ONLY_AT_CALLS
 from ..minute.views import EntryViewCounts
+from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
 from ..ring.decision import Charge, Decision, with_cost
@@ -114,11 +115,9 @@ class LocalStrategy(Generic[S]):
         self._schedule.next_due_at = NEVER
         self._bind_hot_path()
 
-    def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
+    def add_views(self, options: Options) -> EntryViewCounts:
         """Have this strategy send what entries count for minute views."""
-        self._views = EntryViewCounts(
-            prefix, max_origins, self._key_states.max_keys, self._schedule, self._monotonic
-        )
+        self._views = EntryViewCounts(options, self._schedule, self._monotonic)
         self._sources = [*self._sources, self._views]
         return self._views
 
@@ -330,11 +329,10 @@ class InProcess:
         commands: CommandCache,
         attempt: Callable[[Acquire], Decision],
         clock: Clock,
-        max_keys: int,
-        flush_interval: float,
+        options: Options,
     ) -> None:
-        self._monotonic, self._max_keys = clock.monotonic, max_keys
-        self._schedule = FlushSchedule(flush_interval)
+        self._monotonic = clock.monotonic
+        self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViewCounts] = []
         self._acquire_command = acquire_command = commands.acquire_command
         cached = commands.cached
@@ -370,10 +368,8 @@ class InProcess:
 
     # -- minute views -----------------------------------------------------------------------------
 
-    def add_views(self, prefix: str, max_origins: int) -> EntryViewCounts:
-        views = EntryViewCounts(
-            prefix, max_origins, self._max_keys, self._schedule, self._monotonic
-        )
+    def add_views(self, options: Options) -> EntryViewCounts:
+        views = EntryViewCounts(options, self._schedule, self._monotonic)
         self._views = [views]
         return views
 

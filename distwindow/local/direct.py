@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..options import Options
 from ..ring.clock import Clock
 from ..ring.commands import Acquire
 from ..ring.decision import Charge, Decision, limits_in
@@ -18,12 +19,9 @@ from .refusals import Refusals
 class Direct(ExactStrategy[KeyState]):
     """Has every call decided by the store, unless a cached refusal decides it."""
 
-    def __init__(
-        self, commands: CommandCache, clock: Clock, max_keys: int, flush_interval: float
-    ) -> None:
-        """`flush_interval`: seconds from a count to the flush that sends it."""
-        states: KeyStateCache[KeyState] = KeyStateCache(max_keys)
-        schedule = FlushSchedule(flush_interval)
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        states: KeyStateCache[KeyState] = KeyStateCache(options.max_local_keys)
+        schedule = FlushSchedule(options.flush_interval)
         counts = PendingCounts(states, schedule, clock.monotonic)
         refusals = Refusals(states, self._state_of, clock.monotonic)
         super().__init__(commands, clock, states, schedule, counts, [counts], refusals)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..options import Options
 from ..ring.clock import Clock
 from ..ring.decision import Charge, Decision, with_cost
 from ..ring.key import AnyKey, key_length, normalize_key
@@ -33,20 +34,10 @@ class Eventual(LocalStrategy[EventualKeyState]):
 
     can_borrow = False
 
-    def __init__(
-        self,
-        commands: CommandCache,
-        clock: Clock,
-        max_keys: int,
-        sync_interval: float,
-        share: float = 1.0,
-    ) -> None:
-        """`sync_interval`: seconds from a count to the flush that sends it. `share`: the part of
-        each limit that this process may admit, above 0 and at most 1.
-        """
-        self._share = share
-        states: KeyStateCache[EventualKeyState] = KeyStateCache(max_keys)
-        schedule = FlushSchedule(sync_interval)
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        self._share = share = options.share or 1.0
+        states: KeyStateCache[EventualKeyState] = KeyStateCache(options.max_local_keys)
+        schedule = FlushSchedule(options.sync_interval)
         counts = PendingCounts(states, schedule, clock.monotonic)
         counts.flush_hooks = self._sync = FleetSync(states, schedule, counts, clock)
         super().__init__(commands, clock, states, schedule, counts, [self._sync, counts])

@@ -43,6 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import StoreError
+from ..options import Options
 from ..ring.clock import Clock
 from ..ring.commands import Acquire, Lease
 from ..ring.decision import Charge, Decision
@@ -79,21 +80,11 @@ class Leased(ExactStrategy[LeasedKeyState]):
 
     uses_leases = True
 
-    def __init__(
-        self,
-        commands: CommandCache,
-        clock: Clock,
-        max_keys: int,
-        flush_interval: float,
-        timeout: float = 0.25,
-    ) -> None:
-        """`flush_interval`: seconds from a count to the flush that sends it. `timeout`: seconds
-        that a call waits for a lease that another call is fetching.
-        """
-        self._lease_wait_s = timeout
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        self._lease_wait_s = options.timeout  # for a lease that another call is fetching
         monotonic = clock.monotonic
-        states: KeyStateCache[LeasedKeyState] = KeyStateCache(max_keys)
-        schedule = FlushSchedule(flush_interval)
+        states: KeyStateCache[LeasedKeyState] = KeyStateCache(options.max_local_keys)
+        schedule = FlushSchedule(options.flush_interval)
         refusals = Refusals(states, self._state_of, monotonic)
         refunds = self._refunds = LeaseRefunds(states, schedule, monotonic)
         states.on_evicted = refunds.queue_unspent_and_wake

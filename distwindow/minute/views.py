@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from .._locks import PATCH_STATE
 from ..errors import closed_failure
-from ..options import OTHER_ORIGINS
+from ..options import OTHER_ORIGINS, Options
 from ..ring.clock import NEVER
 from ..ring.key import AnyKey
 from ..ring.stats import Bucket
@@ -95,16 +95,11 @@ class EntryViewCounts:
     """A part of a strategy, which has the flushes of the minute views for the worker."""
 
     def __init__(
-        self,
-        prefix: str,
-        max_origins: int,
-        max_keys: int,
-        schedule: FlushSchedule,
-        monotonic: Callable[[], float],
+        self, options: Options, schedule: FlushSchedule, monotonic: Callable[[], float]
     ) -> None:
-        self._prefix = prefix
-        self._max_origins = max_origins
-        self._max_keys = max_keys
+        self._prefix = options.prefix
+        self._max_origins = options.max_origins
+        self._max_keys = options.max_local_keys
         self._schedule = schedule
         self._monotonic = monotonic
         self._is_closed = False

@@ -16,9 +16,10 @@ from pathlib import Path
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("_fork",),
-    ("_locks", "failure_types", "callables", "async_use", "options"),
+    ("_locks", "failure_types", "callables", "async_use"),
     ("sentinel",),
     ("ring",),
+    ("options",),
     ("runtime",),
     ("waiting",),
     ("shaping", "borrow", "minute", "breaker lower", "concurrency lower"),

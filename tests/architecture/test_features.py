@@ -27,7 +27,7 @@ NAMED: dict[str, tuple[tuple[str, str], ...]] = {
     "acquire.py": (("from .shaping.operations import wait_until_paced\n", ""),),
     "connect.py": (
         ("from .minute.operations import EntryViews\n", ""),
-        ("    return strategy.add_views(prefix, max_origins) if keeps_views else None\n", ""),
+        ("    return strategy.add_views(options) if keeps_views else None\n", ""),
     ),
     "local/base.py": (("from ..minute.views import EntryViewCounts\n", ""),),
     "entry.py": (("from .minute.operations import EntryEvent, EntryViews\n", ""),),

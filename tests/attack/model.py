@@ -16,6 +16,7 @@ from typing import Any
 
 from distwindow import Decision, Limit, Limiter
 from distwindow.connect import open_store
+from distwindow.options import Options
 from distwindow.ring.commands import Acquire, Flush, Lease, Peek, Read, Reset
 from distwindow.ring.decision import Charge
 from distwindow.ring.key import ring_name, ring_name_prefix
@@ -50,7 +51,7 @@ class Comparison:
 
     def __init__(self, url: str) -> None:
         self.clock = SettableClock()
-        self.store = open_store(url, timeout=10, clock="client", time=self.clock)
+        self.store = open_store(url, Options(timeout=10, clock="client", time=self.clock))
         self.begin("unused")
 
     def begin(self, prefix: str) -> None:

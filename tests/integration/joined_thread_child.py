@@ -16,7 +16,7 @@ from typing import cast
 import redis
 
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
-from distwindow.connect import Consistency
+from distwindow.options import Consistency
 
 LIMIT = "20/hour"
 CALLS = 27

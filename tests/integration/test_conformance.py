@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distwindow.connect import open_async_store, open_store
+from distwindow.options import Options
 from distwindow.testing import store_conformance
 
 
@@ -16,13 +17,14 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def test_redis_is_a_store(url: str) -> None:
     store_conformance(
-        lambda clock: open_store(url, clock="client", timeout=30, time=clock), seeds=range(10)
+        lambda clock: open_store(url, Options(clock="client", timeout=30, time=clock)),
+        seeds=range(10),
     )
 
 
 @pytest.mark.event_loops
 def test_redis_is_an_asynchronous_store(url: str) -> None:
     store_conformance(
-        lambda clock: open_async_store(url, clock="client", timeout=30, time=clock),
+        lambda clock: open_async_store(url, Options(clock="client", timeout=30, time=clock)),
         seeds=range(10),
     )

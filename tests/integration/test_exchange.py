@@ -12,6 +12,7 @@ import pytest
 
 from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
 from distwindow.connect import open_async_store, open_store
+from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import (
     CURRENT_BUCKET,
@@ -74,7 +75,7 @@ def commands_on(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Comman
 
 @contextmanager
 def blocking(where: Any, **options: Any) -> Iterator[Exchange]:
-    store = open_store(where, **{"clock": "client", "timeout": 5, **options})
+    store = open_store(where, Options(**{"clock": "client", "timeout": 5, **options}))
     yield store.exchange
     store.close()
 
@@ -82,7 +83,7 @@ def blocking(where: Any, **options: Any) -> Iterator[Exchange]:
 @contextmanager
 def awaiting(where: Any, **options: Any) -> Iterator[Exchange]:
     loop = asyncio.new_event_loop()
-    store = open_async_store(where, **{"clock": "client", "timeout": 5, **options})
+    store = open_async_store(where, Options(**{"clock": "client", "timeout": 5, **options}))
     yield lambda commands: loop.run_until_complete(store.exchange(commands))
     loop.run_until_complete(store.aclose())
     loop.close()
@@ -172,7 +173,10 @@ def test_an_unreachable_server_is_tried_once_for_all_commands(opened: Any) -> No
 
 @pytest.mark.event_loops
 def test_a_closed_store_returns_an_error_for_each_command() -> None:
-    store, awaited = open_store("redis://127.0.0.1:1"), open_async_store("redis://127.0.0.1:1")
+    store, awaited = (
+        open_store("redis://127.0.0.1:1", Options()),
+        open_async_store("redis://127.0.0.1:1", Options()),
+    )
     store.close()
 
     async def ask() -> list[Any]:

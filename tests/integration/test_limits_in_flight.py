@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter
 from distwindow.connect import open_store
+from distwindow.options import Options
 from distwindow.ring.commands import Acquire, Read, charges_of
 from distwindow.ring.key import ring_name_prefix
 from tests.unit.clock_and_stores import T0, ManualClock, fresh_key
@@ -34,7 +35,7 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLim
         if request.param == "memory"
         else request.getfixturevalue(f"{request.param}_url")
     )
-    store = open_store(url, clock="client", time=clock, timeout=10)
+    store = open_store(url, Options(clock="client", time=clock, timeout=10))
     yield lambda limits: Limiter(store, limits, time=clock)
     store.close()
 
@@ -118,7 +119,7 @@ def test_never_above_the_larger(
     used since it began, and no call is admitted above its own limit.
     """
     url = "memory://" if where == "memory" else request.getfixturevalue("redis_url")
-    store = stores.setdefault(url, open_store(url, clock="client", timeout=10))
+    store = stores.setdefault(url, open_store(url, Options(clock="client", timeout=10)))
     key, now = fresh_key(), T0
     admitted: list[tuple[int, int]] = []
     span = buckets + (bound == "strict")

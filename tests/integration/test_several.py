@@ -13,6 +13,7 @@ from redis.crc import key_slot
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter, RateLimitExceeded
 from distwindow.connect import open_store
+from distwindow.options import Options
 from distwindow.ring.commands import Read
 from tests.servers import Standalone
 from tests.unit.clock_and_stores import ManualClock, fresh_key
@@ -32,7 +33,7 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLim
     """
     known = {"memory": lambda: "memory://"}
     url = known.get(request.param, lambda: request.getfixturevalue(f"{request.param}_url"))()
-    store = open_store(url, clock="client", time=clock, timeout=10)
+    store = open_store(url, Options(clock="client", time=clock, timeout=10))
     yield lambda limits: Limiter(store, limits, time=clock)
     store.close()
 

@@ -15,7 +15,7 @@ from distwindow.local.leased import Leased
 from distwindow.minute.commands import ViewRead, views_name
 from distwindow.minute.operations import EntryEvent
 from distwindow.minute.view import ALL_ORIGINS
-from distwindow.options import OTHER_ORIGINS
+from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.stats import Bucket
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.strategy import Strategy
@@ -25,9 +25,9 @@ START = 1_700_000_000_000
 ORIGINS = ("", "a", "b", "c", "d")
 MAX_ORIGINS = 2
 MODES: list[Callable[[CommandCache, LocalClock], Strategy]] = [
-    lambda commands, clock: Direct(commands, clock, 10, 0.25),
-    lambda commands, clock: Leased(commands, clock, 10, 0.25),
-    lambda commands, clock: Eventual(commands, clock, 10, 0.1),
+    lambda commands, clock: Direct(commands, clock, Options(max_local_keys=10)),
+    lambda commands, clock: Leased(commands, clock, Options(max_local_keys=10)),
+    lambda commands, clock: Eventual(commands, clock, Options(max_local_keys=10)),
 ]
 
 # What happens: (process 0 or 1, what, a number that says more about it).
@@ -73,7 +73,11 @@ def test_the_views_hold_what_entries_did_each_once(
     views = []
     for process in processes:
         assert isinstance(process.strategy, LocalStrategy)
-        views.append(process.strategy.add_views("fleet", MAX_ORIGINS))
+        views.append(
+            process.strategy.add_views(
+                Options(prefix="fleet", max_origins=MAX_ORIGINS, max_local_keys=10)
+            )
+        )
     ledger = Ledger()
     under_way: list[list[OperationRun]] = [[], []]
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from distwindow.local import key_state, pending_counts
 from distwindow.local.eventual import Eventual
 from distwindow.local.pending_counts import PendingCounts
+from distwindow.options import Options
 from distwindow.ring.commands import CURRENT_BUCKET
 from distwindow.ring.limit import Limit
 from tests.simulation.admissions import Admission, most_in_buckets, permits_by_bucket
@@ -47,7 +48,9 @@ forks = st.tuples(st.just("fork"), process_numbers)
 
 
 def eventual(share: float = 1.0, sync_s: float = SYNC_S) -> MakeStrategy:
-    return lambda commands, clock: Eventual(commands, clock, 1000, sync_s, share)
+    return lambda commands, clock: Eventual(
+        commands, clock, Options(consistency="eventual", sync_interval=sync_s, share=share)
+    )
 
 
 def after_first_reply(
@@ -483,7 +486,9 @@ def test_a_lost_flush_loses_no_counts_of_evicted_keys() -> None:
     limit = Limit("100/hour")
     fleet = ScriptedFleet(
         limit,
-        lambda commands, clock: Eventual(commands, clock, 2, SYNC_S),
+        lambda commands, clock: Eventual(
+            commands, clock, Options(max_local_keys=2, sync_interval=SYNC_S)
+        ),
         [(5.0, 0)],
         start_ms=T0 + 5,
     )
@@ -502,7 +507,9 @@ def test_pending_counts_are_bounded_while_the_store_is_unreachable() -> None:
     """Very many keys are called once each, for much longer than an outage takes."""
     fleet = ScriptedFleet(
         Limit("100/day"),
-        lambda commands, clock: Eventual(commands, clock, 10, SYNC_S),
+        lambda commands, clock: Eventual(
+            commands, clock, Options(max_local_keys=10, sync_interval=SYNC_S)
+        ),
         [(5.0, 0)],
         start_ms=T0,
     )

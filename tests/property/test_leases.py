@@ -19,6 +19,7 @@ from distwindow.errors import StoreTimeout
 from distwindow.local import leases as leased_key_state
 from distwindow.local.direct import Direct
 from distwindow.local.leased import Leased
+from distwindow.options import Options
 from distwindow.ring.commands import Lease, Refund
 from distwindow.ring.limit import Limit
 from distwindow.ring.replies import LeaseReply
@@ -58,7 +59,7 @@ extra_steps = (
 
 
 def leased(max_keys: int = 1000) -> MakeStrategy:
-    return lambda commands, clock: Leased(commands, clock, max_keys, 0.25)
+    return lambda commands, clock: Leased(commands, clock, Options(max_local_keys=max_keys))
 
 
 class Example:
@@ -351,7 +352,7 @@ def run(
 
 
 def direct(commands: CommandCache, clock: LocalClock) -> Strategy:
-    return Direct(commands, clock, 1000, 0.25)
+    return Direct(commands, clock, Options(max_local_keys=1000))
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 3.0])

@@ -18,6 +18,7 @@ from distwindow import Limit
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
+from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of
 from distwindow.ring.decision import Decision
@@ -142,15 +143,15 @@ def check_as_before(
 
 
 def direct(commands: CommandCache, clock: ManualClock) -> Direct:
-    return Direct(commands, clock, 1000, 0.1)
+    return Direct(commands, clock, Options(max_local_keys=1000, flush_interval=0.1))
 
 
 def leased(commands: CommandCache, clock: ManualClock) -> Leased:
-    return Leased(commands, clock, 1000, 0.1)
+    return Leased(commands, clock, Options(max_local_keys=1000, flush_interval=0.1))
 
 
 def eventual(commands: CommandCache, clock: ManualClock) -> Eventual:
-    return Eventual(commands, clock, 1000, 0.1)
+    return Eventual(commands, clock, Options(max_local_keys=1000))
 
 
 def check_refunds(execute: Execute, chosen: list[Limit], history: list[Any]) -> None:

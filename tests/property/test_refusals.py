@@ -15,6 +15,7 @@ from distwindow.local import refusals
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
+from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease, Peek
 from distwindow.ring.decision import Decision
@@ -47,15 +48,15 @@ stats_reads = st.tuples(st.just("read_stats"), process_numbers, st.sampled_from(
 
 
 def direct(max_keys: int = 1000) -> MakeStrategy:
-    return lambda commands, clock: Direct(commands, clock, max_keys, 0.25)
+    return lambda commands, clock: Direct(commands, clock, Options(max_local_keys=max_keys))
 
 
 def leased(max_keys: int = 1000) -> MakeStrategy:
-    return lambda commands, clock: Leased(commands, clock, max_keys, 0.25)
+    return lambda commands, clock: Leased(commands, clock, Options(max_local_keys=max_keys))
 
 
 def eventual(max_keys: int = 1000) -> MakeStrategy:
-    return lambda commands, clock: Eventual(commands, clock, max_keys, 0.1)
+    return lambda commands, clock: Eventual(commands, clock, Options(max_local_keys=max_keys))
 
 
 # -- compared with the store ----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
 from distwindow.connect import open_async_store
+from distwindow.options import Options
 from distwindow.ring.commands import Acquire, Read, charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.stores.memory import MemoryStore
@@ -129,7 +130,7 @@ def test_calls_of_one_tick_get_the_replies_of_some_serial_order(
     before = Acquire(charges_of(key, ring_name_prefix("sharing", key), limits, 1), T0)
 
     async def scenario() -> tuple[list[Any], Any]:
-        store = open_async_store(redis_url, clock="client", timeout=30)
+        store = open_async_store(redis_url, Options(clock="client", timeout=30))
         for _ in range(used):
             await store.execute(before)
         replies = await asyncio.gather(*(store.execute(kinds[cost]) for cost in calls))

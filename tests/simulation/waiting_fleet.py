@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from distwindow import Decision, Limit, RateLimitExceeded
 from distwindow.acquire import wait_until_admitted
 from distwindow.local.base import InProcess
+from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire
 from distwindow.runtime.command_cache import CommandCache
@@ -56,7 +57,7 @@ class Process:
         self.fleet = fleet
         self.commands = CommandCache("turns", fleet.limit)
         self.queues = WaitQueues(fleet.clock)
-        strategy = InProcess(self.commands, fleet.store.attempt, fleet.clock, 10, 0.25)
+        strategy = InProcess(self.commands, fleet.store.attempt, fleet.clock, Options())
         self.turns = Turns(self.commands, strategy, "store", fleet.clock)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from distwindow import testing
 from distwindow.connect import open_async_store, open_store
+from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.stores.memory import MemoryStore
 
@@ -51,7 +52,7 @@ def memory() -> Iterator[Execute]:
 @contextmanager
 def blocking(where: Any) -> Iterator[Execute]:
     """Yield `execute` of the blocking store of a URL or a client. Each command has its own time."""
-    store = open_store(where, clock="client", timeout=30)
+    store = open_store(where, Options(clock="client", timeout=30))
     yield store.execute
     store.close()
 
@@ -62,7 +63,7 @@ def awaiting(where: Any) -> Iterator[Execute]:
     client, too.
     """
     loop = asyncio.new_event_loop()
-    store = open_async_store(where, clock="client", timeout=30)
+    store = open_async_store(where, Options(clock="client", timeout=30))
 
     def execute(command: Command[Reply]) -> Reply:
         return loop.run_until_complete(store.execute(command))

@@ -11,6 +11,7 @@ from distwindow import ConfigurationError, Limit
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
+from distwindow.options import Options
 from distwindow.ring.commands import Read
 from distwindow.ring.decision import Decision
 from distwindow.ring.stats import window_at
@@ -21,9 +22,9 @@ from tests.simulation.process import LocalClock, Process, SimulatedStore
 START = 1_700_000_000_000
 LIMIT = Limit("100/second")
 MODES: dict[str, Callable[[CommandCache, LocalClock], Strategy]] = {
-    "direct": lambda commands, clock: Direct(commands, clock, 10, 0.25),
-    "leased": lambda commands, clock: Leased(commands, clock, 10, 0.25),
-    "eventual": lambda commands, clock: Eventual(commands, clock, 10, 0.1),
+    "direct": lambda commands, clock: Direct(commands, clock, Options(max_local_keys=10)),
+    "leased": lambda commands, clock: Leased(commands, clock, Options(max_local_keys=10)),
+    "eventual": lambda commands, clock: Eventual(commands, clock, Options(max_local_keys=10)),
 }
 
 

@@ -12,7 +12,7 @@ from distwindow.minute import views as entry_views
 from distwindow.minute.commands import ViewFlush, ViewFlushReply
 from distwindow.minute.operations import EntryEvent
 from distwindow.minute.views import EntryViewCounts
-from distwindow.options import OTHER_ORIGINS
+from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.clock import NEVER
 from distwindow.runtime.drivers import run_blocking
 from distwindow.runtime.flush import FlushSchedule
@@ -34,7 +34,11 @@ class Counting:
     def __init__(self, max_keys: int = 10) -> None:
         self.clock = ManualClock()
         self.schedule = FlushSchedule(0.25)
-        self.views = EntryViewCounts("unit", 3, max_keys, self.schedule, self.clock.monotonic)
+        self.views = EntryViewCounts(
+            Options(prefix="unit", max_origins=3, max_local_keys=max_keys),
+            self.schedule,
+            self.clock.monotonic,
+        )
 
     def count(self, key: str = "k", origin: str = "", at_ms: int = T) -> None:
         self.views.count(EntryEvent(key, at_ms, origin, passed=1))

@@ -134,12 +134,12 @@ def test_an_origin_means_the_same_wherever_it_is_given(kind: Any) -> None:
         ({"consistency": "eventual", "share": 0}, "share=0 is not a part"),
         ({"share": 0.5}, 'share=0.5 means nothing with consistency="direct"'),
         ({"consistency": "eventual", "sync_interval": 0}, "sync_interval=0 is not a number"),
+        ({"consistency": "strong"}, "consistency='strong' is none of direct, leased, eventual"),
+        ({"consistency": "leased", "clock": "client"}, 'consistency="leased" needs clock="server"'),
     ],
 )
 @pytest.mark.parametrize("kind", WORLDS)
-def test_options_of_eventual_are_checked_whatever_the_rules(
-    kind: Any, options: Any, message: str
-) -> None:
+def test_options_are_checked_whatever_the_rules(kind: Any, options: Any, message: str) -> None:
     for rules in ([], [FlowRule("r", 1)], [AuthorityRule("r", "a")]):
         with pytest.raises(ConfigurationError, match=message):
             kind("redis://localhost:1", rules, **options)

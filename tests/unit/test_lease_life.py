@@ -10,6 +10,7 @@ from distwindow import Limit, StoreTimeout, StoreUnavailable
 from distwindow.local import leased
 from distwindow.local.leased import Leased
 from distwindow.local.leases import LeasedKeyState
+from distwindow.options import Options
 from distwindow.ring.commands import Lease, Refund
 from distwindow.runtime.steps import Fetch, Operation, Pipeline
 from tests.simulation.process import OperationRun, Process
@@ -32,7 +33,9 @@ class Leasing:
         self.process = Process(
             self.store,
             LIMIT,
-            lambda commands, clock: Leased(commands, clock, max_keys, INTERVAL_MS / 1000),
+            lambda commands, clock: Leased(
+                commands, clock, Options(max_local_keys=max_keys, flush_interval=INTERVAL_MS / 1000)
+            ),
         )
         strategy: Any = self.process.strategy
         self.strategy = strategy
@@ -179,7 +182,9 @@ def _() -> str:
 def _() -> str:
     it = Leasing()
     operation, step = it.fetches()
-    other = Process(it.store, LIMIT, lambda commands, clock: Leased(commands, clock, 10, 0.25))
+    other = Process(
+        it.store, LIMIT, lambda commands, clock: Leased(commands, clock, Options(max_local_keys=10))
+    )
     while other.acquire("k"):
         pass
     it.ends(operation, it.store.execute(step.command))

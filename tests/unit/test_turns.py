@@ -9,6 +9,7 @@ import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
 from distwindow.local.base import InProcess
+from distwindow.options import Options
 from distwindow.ring.commands import Acquire
 from distwindow.ring.replies import AcquireReply
 from distwindow.runtime.command_cache import CommandCache
@@ -31,7 +32,9 @@ class Queue:
         self.clock = ManualClock()
         commands = CommandCache("unit", LIMIT)
         self.command = commands.acquire_command("k")
-        strategy = InProcess(commands, MemoryStore(self.clock).attempt, self.clock, 10, 0.25)
+        strategy = InProcess(
+            commands, MemoryStore(self.clock).attempt, self.clock, Options(max_local_keys=10)
+        )
         self.turns = Turns(commands, strategy, "store", self.clock)
         queues = WaitQueues(self.clock)
         self.head = QueueSlot(queues, self.command, timeout)

@@ -11,6 +11,7 @@ import pytest
 from distwindow import Key
 from distwindow.local.leased import Leased
 from distwindow.local.leases import Demand
+from distwindow.options import Options
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.testing import ManualClock
 
@@ -21,7 +22,7 @@ class Setup:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.commands = CommandCache("p", "1000/second")
-        self.strategy = Leased(self.commands, self.clock, max_keys=10, flush_interval=0.25)
+        self.strategy = Leased(self.commands, self.clock, Options(max_local_keys=10))
 
     def goes_straight(self, key: Any = "k", cost: int = 1) -> bool:
         """True if the store alone decides the next call."""
