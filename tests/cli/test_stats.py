@@ -309,6 +309,7 @@ def test_a_terminal_shows_the_first_keys_of_those_found_so_far(
 ) -> None:
     """A ranked answer is known at the end of the scan, and a million keys take half a minute."""
     monkeypatch.setattr(stats_query, "_PAGE_EVERY_S", 0.0)
+    monkeypatch.setattr(stats_query, "_RANKED_WITHIN_S", 0.0)
     fill(redis_url, prefix, 3000)
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
