@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
 from .errors import ConfigurationError
-from .local.base import InProcess
+from .local.base import InProcess, LocalStrategy
 from .local.direct import Direct
 from .local.eventual import Eventual
 from .local.leased import Leased
@@ -24,7 +24,6 @@ from .ring.decision import Decision
 from .ring.scripts import load_scripts
 from .ring.store import AsyncStore, Store
 from .runtime.command_cache import CommandCache
-from .runtime.strategy import Strategy
 from .stores.memory import AsyncMemoryStore, MemoryStore
 from .stores.redis import urls
 from .stores.redis.asyncio import AsyncRedisStore
@@ -35,11 +34,8 @@ from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, 
 T = TypeVar("T")
 
 
-class StrategyWithViews(Strategy, Protocol):
-    """A strategy that also sends what entries count for minute views."""
-
-    def add_views(self, options: Options) -> EntryViews:
-        """Return where entries count."""
+StrategyWithViews = LocalStrategy[Any] | InProcess
+"""Those that send what entries count for minute views, too: all there are."""
 
 
 def make_strategy(

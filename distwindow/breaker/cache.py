@@ -34,7 +34,7 @@ from ..options import Options
 from ..ring.clock import NEVER
 from ..ring.key import AnyKey, normalize_key
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import FlushSchedule, OutgoingCommand, was_interrupted
+from ..runtime.flush import FlushSchedule, OutgoingCommand, ScheduledSource, was_interrupted
 
 AWAY_S = 1.0
 """Seconds after a failure for which no call asks the store; the worker does."""
@@ -95,10 +95,8 @@ class ProbeRequest:
         self.outgoing: OutgoingCommand
 
 
-class BreakerSource(ABC, Generic[S, A]):
-    """The breakers of one rule under one prefix, by key. A `FlushSource`. Safe to share between
-    threads.
-    """
+class BreakerSource(ScheduledSource, ABC, Generic[S, A]):
+    """The breakers of one rule under one prefix, by key. Safe to share between threads."""
 
     def __init__(
         self,
@@ -275,24 +273,6 @@ class BreakerSource(ABC, Generic[S, A]):
 
     # -- what the worker needs --
 
-    @property
-    def next_due_at(self) -> float:
-        """When the worker has to flush, monotonic seconds; infinite if no breaker is in use."""
-        return self._schedule.next_due_at
-
-    @property
-    def wake(self) -> Callable[[], object]:
-        """Wakes the worker. Set by the worker."""
-        return self._schedule.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], object]) -> None:
-        self._schedule.wake = wake
-
-    def clock_probe(self) -> list[OutgoingCommand]:
-        """Return nothing: counts need the store's time only as well as it is known."""
-        return []
-
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
@@ -326,10 +306,6 @@ class BreakerSource(ABC, Generic[S, A]):
     def pause_calls(self, hold: Callable[[], object]) -> None:
         """Have every call run `hold` before it is decided."""
         self._hold = hold
-
-    def unreturned_permits(self) -> int:
-        """Return 0: there are no permits."""
-        return 0
 
     def unacknowledged_counts(self) -> int:
         """Return how many ends of calls the store has not acknowledged."""

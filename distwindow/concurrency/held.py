@@ -15,7 +15,7 @@ from functools import partial
 
 from ..errors import DistwindowError, closed_failure, short_repr
 from ..ring.key import AnyKey
-from ..runtime.strategy import OutgoingCommand
+from ..runtime.flush import FlushSource, OutgoingCommand
 from ..runtime.worker import FlushJob
 from .claim import SlotClaim
 from .commands import MAX_HOLDERS, Free, FreeReply, Hold, HolderName, Renew, RenewReply, slots_name
@@ -75,12 +75,10 @@ _LAST_RETRY_S = 2.0
 """Seconds between two attempts to free a slot: they double from the first to the last."""
 
 
-class HeldSlots:
+class HeldSlots(FlushSource):
     """The claims of one `Concurrency`, by the names of the holders. Safe to share between threads,
     and with signal handlers: each change of the dictionary is one call of a C function.
     """
-
-    dropped = 0
 
     def __init__(self, prefix: str, limit: int, ttl_ms: int, owner: Callable[[], str]) -> None:
         self._prefix, self._limit, self._ttl_ms = prefix, limit, ttl_ms
@@ -199,9 +197,6 @@ class HeldSlots:
 
     # -- for the worker: see FlushSource --
 
-    def clock_probe(self) -> list[OutgoingCommand]:
-        return []
-
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
@@ -249,9 +244,6 @@ class HeldSlots:
         claims = self._claims.copy().values()
         ends_all = self.ends_all()
         return sum(claim.ended or (ends_all and claim.is_renewed) for claim in claims)
-
-    def unacknowledged_counts(self) -> int:
-        return 0
 
     # -- replies --
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .._locks import was_raised_by_signal_handler
 from ..errors import ConfigurationError, SystemOverloaded, short_repr
 from ..ring.clock import NEVER, Clock
-from ..runtime.flush import OutgoingCommand
+from ..runtime.flush import FlushSource
 from ..runtime.worker import LOG, RAISED_BY_CALLBACKS, FlushJob
 from ..sentinel.nodes import StatisticNode
 from .chain import ChainSlot, GuardCall, Outcome
@@ -112,10 +112,8 @@ def cpu_usage(before: dict[str, float], after: dict[str, float]) -> float:
     return (total - waiting) / total if total else 0.0
 
 
-class SystemSampling:
-    """The last sample, and when the next one is due. A `FlushSource`: the worker calls `take`."""
-
-    dropped = 0
+class SystemSampling(FlushSource):
+    """The last sample, and when the next one is due: the worker calls `take`."""
 
     def __init__(self, sampler: Sampler, clock: Clock) -> None:
         self._sampler = sampler
@@ -170,23 +168,6 @@ class SystemSampling:
     def reschedule(self, now: float) -> None:
         """See `FlushSource`."""
         self.next_due_at = now + SAMPLE_EVERY_S if now - self._called_at < IDLE_S else NEVER
-
-    # There is nothing to send, and nothing to wait for when the process ends.
-
-    def clock_probe(self) -> list[OutgoingCommand]:
-        return []
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None: ...
-
-    def pause_calls(self, hold: Callable[[], object]) -> None: ...
-
-    def unreturned_permits(self) -> int:
-        return 0
-
-    def unacknowledged_counts(self) -> int:
-        return 0
 
 
 class SamplingJob(FlushJob):

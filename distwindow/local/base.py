@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
@@ -16,8 +16,8 @@ from ..ring.key import AnyKey, key_length, normalize_key
 from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
-from ..runtime.steps import Operation, WaitFor
-from ..runtime.strategy import OutgoingCommand
+from ..runtime.steps import Operation
+from ..runtime.strategy import OutgoingCommand, Strategy
 from .key_state import KeyState, KeyStateCache, StateName
 from .pending_counts import PendingCounts
 from .refusals import Refusals
@@ -63,11 +63,8 @@ class CommandSource(Protocol):
         """Return when `collect` has something to add, monotonic seconds."""
 
 
-class LocalStrategy(Generic[S]):
+class LocalStrategy(Strategy, Generic[S]):
     """A strategy that keeps key states."""
-
-    uses_leases = False
-    can_borrow = True
 
     def __init__(
         self,
@@ -126,15 +123,6 @@ class LocalStrategy(Generic[S]):
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
 
-    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
-        return None
-
-    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        raise NotImplementedError  # each strategy has one
-
-    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
-        return None
-
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""
         state = self._key_states.drop(self._name_of(key))
@@ -176,36 +164,14 @@ class LocalStrategy(Generic[S]):
         state = self._get(self._name_of(key))
         return None if state is None else self._counts.flush_of(state)
 
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
-        """Return what has to be sent before the store decides a call over several keys."""
-        return []
-
     # -- the worker -------------------------------------------------------------------------------
 
     @property
-    def next_due_at(self) -> float:
-        """When the worker has to flush, monotonic seconds."""
-        return self._schedule.next_due_at
-
-    @property
-    def dropped(self) -> int:
+    def dropped(self) -> int:  # type: ignore[override]  # others add them up
         """How many counts were dropped; the tables in pending_counts.py and entry_views.py have
         the causes.
         """
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
-
-    @property
-    def wake(self) -> Callable[[], object]:
-        """Wakes the worker, as `next_due_at` is earlier than it was."""
-        return self._schedule.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], object]) -> None:
-        self._schedule.wake = wake
-
-    def clock_probe(self) -> list[OutgoingCommand]:
-        """Return what has to be sent before any counts can be."""
-        return []
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
@@ -217,10 +183,6 @@ class LocalStrategy(Generic[S]):
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""
         self._schedule.recompute(now, [source.next_due_at for source in self._sources])
-
-    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
-        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
-        return []
 
     def close(self) -> None:
         """Count and decide nothing any more."""
@@ -240,10 +202,6 @@ class LocalStrategy(Generic[S]):
         """Have every call run `hold` before it is decided."""
         self._key_states.pause(hold)
         self._get = self._key_states.get
-
-    def unreturned_permits(self) -> int:
-        """Return how many leased permits are still to be given back."""
-        return 0
 
     def unacknowledged_counts(self) -> int:
         """Return how many counts the store has not acknowledged: of windows, and where all of these
@@ -318,11 +276,8 @@ class _ClosedLock(Generic[S]):
     def __exit__(self, *exc: object) -> None: ...
 
 
-class InProcess:
+class InProcess(Strategy):
     """Has every call decided by `attempt`, which executes a command in the store at once."""
-
-    uses_leases = False
-    can_borrow = True
 
     def __init__(
         self,
@@ -374,19 +329,7 @@ class InProcess:
         return views
 
     @property
-    def next_due_at(self) -> float:
-        return self._schedule.next_due_at
-
-    @property
-    def wake(self) -> Callable[[], object]:
-        return self._schedule.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], object]) -> None:
-        self._schedule.wake = wake
-
-    @property
-    def dropped(self) -> int:
+    def dropped(self) -> int:  # type: ignore[override]  # others add them up
         return sum(views.dropped for views in self._views)
 
     def collect_commands(
@@ -409,38 +352,6 @@ class InProcess:
         for views in self._views:
             views.after_fork()
         self._schedule.next_due_at = NEVER
-
-    # The other methods of a strategy have nothing to do, as nothing of the windows is kept here.
-
-    def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
-        return None
-
-    def peek(self, key: AnyKey) -> Decision | None:
-        return None
-
-    def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        return decision
-
-    def invalidate(self, key: AnyKey) -> None: ...
-
-    def reset(self, key: AnyKey) -> None: ...
-
-    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        return None
-
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
-        return []
-
-    def clock_probe(self) -> list[OutgoingCommand]:
-        return []
-
-    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
-        return []
-
-    def pause_calls(self, hold: Callable[[], object]) -> None: ...
-
-    def unreturned_permits(self) -> int:
-        return 0
 
 
 _new_tuple = tuple.__new__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import DistwindowError, StoreTimeout, StoreUnavailable
 from ..ring.clock import NEVER
@@ -56,22 +56,22 @@ class OutgoingCommand(NamedTuple):
     second call is harmless."""
 
 
-class FlushSource(Protocol):
-    """Something that counts in this process, and has to send it."""
+class FlushSource:
+    """Something that counts in this process, and has to send it. What a source does not define is
+    empty here.
+    """
 
-    @property
-    def next_due_at(self) -> float:
-        """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
-
-    @property
-    def dropped(self) -> int:
-        """How many counts the store never received, and never will."""
-
+    next_due_at: float
+    """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
     wake: Callable[[], object]
-    """Called when `next_due_at` is earlier than it was. Set by the worker."""
+    """Wakes the worker, as `next_due_at` is earlier than it was. Set by the worker."""
+
+    dropped = 0
+    """How many counts the store never received, and never will."""
 
     def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be: its reply has the store's time."""
+        return []
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
@@ -89,9 +89,31 @@ class FlushSource(Protocol):
 
     def unreturned_permits(self) -> int:
         """Return how many leased permits are still to be given back."""
+        return 0
 
     def unacknowledged_counts(self) -> int:
         """Return how many counts the store has not acknowledged."""
+        return 0
+
+
+class ScheduledSource(FlushSource):
+    """A source with a `FlushSchedule`."""
+
+    _schedule: FlushSchedule
+
+    @property
+    def next_due_at(self) -> float:  # type: ignore[override]  # the schedule sets it
+        """See `FlushSource`."""
+        return self._schedule.next_due_at
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        """See `FlushSource`."""
+        return self._schedule.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        self._schedule.wake = wake
 
 
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)

@@ -1,54 +1,59 @@
-"""What the operations and the worker need of a consistency strategy (`consistency/`)."""
+"""What the operations and the worker need of a strategy (`local/`), and what most share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Decision
 from ..ring.key import AnyKey
-from .flush import FlushSource
 from .flush import OutgoingCommand as OutgoingCommand  # strategies import it from here
+from .flush import ScheduledSource
 from .steps import Operation, WaitFor
 
 
-class Strategy(FlushSource, Protocol):
-    """How a limiter decides."""
+class Strategy(ScheduledSource):
+    """How a limiter decides. What a strategy does not define is that of one that keeps nothing of
+    the windows in this process.
+    """
 
-    uses_leases: bool
+    uses_leases = False
     """True if it leases permits, which have to be given back."""
-    can_borrow: bool
+    can_borrow = True
     """True if the store decides what the windows hold, and so can promise coming permits."""
 
     # -- decisions --
 
-    @property
-    def decide_locally(self) -> Callable[[AnyKey, int], Decision | None]:
-        """Decide a call of this key and cost in this process; None if the store has to decide."""
+    decide_locally: Callable[[AnyKey, int], Decision | None]
+    """Decide a call of this key and cost in this process; None if the store has to decide."""
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         """Return the command of a call that takes nothing but the store's decision, after
         `decide_locally` has returned None; None if it takes `acquire_remote`.
         """
+        return None
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Have the store decide a call, after `decide_locally` has returned None."""
+        raise NotImplementedError  # each strategy has one
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
         """Decide a call with `enqueue` by permits that are held here; None if the store has to
         decide.
         """
+        return None
 
     def peek(self, key: AnyKey) -> Decision | None:
         """Return the decision of a call of cost 1 without counting it; None if the store has to
         decide.
         """
+        return None
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
         """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
         Return `decision`.
         """
+        return decision
 
     def invalidate(self, key: AnyKey) -> None:
         """Do not decide by what was known of `key`, as its windows have changed in the store."""
@@ -60,17 +65,21 @@ class Strategy(FlushSource, Protocol):
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call; return a command if the store has to count it now."""
+        raise NotImplementedError  # each strategy has one
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         """Return the command that sends what is counted of `key`; None if there is nothing."""
+        return None
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
         """Return what has to be sent before the store decides one call over `keys`."""
+        return []
 
     # -- ends --
 
     def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
         """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
+        return []
 
     def close(self) -> None:
         """Count and decide nothing any more."""
