@@ -77,9 +77,9 @@ class Options:
     def _check_store(self) -> None:
         _check_above_0("timeout", self.timeout)
         if self.clock not in get_args(ClockChoice):
-            raise ConfigurationError(
-                f'clock={short_repr(self.clock)} is neither "server" nor "client"'
-            )
+            # A URL may hold a password.
+            shown = "..." if "://" in str(self.clock) else short_repr(self.clock)
+            raise ConfigurationError(f'clock={shown} is neither "server" nor "client"')
         name: Any = self.name
         if name is not None and (not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name)):
             raise ConfigurationError(f"name={name!r} is not a word of printable ASCII")
