@@ -154,6 +154,7 @@ def check_conserved(url: str, costs: list[int], **options: Any) -> None:
     not end; hammer for longer if a busy machine has not exhausted it.
     """
     limit = Limit(600, per=3650 * 86400, buckets=1)
+    stats = None
     for seconds in (0.7, 3.0, 10.0, 30.0):
         key = fresh_key()
         calls = hammer(url, str(limit), key, seconds, costs)
@@ -163,6 +164,7 @@ def check_conserved(url: str, costs: list[int], **options: Any) -> None:
         assert stats.blocked == sum(cost for _, allowed, cost, _ in calls if not allowed)
         if stats.blocked:
             break
+    assert stats is not None
     assert limit.amount - stats.passed < max(costs)
     assert stats.blocked > 0
 
