@@ -20,9 +20,9 @@ from .runtime.drivers import run_async, run_blocking
 from .runtime.steps import Operation, Sleep, StoreStep
 from .shaping.operations import wait_until_paced
 from .waiting.waiting import (
-    AsyncHeadSleep,
+    AsyncInterruptibleSleep,
     AsyncQueueSlot,
-    HeadSleep,
+    InterruptibleSleep,
     QueueSlot,
     Turns,
     WaitQueues,
@@ -119,7 +119,7 @@ class _BaseAdmission(Generic[D, S]):
             return command, partial(wait_until_paced, command), self._execute
         wait = (
             partial(wait_for_turn, command, self._turns)
-            if self._turns.serve(command)
+            if self._turns.applies_to(command)
             else partial(wait_until_admitted, command)
         )
         return (
@@ -138,7 +138,7 @@ class Admission(_BaseAdmission[Decision, object]):
         slot = QueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
         try:
             slot.wait()
-            sleep = HeadSleep(slot, self._clock, self._sleep)
+            sleep = InterruptibleSleep(slot, self._clock, self._sleep)
             return run_blocking(wait(slot), execute, sleep)
         finally:
             try:
@@ -164,7 +164,7 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
         slot = AsyncQueueSlot(self._queues, command, check_timeout(timeout), priority=priority)
         try:
             await slot.wait_async()
-            sleep = AsyncHeadSleep(slot, self._clock, self._sleep)
+            sleep = AsyncInterruptibleSleep(slot, self._clock, self._sleep)
             return await run_async(wait(slot), execute, sleep)
         finally:
             slot.leave()

@@ -14,7 +14,7 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..sentinel.google_breaker import MIN_K, checked_k
 from .cache import SourceOptions
-from .circuit_breaker import AwaitedBreaker, BlockingBreaker, BreakerOptions
+from .circuit_breaker import AsyncBreaker, BlockingBreaker, BreakerOptions
 from .rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
 from .states import AdaptiveAdmission, AdaptiveKeyState, AdaptiveOptions, AdaptiveStates
 
@@ -82,7 +82,7 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         return self._drop_probability(self._refreshed(key))
 
 
-class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AsyncAdaptiveBreaker(AsyncBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     """`AdaptiveBreaker` for tasks: the same names and signatures, awaited where there is I/O."""
 
     def __init__(

@@ -25,7 +25,7 @@ from ..connect import (
     open_store,
     store_name,
 )
-from ..entry import LEFT_ELSEWHERE
+from ..entry import EXITED_IN_OTHER_THREAD
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle import AsyncClosable, BlockingClosable
@@ -38,14 +38,14 @@ from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
 from .chain import (
     NO_CONTEXT,
-    ChainLink,
     ChainSlot,
-    Entered,
     GuardCall,
     Outcome,
+    SlotAdapter,
+    SlotStack,
+    adapt_slot,
     current_context,
     is_coroutine_function,
-    link_of,
     make_installed_slots,
     run_in_task,
     run_in_thread,
@@ -56,7 +56,7 @@ from .slots import (
     AuthoritySlot,
     BreakerSlot,
     ConcurrencySlot,
-    FlowSlot,
+    RateSlot,
     RelateSlot,
     rules_that_count,
 )
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 _DEFAULT_URL = "redis://localhost:6379/0"
 """That of the command line, too."""
 
-Chain = tuple[ChainLink, ...]
+Chain = tuple[SlotAdapter, ...]
 
 
 class GuardOptions(NamedTuple):
@@ -90,7 +90,7 @@ class GuardOptions(NamedTuple):
     time: Clock
 
 
-class Parts(NamedTuple):
+class ComponentFactory(NamedTuple):
     """Makes the limiters, concurrency limits and breakers of one world, on the guard's store."""
 
     limiter: Callable[[Limit], Any]
@@ -151,7 +151,7 @@ class BaseGuard:
         guard: Self = make(store, content.rules, **options)
         return guard
 
-    def _make_chains(self, parts: Parts) -> None:
+    def _make_chains(self, parts: ComponentFactory) -> None:
         """Make the chains of all resources that have rules."""
         self._common: list[Any] = list(self._slots)
         of_resource: dict[str, list[Any]] = {}
@@ -166,14 +166,14 @@ class BaseGuard:
                 continue
             of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named, parts))
         for counting, limit in rules_that_count(self._rules, self._prefix):
-            counter = FlowSlot(counting, frozenset(), self._part(parts.counter, limit))
+            counter = RateSlot(counting, frozenset(), self._part(parts.counter, limit))
             of_resource.setdefault(counting.resource, []).append(counter)
         self._chains = {
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
         self._chain_of_others = _sorted(self._common)
 
-    def _sampling_of(self, rule: SystemRule, parts: Parts) -> SystemSampling | None:
+    def _sampling_of(self, rule: SystemRule, parts: ComponentFactory) -> SystemSampling | None:
         """Return what samples the machine for `rule`; None if it needs no sample."""
         if not rule.needs_sample:
             return None
@@ -182,7 +182,7 @@ class BaseGuard:
         self._sampling_job = parts.sample(sampling)
         return sampling
 
-    def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: Parts) -> ChainSlot:
+    def _slot_of(self, rule: Any, named: dict[str, set[str]], parts: ComponentFactory) -> ChainSlot:
         if isinstance(rule, AuthorityRule):
             return AuthoritySlot(rule)
         if isinstance(rule, DegradeRule):
@@ -194,7 +194,7 @@ class BaseGuard:
         limit = limit_of(rule)
         if rule.strategy == "relate":
             return RelateSlot(rule, origins, self._part(parts.reader, limit))
-        return FlowSlot(rule, origins, self._part(parts.limiter, limit))
+        return RateSlot(rule, origins, self._part(parts.limiter, limit))
 
     def _part(self, make: Callable[[Any], Any], setting: Limit | BreakerRule | int) -> Any:
         part = self._parts.get((make, setting))
@@ -268,7 +268,7 @@ def check_cost(cost: object) -> None:
 
 def _sorted(slots: list[Any]) -> Chain:
     in_order = sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order))
-    return tuple(map(link_of, in_order))
+    return tuple(map(adapt_slot, in_order))
 
 
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
@@ -306,7 +306,7 @@ def _checked_slot(slot: Any, may_await: bool) -> Any:
 # it stays open until the guard closes it, because the others still flush.
 
 
-class LentStore:
+class SharedStore:
     """`Store` or `AsyncStore`, which `close` leaves open."""
 
     def __init__(self, store: Any, name: str) -> None:
@@ -332,19 +332,19 @@ class LentStore:
         """Leave the store open."""
 
 
-def lend(store: Any, name: str, *, owned: bool) -> Any:
+def share_store(store: Any, name: str, *, owned: bool) -> Any:
     """Return what limiters are made with: a store in this process, or the caller's, as it is."""
-    return LentStore(store, name) if owned and store.source != "local" else store
+    return SharedStore(store, name) if owned and store.source != "local" else store
 
 
-def own(parts: Iterable[Any], store: Any) -> None:
+def act_as_owners(parts: Iterable[Any], store: Any) -> None:
     """Have `parts`, which were made with `store`, behave as its owners if it was lent."""
-    if isinstance(store, LentStore):
+    if isinstance(store, SharedStore):
         for part in parts:
             part._owns_store = True
 
 
-class _BaseEntry(EnteredBlock):
+class _BaseGuardEntry(EnteredBlock):
     """One entry, which is entered once and left once, in the same thread unless it is made with
     `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
     may still be in the block.
@@ -361,7 +361,7 @@ class _BaseEntry(EnteredBlock):
         self._guard = guard
         self._sleep = sleep
         self._call = call
-        self._entered = Entered(chain, call, guard._name)
+        self._slot_stack = SlotStack(chain, call, guard._name)
         self._state = "new"
         self._any_thread = any_thread
         self._thread_id = 0
@@ -410,7 +410,9 @@ class _BaseEntry(EnteredBlock):
         if self._state != "entered":
             raise self._misused("left")
         if self._thread_id != threading.get_ident() and not self._any_thread:
-            raise RuntimeError(f"this entry of {short_repr(self.resource)} {LEFT_ELSEWHERE}")
+            raise RuntimeError(
+                f"this entry of {short_repr(self.resource)} {EXITED_IN_OTHER_THREAD}"
+            )
         return self._leaving(True, exc)
 
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
@@ -419,15 +421,15 @@ class _BaseEntry(EnteredBlock):
         """
         self._state = "left"
         if self._forks != _fork.forks:
-            self._entered.taken.clear()  # they are the parent's, which leaves them
+            self._slot_stack.taken.clear()  # they are the parent's, which leaves them
         rt = self._guard._clock.monotonic() - self._began_at
         outcome = self._guard._outcome(admitted, exc, rt)
         if admitted and exc is None and self._marked_failed:
             outcome = outcome._replace(failed=True)
-        return self._entered.leave(outcome)
+        return self._slot_stack.leave(outcome)
 
 
-class GuardEntry(_BaseEntry):
+class GuardEntry(_BaseGuardEntry):
     """`with guard.entry(resource) as entry:`."""
 
     _written = "`with guard.entry(resource):`, which raises if refused"
@@ -435,7 +437,7 @@ class GuardEntry(_BaseEntry):
     def __enter__(self) -> Self:
         self._begin()
         try:
-            run_in_thread(self._entered.enter(self._sleep))
+            run_in_thread(self._slot_stack.enter(self._sleep))
         except BaseException as exc:
             run_in_thread(self._leaving(False, exc))
             raise
@@ -451,7 +453,7 @@ class GuardEntry(_BaseEntry):
 
 
 @only_async_with
-class AsyncGuardEntry(_BaseEntry):
+class AsyncGuardEntry(_BaseGuardEntry):
     """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
     while the entry is left, it is left to the end before `CancelledError` is raised.
     """
@@ -461,7 +463,7 @@ class AsyncGuardEntry(_BaseEntry):
     async def __aenter__(self) -> Self:
         self._begin()
         try:
-            await run_in_task(self._entered.enter(self._sleep))
+            await run_in_task(self._slot_stack.enter(self._sleep))
         except BaseException as exc:
             await self._leave(False, exc)
             raise
@@ -543,12 +545,12 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         self._store = open_async_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
         self._clock = self._store.clock
-        lent = lend(self._store, self._store_name, owned=self._owns_store)
+        lent = share_store(self._store, self._store_name, owned=self._owns_store)
         shared: Any = {"prefix": prefix, "time": time}
         of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
         counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
-            Parts(
+            ComponentFactory(
                 lambda limit: AsyncLimiter(
                     lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
                     **of_limiter,
@@ -571,7 +573,7 @@ class AsyncGuard(BaseGuard, AsyncClosable):
                 ),
             )
         )  # fmt: skip
-        own(self._parts.values(), lent)
+        act_as_owners(self._parts.values(), lent)
 
     def entry(
         self,
@@ -666,12 +668,12 @@ class Guard(BaseGuard, BlockingClosable):
         self._store = open_store(store, timeout=timeout, clock=clock, name=name, time=time)
         self._owns_store = self._store is not store
         self._clock = self._store.clock
-        lent = lend(self._store, self._store_name, owned=self._owns_store)
+        lent = share_store(self._store, self._store_name, owned=self._owns_store)
         shared: Any = {"prefix": prefix, "time": time}
         of_limiter: Any = {"timeout": timeout, "clock": clock, **shared}
         counting: Consistency = "direct" if consistency == "direct" else "eventual"
         self._make_chains(
-            Parts(
+            ComponentFactory(
                 lambda limit: Limiter(
                     lent, limit, consistency=consistency, sync_interval=sync_interval, share=share,
                     **of_limiter,
@@ -694,7 +696,7 @@ class Guard(BaseGuard, BlockingClosable):
                 ),
             )
         )  # fmt: skip
-        own(self._parts.values(), lent)
+        act_as_owners(self._parts.values(), lent)
 
     def entry(
         self,
