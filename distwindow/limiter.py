@@ -83,19 +83,19 @@ class BaseLimiter:
         self,
         options: LimiterOptions,
         store: Store | AsyncStore,
-        attempt: Callable[[Acquire], Decision] | None,
+        decide: Callable[[Acquire], Decision] | None,
         max_origins: int,
     ) -> None:
-        """Make what decides and counts in this process. `attempt` decides for a store that is in
+        """Make what decides and counts in this process. `decide` decides for a store that is in
         this process, too.
         """
         self._timeout = options.timeout
-        self._strategy = make_strategy(options, self._command_cache, store, attempt)
+        self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(
-            self._command_cache, self._strategy, store.source, options.max_wait,
+            self._command_cache, self._strategy, store.decided_by, options.max_wait,
             options.borrow_share,
         )  # fmt: skip
-        self._turns = Turns(self._command_cache, self._strategy, store.source, store.clock)
+        self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
         self._views = make_views(self._strategy, self.prefix, max_origins, store)
         self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 
@@ -242,7 +242,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         if command is None:
             return await self._run(self._strategy.acquire_remote(key, cost))
         # The same as `acquire_remote`, without a generator and its driver.
-        decision = await self._store.attempt(command)
+        decision = await self._store.decide(command)
         return (
             decision
             if decision[0]
@@ -260,7 +260,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
             deadline,
         )
-        return await self._store.attempt(command, deadline)
+        return await self._store.decide(command, deadline)
 
     async def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -274,7 +274,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def _peek(self, key: AnyKey, cost: int) -> Decision:
         peek = key_operations.peek(
-            self._strategy, self._command_cache, key, cost, self._store.source
+            self._strategy, self._command_cache, key, cost, self._store.decided_by
         )
         return await self._run(peek)
 
@@ -448,7 +448,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             max_wait, borrow_share,
         )  # fmt: skip
         self._open_store(store, timeout, clock, name, time)
-        self._open_strategy(options, self._store, self._store.attempt, max_origins)
+        self._open_strategy(options, self._store, self._store.decide, max_origins)
         self._decide_locally = self._strategy.decide_locally
         self._admission = Admission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
@@ -503,7 +503,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
             deadline,
         )
-        return self._store.attempt(command, deadline)
+        return self._store.decide(command, deadline)
 
     def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -529,7 +529,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     def _peek(self, key: AnyKey, cost: int) -> Decision:
         peek = key_operations.peek(
-            self._strategy, self._command_cache, key, cost, self._store.source
+            self._strategy, self._command_cache, key, cost, self._store.decided_by
         )
         return self._run(peek)
 
@@ -646,7 +646,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         if command is None:
             return self._run(self._strategy.acquire_remote(key, cost))
         # The same as `acquire_remote`, without a generator and its driver.
-        decision = self._store.attempt(command)
+        decision = self._store.decide(command)
         return (
             decision
             if decision[0]

@@ -129,8 +129,8 @@ def source_options(options: BreakerOptions, store: Store | AsyncStore, name: str
         options.flush_interval,
         options.sync_interval,
         options.max_local_keys,
-        store.source == "local",
-        f"{name} {id(store)}" if store.source == "local" else name,
+        store.decided_by == "local",
+        f"{name} {id(store)}" if store.decided_by == "local" else name,
     )
 
 

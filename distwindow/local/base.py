@@ -320,7 +320,7 @@ class _ClosedLock(Generic[S]):
 
 
 class InProcess:
-    """Has every call decided by `attempt`, which executes a command in the store at once."""
+    """Has every call decided by `decide`, which executes a command in the store at once."""
 
     uses_leases = False
     can_borrow = True
@@ -328,7 +328,7 @@ class InProcess:
     def __init__(
         self,
         commands: CommandCache,
-        attempt: Callable[[Acquire], Decision],
+        decide: Callable[[Acquire], Decision],
         clock: Clock,
         max_keys: int,
         flush_interval: float,
@@ -343,8 +343,8 @@ class InProcess:
             if key.__class__ is str and cost.__class__ is int and cost == 1:
                 command = cached(key)  # what `acquire_command` would return
                 if command is not None:
-                    return attempt(command)
-            return attempt(acquire_command(key, cost))
+                    return decide(command)
+            return decide(acquire_command(key, cost))
 
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally

@@ -31,7 +31,7 @@ class Queue:
         self.clock = ManualClock()
         commands = CommandCache("unit", LIMIT)
         self.command = commands.acquire_command("k")
-        strategy = InProcess(commands, MemoryStore(self.clock).attempt, self.clock, 10, 0.25)
+        strategy = InProcess(commands, MemoryStore(self.clock).decide, self.clock, 10, 0.25)
         self.turns = Turns(commands, strategy, "store", self.clock)
         queues = WaitQueues(self.clock)
         self.head = QueueSlot(queues, self.command, timeout)
