@@ -25,9 +25,9 @@ from distwindow import (
     ErrorCount,
     ErrorRatio,
 )
-from distwindow.breaker.call import Call
+from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.record import STATES, BreakerRecord
-from distwindow.breaker.states import Admission
+from distwindow.breaker.states import BreakerAdmission
 from distwindow.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.ring.command import Command
 from distwindow.stores.memory import MemoryStore
@@ -41,7 +41,7 @@ TICK_MS = 250
 class LossyStore(MemoryStore):
     """A store elsewhere: it loses requests, and replies after their execution, as it is told."""
 
-    source: Literal["store"] = "store"
+    decided_by: Literal["store"] = "store"
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -60,7 +60,7 @@ class LossyStore(MemoryStore):
         """What is stored of each breaker."""
         return [v for v in self._values.by_name.values() if isinstance(v, BreakerRecord)]
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         return [self._attempt_one(command) for command in commands]
@@ -83,7 +83,7 @@ class Process:
         self.breaker = CircuitBreaker(store, rule, time=store.clock, **options)
         self.changes: list[BreakerChange] = []
         self.breaker.on_change(self.changes.append)
-        self.calls: list[Call[Admission]] = []
+        self.calls: list[BreakerCall[BreakerAdmission]] = []
 
     def begin(self, key: str = "k") -> bool:
         call = self.breaker.call(key)

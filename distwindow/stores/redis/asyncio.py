@@ -67,9 +67,9 @@ class Batch:
         "done",
         "execution",
         "futures",
-        "guard",
         "on_late_reply",
         "request",
+        "stamp",
         "tick",
         "wants_decision",
     )  # fmt: skip
@@ -86,8 +86,8 @@ class Batch:
         self.wants_decision = wants_decision
         """True for an `Acquire` whose callers get decisions. Other batches have one caller."""
         self.futures: list[asyncio.Future[Any]] = []
-        self.guard: bytes | None = None
-        """The guard of a frame that was sent without an execution."""
+        self.stamp: bytes | None = None
+        """The stamp of a frame that was sent without an execution."""
         self.execution: Generator[Request, RawReply, Any] | None = None
         """`execute_once`, from the first reply on that is not the short one."""
         self.connection: PipelinedConnection | None = None
@@ -118,7 +118,7 @@ class Batch:
         if self.done:
             self._pass_late_reply(raw)
             return
-        reply = short_reply(raw, self.guard)
+        reply = short_reply(raw, self.stamp)
         if reply is None:
             self.tick.handler.on_reply(self, raw)
             return
@@ -165,7 +165,7 @@ class Batch:
             and request is not None
             and type(raw) is list
             and len(raw) >= 3
-            and raw[0] == request.guard
+            and raw[0] == request.stamp
             and raw[1] != PAST_DEADLINE
         ):
             self.on_late_reply(self.command.reply(raw))
@@ -266,7 +266,7 @@ class TicksInFlight:
 #
 # The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
 #
-# attempt, execute   a future joins a batch of the current tick
+# decide, execute   a future joins a batch of the current tick
 # end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
 # a reply            the connection passes it to its batch, which resolves its futures, or
 #                    passes it on to `on_reply`, which may send another request
@@ -333,7 +333,7 @@ class LoopDispatcher:
             self._first_reading.add_done_callback(retrieve_exception)
         await asyncio.shield(self._first_reading)
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
+    def decide(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """A future of the decision on `command`. Equal commands of one tick share a script call.
 
         `deadline` is given if a part of the timeout may have passed already.
@@ -456,10 +456,10 @@ class LoopDispatcher:
                 connection.node,
                 batch.command,
                 batch.deadline,
-                guard=batch.guard or b"",
+                stamp=batch.stamp or b"",
                 generation=connection.generation,
             )
-            batch.guard = None
+            batch.stamp = None
         execution = batch.execution = execute_once(
             batch.combined(), self.topology, self._settings, batch.deadline, sent=sent
         )
@@ -503,10 +503,10 @@ class LoopDispatcher:
                 batch.done = True
             elif only is not None and batch.wants_decision:
                 batch.connection = only
-                batch.guard = guard = only.node.clock.new_guard(until_ms)
+                batch.stamp = stamp = only.node.clock.new_stamp(until_ms)
                 one_call = len(batch.futures) == 1
                 command = batch.command if one_call else batch.combined()
-                only.send_frame(command.frame(guard), batch)
+                only.send_frame(command.frame(stamp), batch)
             else:
                 self.on_reply(batch, None)
         for connection in list(self._connections.values()):
@@ -594,7 +594,7 @@ class AsyncRedisStore:
     each loop has connections of its own. Survives `fork`.
     """
 
-    source: Source = "store"
+    decided_by: Source = "store"
 
     def __init__(
         self,
@@ -619,11 +619,11 @@ class AsyncRedisStore:
             dispatcher.leave_to_parent()
         self._dispatchers = {}
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
         dispatcher = self._dispatchers.get(asyncio.get_running_loop())
         if dispatcher is None or dispatcher.topology is None:
             return self._connect_and_attempt(command, deadline)
-        return dispatcher.attempt(command, deadline)
+        return dispatcher.decide(command, deadline)
 
     async def execute(
         self,
@@ -637,7 +637,7 @@ class AsyncRedisStore:
         dispatcher, deadline = await self._ready_dispatcher(deadline)
         return await dispatcher.execute(command, deadline, on_late_reply)
 
-    async def exchange(
+    async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
@@ -690,7 +690,7 @@ class AsyncRedisStore:
 
     async def _connect_and_attempt(self, command: Acquire, deadline: float | None) -> Decision:
         dispatcher, deadline = await self._ready_dispatcher(deadline)
-        return await dispatcher.attempt(command, deadline)
+        return await dispatcher.decide(command, deadline)
 
     async def _ready_dispatcher(
         self, deadline: float | None
