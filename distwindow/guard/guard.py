@@ -381,7 +381,7 @@ class _BaseEntry(EnteredBlock):
         return self._call.origin
 
     def fail(self) -> None:
-        """Count this call as failed, though its block raises nothing: an HTTP status of 503, for
+        """Count this call as failed, whatever its block raises: an HTTP status of 503, for
         example. Raises `RuntimeError` if the block has not begun, or has ended.
         """
         if self._state != "entered":
@@ -422,7 +422,7 @@ class _BaseEntry(EnteredBlock):
             self._entered.taken.clear()  # they are the parent's, which leaves them
         rt = self._guard._clock.monotonic() - self._began_at
         outcome = self._guard._outcome(admitted, exc, rt)
-        if admitted and exc is None and self._marked_failed:
+        if admitted and self._marked_failed:
             outcome = outcome._replace(failed=True)
         return self._entered.leave(outcome)
 
