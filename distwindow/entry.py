@@ -96,7 +96,7 @@ class _BaseEntry(EnteredBlock, Generic[D, R]):
         return self._decision
 
     def fail(self) -> None:
-        """Count this call as an error, though its block raises nothing: an HTTP status of 503, for
+        """Count this call as an error, whatever its block raises: an HTTP status of 503, for
         example. Raises `RuntimeError` if the block has not begun, or has ended.
         """
         self._check_entered("marked as failed")
@@ -151,7 +151,7 @@ class _BaseEntry(EnteredBlock, Generic[D, R]):
         if self._thread_id != threading.get_ident() and not self._any_thread:
             raise RuntimeError(f"this entry {EXITED_IN_OTHER_THREAD}")
         self._has_ended = True
-        failed = self._marked_failed if exc is None else self._counted.is_error(exc)
+        failed = self._marked_failed or self._counted.is_error(exc)
         return decision, failed, round((self._settings.clock.monotonic() - self._began_at) * 1000)
 
     @property

@@ -30,7 +30,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
         self._marked_failed = False
 
     def fail(self) -> None:
-        """Count this call as failed, though its block raises nothing: an HTTP status of 503, for
+        """Count this call as failed, whatever its block raises: an HTTP status of 503, for
         example.
         """
         self._marked_failed = True
@@ -60,7 +60,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
         if admission is None:
             raise RuntimeError("this call of a circuit breaker has not been entered, or has ended")
         failed = self._failure_types.failed(exc)
-        return admission, True if self._marked_failed and exc is None else failed
+        return admission, True if self._marked_failed else failed
 
 
 class BreakerCall(_BaseBreakerCall[A]):

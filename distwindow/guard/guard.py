@@ -404,7 +404,7 @@ class _BaseGuardEntry(EnteredBlock):
         return self._call.origin
 
     def fail(self) -> None:
-        """Count this call as failed, though its block raises nothing: an HTTP status of 503, for
+        """Count this call as failed, whatever its block raises: an HTTP status of 503, for
         example. Raises `RuntimeError` if the block has not begun, or has ended.
         """
         if self._state != "entered":
@@ -447,7 +447,7 @@ class _BaseGuardEntry(EnteredBlock):
             self._slot_stack.taken.clear()  # they are the parent's, which leaves them
         rt = self._guard._clock.monotonic() - self._began_at
         outcome = self._guard._outcome(admitted, exc, rt)
-        if admitted and exc is None and self._marked_failed:
+        if admitted and self._marked_failed:
             outcome = outcome._replace(failed=True)
         return self._slot_stack.leave(outcome)
 

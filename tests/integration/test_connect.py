@@ -11,6 +11,7 @@ import redis
 import redis.asyncio
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.stores.redis.urls import make_async_client, make_client, parse_url_text
 from tests.integration.harness import Harness, admin
 from tests.integration.store_check import THREE, works
 from tests.servers import Cluster, SentinelSet, Standalone, until
@@ -76,6 +77,19 @@ def test_a_primary_named_by_sentinels(
 ) -> None:
     url = sentinel_url.replace("redis", scheme, 1)
     works(harness.limiter(url, THREE, prefix=prefix, timeout=10))
+
+
+@pytest.mark.parametrize("make", [make_client, make_async_client])
+def test_sentinels_have_the_tls_options_of_the_servers_but_for_their_own(make: Any) -> None:
+    options = "ssl_ca_certs=/1.pem&sentinel_ssl_ca_certs=/2.pem&ssl_certfile=/3.pem"
+    url = f"rediss+sentinel://a:1/service?{options}"
+    pool = make(parse_url_text(url), 1.0).connection_pool
+    (sentinel,) = pool.sentinel_manager.sentinels
+    names = ("ssl_ca_certs", "ssl_certfile")
+    assert [pool.connection_kwargs[name] for name in names] == ["/1.pem", "/3.pem"]
+    assert "SSL" in sentinel.connection_pool.connection_class.__name__
+    kept = sentinel.connection_pool.connection_kwargs
+    assert [kept[name] for name in names] == ["/2.pem", "/3.pem"]
 
 
 @pytest.mark.compat

@@ -163,6 +163,29 @@ def test_a_warm_shutdown_waits_for_a_job_in_hand(
     assert queue.get_job_ids() == [jobs[2].id]
 
 
+def test_a_job_that_an_idle_worker_has_taken_is_in_hand(
+    server: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the worker waits for one, and SIGTERM while the limiter is asked for it."""
+    from rq import SimpleWorker
+
+    queue, worker = worker_of(server.url)
+    limited = limit_job("9/minute")
+    monkeypatch.setattr(job, "__distwindow_delay__", lambda *call: worker._shutdown() or 0.0)
+    take = SimpleWorker.dequeue_job_and_maintain_ttl
+    jobs: list[Any] = []
+
+    def take_from_empty(*args: Any) -> Any:
+        found = take(*args)
+        if not jobs:
+            jobs.append(queue.enqueue(limited, 7))
+        return found
+
+    monkeypatch.setattr(SimpleWorker, "dequeue_job_and_maintain_ttl", take_from_empty)
+    assert worker.dequeue_job_and_maintain_ttl(1)[0].id == jobs[0].id
+    assert worker._stop_requested
+
+
 def test_a_worker_that_waits_for_a_job_stops_at_once(server: Standalone) -> None:
     from rq.exceptions import StopRequested
 

@@ -19,6 +19,7 @@ from distwindow.breaker.commands import (
     BreakerCommand,
     BreakerFlush,
     BreakerProbe,
+    ProbeAction,
     breaker_name,
 )
 from distwindow.breaker.record import CallCounts
@@ -158,3 +159,22 @@ def test_redis_answers_as_the_specification_at_length(
     redis_alone: dict[str, Execute], history: list[Step], rule: BreakerRule
 ) -> None:
     agree(redis_alone, history, rule)
+
+
+def test_of_two_probes_one_that_has_succeeded_leaves_one(redis_alone: dict[str, Execute]) -> None:
+    """So it is also where other processes ask for the next ones."""
+    rule, now = RULES[1], T0 // W * W
+    name = breaker_name("conformance", fresh_key(), rule)
+    steps_of_probes: list[tuple[ProbeAction, str]] = [
+        ("take", "a.1"), ("succeed", "a.1"), ("take", "b.1"), ("take", "c.1"),
+    ]  # fmt: skip
+    for execute in (MemoryStore().execute, redis_alone["redis"]):
+        execute(BreakerFlush((), now, rule=rule, name=name, counts=(CallCounts(0, now, 1, 1),)))
+
+        done = [
+            execute(
+                BreakerProbe((), now + W, rule=rule, name=name, action=action, probe_id=probe_id)
+            ).done
+            for action, probe_id in steps_of_probes
+        ]
+        assert done == [True, True, True, False]

@@ -479,6 +479,27 @@ def test_an_interrupt_while_the_store_is_asked_keeps_no_slot() -> None:
     assert [request.number for request, _ in worker.started] == [0, 1, 2]
 
 
+def test_a_connection_that_ends_while_the_store_is_asked_keeps_no_slot() -> None:
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+    asked: list[object] = []
+
+    def ask(key, limits, cost):
+        asked.append(key)
+        if len(asked) == 1:
+            worker.gate.close()
+            worker.gate.open()
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second")
+    worker = SimulatedWorker(timeline, store, [task], slots=1, ask=ask, pool="threads")
+    for number in range(3):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(5.0)
+    assert [request.number for request, _ in worker.started] == [1, 2]
+
+
 def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
     """Under gevent it ends while one line asks, or while one message is published."""
     timeline = Timeline()

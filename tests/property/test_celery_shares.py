@@ -114,6 +114,21 @@ def test_tasks_that_wait_for_a_slot_are_forgotten_with_their_connection(pool: Po
     assert [request.number for request, _ in worker.started] == [0, 10]
 
 
+def test_a_line_that_waits_for_a_slot_is_forgotten_with_its_connection() -> None:
+    """It would be granted the slot for which a line of the next connection waits."""
+    timeline = Timeline()
+    limited = SimulatedTask("limited", limits="9/second", limit_key="{key}")
+    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [limited], slots=1)
+    for number, key in enumerate("ab"):
+        worker.receive(SimulatedRequest(number, limited, key, 1.0))
+    worker.semaphore.clear()
+    worker.gate.close()
+    worker.gate.open()
+    worker.receive(SimulatedRequest(2, limited, "b", 1.0))
+    timeline.run_for(5.0)
+    assert [request.number for request, _ in worker.started] == [0, 2]
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_limited_tasks_use_all_slots(pool: Pool) -> None:
     timeline = Timeline()

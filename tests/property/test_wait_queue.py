@@ -28,7 +28,10 @@ EVENTS = st.lists(
 )
 
 
-SOME_ARE_OUTLASTED = [("joins", 1.0), ("joins", 9.0), ("is refused", 5.0), ("is refused", 10.0)]
+SOME_ARE_OUTLASTED = [
+    *(("joins", 1.0), ("joins", 6.0), ("joins", 9.0)),
+    *(("is refused", 5.0), ("is refused", 8.0), ("is refused", 10.0)),
+]
 
 
 def refusal(retry_after: float) -> Decision:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any
@@ -27,10 +27,12 @@ from distwindow import (
     Limiter,
     RateLimitExceeded,
     SlowRatio,
+    StoreTimeout,
 )
-from distwindow.breaker.commands import BreakerFlush
+from distwindow.breaker.commands import BreakerFlush, BreakerProbe
 from distwindow.failure_types import FailureTypes
-from distwindow.stores.memory import MemoryStore
+from distwindow.ring.decision import Source
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
 NAN, INF = float("nan"), float("inf")
@@ -225,6 +227,59 @@ async def test_a_task_inside_a_probe_belongs_to_it() -> None:
     assert await breaker.state("k") == "closed"
 
 
+class LosesProbes(AsyncMemoryStore):
+    """A store elsewhere: it hands out probes, and `how` says what becomes of the reply."""
+
+    decided_by: Source = "store"
+    how = "it comes"
+
+    async def execute_many(
+        self, commands: Sequence[Any], deadline: float | None = None
+    ) -> list[Any]:
+        replies = await super().execute_many(commands)
+        takes = [c for c in commands if isinstance(c, BreakerProbe) and c.action == "take"]
+        if self.how == "it comes" or not takes:
+            return replies
+        if self.how == "it is lost":
+            return [StoreTimeout("lost", charged=None) for _ in commands]
+        return await asyncio.Future()
+
+
+@pytest.mark.parametrize("how", ["it is lost", "the caller is cancelled"])
+async def test_a_probe_whose_caller_has_not_heard_of_it_goes_to_another_call(how: str) -> None:
+    """Nobody would have it for the rule's `probe_timeout`."""
+    clock = ManualClock()
+    store = LosesProbes(MemoryStore(clock))
+    rule = ErrorCount(1, open_for=5, probe_timeout=60)
+    breaker = AsyncCircuitBreaker(store, rule, time=clock, on_store_error="deny")
+
+    async def call(*raises: BaseException) -> None:
+        with suppress(OSError, BreakerOpen):
+            async with breaker.call("k"):
+                for exc in raises:
+                    raise exc
+
+    await breaker.state("k")
+    await call(OSError())
+    await breaker.flush()
+    assert await breaker.state("k") == "open"
+    clock.advance(5)
+    store.how = how
+    task = asyncio.create_task(call())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert await breaker.state("k") == "half_open"
+    store.how = "it comes"
+    clock.advance(2)
+    await breaker.flush()
+    await call()
+    await breaker.flush()
+    assert await breaker.state("k") == "closed"
+
+
 def test_a_guarded_resource_that_enters_itself_closes_again() -> None:
     clock = ManualClock()
     rule = DegradeRule("r", count=1, grade="error_count", time_window_s=5, min_request_amount=1)
@@ -290,6 +345,14 @@ def test_a_block_may_say_that_its_call_failed() -> None:
     breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
     with breaker.call("k") as call:
         call.fail()
+    assert breaker.state("k") == "open"
+
+
+def test_a_call_that_was_marked_as_failed_has_failed_whatever_it_raises() -> None:
+    breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock(), ignore=EOFError)
+    with suppress(EOFError), breaker.call("k") as call:
+        call.fail()
+        raise EOFError
     assert breaker.state("k") == "open"
 
 

@@ -209,7 +209,7 @@ def test_a_block_may_say_that_it_failed(limiter: Limiter) -> None:
 
     with pytest.raises(NotFound):
         fail_and_raise()
-    assert counts(limiter.minute("k")) == (2, 0, 1, 1), "an exception says more than `fail`"
+    assert counts(limiter.minute("k")) == (2, 0, 0, 2), "`fail` says more than an exception"
 
 
 # -- bad input ------------------------------------------------------------------------------------

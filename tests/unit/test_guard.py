@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -190,8 +191,21 @@ async def test_the_end_of_a_block_is_recorded(kind: Any) -> None:
     else:
         with entry:
             entry.fail()
+
+    def fail_and_raise() -> None:
+        marked.fail()
+        raise KeyError
+
+    marked = world.guard.entry("r")
+    with suppress(KeyError):
+        if kind is AsyncGuard:
+            async with marked:
+                fail_and_raise()
+        else:
+            with marked:
+                fail_and_raise()
     stats = world.stats()
-    assert (stats.passed, stats.success, stats.error, stats.rt_min_ms) == (5, 1, 2, 0)
+    assert (stats.passed, stats.success, stats.error, stats.rt_min_ms) == (6, 1, 3, 0)
     assert stats.rt_sum_ms == 250
 
 

@@ -317,3 +317,29 @@ def test_each_row_of_the_table(row: Row) -> None:
 
 def test_the_table_and_the_checks_have_the_same_rows() -> None:
     ROW_CHECKS.check_complete()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_lease_is_timed_from_its_sending_however_late_its_reply(is_cancelled: bool) -> None:
+    """Timed from the reply, it would be spent in a later bucket than it was charged in."""
+    it = Leasing()
+    operation, step = it.fetches()
+    reply = it.store.execute(step.command)
+    it.passes(0.2 * BUCKET_MS)
+    if is_cancelled:
+        operation.close()
+        step.on_late_reply(reply)
+    else:
+        it.ends(operation, reply)
+    assert it.state.permits_left
+    assert it.state.permits_until * 1000 < it.state.lease_bucket_ends_ms
+
+
+def test_a_late_reply_extends_no_lease_beyond_its_bucket() -> None:
+    it = ended()
+    operation = it.strategy.acquire_remote("k", 1)
+    reply = it.store.execute(next(operation))
+    it.passes(0.045 * BUCKET_MS)
+    it.ends(operation, reply)
+    assert it.state.permits_left
+    assert it.state.permits_until * 1000 < it.state.lease_bucket_ends_ms

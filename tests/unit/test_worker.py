@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from distwindow import StoreUnavailable
 from distwindow.ring.clock import NEVER, SYSTEM
 from distwindow.runtime import worker as shutdown
 from distwindow.runtime.worker import FlushJob, FlushJobs, WorkerTasks, WorkerThread
@@ -263,3 +264,23 @@ def test_a_limiter_that_is_dropped_is_forgotten() -> None:
     del job
     assert jobs.all() == []
     assert not jobs._refs
+
+
+def test_what_has_just_failed_is_flushed_last(worker: WorkerThread) -> None:
+    """It may take until the deadline, and at exit the others would have no time left."""
+    flushed: list[str] = []
+
+    class Named(Work):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def send(self, everything: bool) -> None:
+            flushed.append(self.name)
+
+    fails, works = Named("fails"), Named("works")
+    failing = serve(worker, fails)
+    kept = failing, serve(worker, works)
+    failing.failure = StoreUnavailable("away", charged=False)
+    worker.flush_all(0.0, final=False)
+    assert flushed == ["works", "fails"], kept

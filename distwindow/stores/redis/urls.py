@@ -207,7 +207,8 @@ def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], di
     }
     service = {name: value for name, value in options.items() if not name.startswith("sentinel_")}
     if service.get("ssl"):
-        sentinel |= {name: value for name, value in service.items() if name.startswith("ssl")}
+        # Sentinels have the TLS options of the servers, but for those of their own.
+        sentinel = {n: value for n, value in service.items() if n.startswith("ssl")} | sentinel
     return service, sentinel
 
 
