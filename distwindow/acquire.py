@@ -20,9 +20,9 @@ from .runtime.drivers import run_async, run_blocking
 from .runtime.steps import Operation, Sleep, StoreStep
 from .shaping.operations import wait_until_paced
 from .waiting.waiting import (
-    AsyncHeadSleep,
+    AsyncInterruptibleSleep,
     AsyncQueueSlot,
-    HeadSleep,
+    InterruptibleSleep,
     QueueSlot,
     Turns,
     WaitQueues,
@@ -125,7 +125,7 @@ class _BaseAdmission(Generic[D, S]):
             return command, partial(wait_until_paced, command), self._execute
         wait = (
             partial(wait_for_turn, command, self._turns)
-            if self._turns.serve(command)
+            if self._turns.applies_to(command)
             else partial(wait_until_admitted, command)
         )
 
@@ -167,7 +167,7 @@ class Admission(_BaseAdmission[Decision, object]):
         try:
             if slot.wait() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = HeadSleep(slot, self._clock, self._sleep)
+            sleep = InterruptibleSleep(slot, self._clock, self._sleep)
             return run_blocking(wait(slot), execute, sleep)
         finally:
             try:
@@ -203,7 +203,7 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
         try:
             if await slot.wait_async() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = AsyncHeadSleep(slot, self._clock, self._sleep)
+            sleep = AsyncInterruptibleSleep(slot, self._clock, self._sleep)
             return await run_async(wait(slot), execute, sleep)
         finally:
             slot.leave()

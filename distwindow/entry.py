@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("distwindow")
 
-LEFT_ELSEWHERE = (
+EXITED_IN_OTHER_THREAD = (
     "is left in another thread than the one that has entered it; leave it where it was entered. If "
     "a framework enters and leaves it for you, in threads of its own choice, make it with "
     "entry(..., any_thread=True)"
@@ -149,7 +149,7 @@ class _BaseEntry(EnteredBlock, Generic[D, R]):
         """Return the decision, whether the call failed, and its response time in ms. Once."""
         decision = self._check_entered("left")
         if self._thread_id != threading.get_ident() and not self._any_thread:
-            raise RuntimeError(f"this entry {LEFT_ELSEWHERE}")
+            raise RuntimeError(f"this entry {EXITED_IN_OTHER_THREAD}")
         self._has_ended = True
         failed = self._marked_failed if exc is None else self._counted.is_error(exc)
         return decision, failed, round((self._settings.clock.monotonic() - self._began_at) * 1000)

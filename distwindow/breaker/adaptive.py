@@ -14,7 +14,7 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
 from ..sentinel.google_breaker import MIN_K, checked_k
-from .circuit_breaker import AwaitedBreaker, BlockingBreaker
+from .circuit_breaker import AsyncBreaker, BlockingBreaker
 from .rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
 from .states import AdaptiveAdmission, AdaptiveKeyState, AdaptiveOptions, AdaptiveStates
 
@@ -85,7 +85,7 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         return self._drop_probability(self._refreshed(key))
 
 
-class AsyncAdaptiveBreaker(AwaitedBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AsyncAdaptiveBreaker(AsyncBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     """`AdaptiveBreaker` for tasks: the same names and signatures, awaited where there is I/O."""
 
     def __init__(

@@ -40,8 +40,8 @@ AWAY_S = 1.0
 """Seconds after a failure for which no call asks the store; the worker does."""
 
 
-class FollowedBreaker(ABC):
-    """What is known of one breaker. Changed under the lock of its `BreakerSource`."""
+class CachedBreaker(ABC):
+    """What is known of one breaker. Changed under the lock of its `BreakerCache`."""
 
     __slots__ = (
         "away_until", "is_active", "is_wanted", "key", "known_at", "name", "offset_ms", "renew_at",
@@ -80,7 +80,7 @@ class FollowedBreaker(ABC):
         """
 
 
-S = TypeVar("S", bound=FollowedBreaker)
+S = TypeVar("S", bound=CachedBreaker)
 A = TypeVar("A")  # a call that was let through
 
 
@@ -95,7 +95,7 @@ class ProbeRequest:
         self.outgoing: OutgoingCommand
 
 
-class BreakerSource(ScheduledSource, ABC, Generic[S, A]):
+class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
     """The breakers of one rule under one prefix, by key. Safe to share between threads."""
 
     def __init__(
@@ -155,7 +155,7 @@ class BreakerSource(ScheduledSource, ABC, Generic[S, A]):
         """Decide the call that has asked the store."""
 
     @abstractmethod
-    def own_probe(self, state: S) -> A:
+    def local_probe(self, state: S) -> A:
         """Decide a call that would have asked a store that does not answer."""
 
     @abstractmethod
@@ -180,7 +180,7 @@ class BreakerSource(ScheduledSource, ABC, Generic[S, A]):
     def outgoing_of(self, state: S) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: its counts, and a request for its state."""
 
-    def of_key(self, key: AnyKey) -> S:
+    def get_or_create(self, key: AnyKey) -> S:
         """Return the state of `key`. Raises `TypeError` and `ValueError` for what is no key."""
         known = self._states.get(key) if key.__class__ is str else None
         if known is not None:
@@ -202,7 +202,7 @@ class BreakerSource(ScheduledSource, ABC, Generic[S, A]):
                 if len(self._states) >= self._max_keys:
                     _, evicted = self._states.popitem(last=False)
                     is_full = len(self._active) > 2 * self._max_keys
-                    if is_full and evicted.has_counts and self.is_away(evicted):
+                    if is_full and evicted.has_counts and self.store_is_down(evicted):
                         # The store does not take them, and nothing else bounds their number.
                         self.dropped += evicted.unacknowledged()
                         self._deactivate(evicted)
@@ -216,26 +216,26 @@ class BreakerSource(ScheduledSource, ABC, Generic[S, A]):
         if self._hold is not None:
             self._hold()
         now = self.monotonic()
-        if self.has_to_ask(state, now):
+        if self.must_query_store(state, now):
             return None
         state.is_wanted = True
         if not state.is_active:
             self.activate(state, now)
         return self.decide_by_known(state, now)
 
-    def has_to_ask(self, state: S, now: float) -> bool:
+    def must_query_store(self, state: S, now: float) -> bool:
         """True if the state is too old to decide by it, and the store may answer."""
         if self.in_process:
             return True
         # The worker refreshes an active one; with a clock that only tests move, there is none.
         longest_s = 2 * self._sync_s if state.is_active else self._sync_s
-        return now - state.known_at > longest_s and not self._is_away(state, now)
+        return now - state.known_at > longest_s and not self._store_is_down(state, now)
 
-    def is_away(self, state: S) -> bool:
+    def store_is_down(self, state: S) -> bool:
         """True if the store has just not answered, so that no call asks it."""
-        return self._is_away(state, self.monotonic())
+        return self._store_is_down(state, self.monotonic())
 
-    def _is_away(self, state: S, now: float) -> bool:
+    def _store_is_down(self, state: S, now: float) -> bool:
         return now < self._away_until or now < state.away_until
 
     def on_failure(self, state: S, failure: object, now: float) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")  # a call that was let through
 
 
-class _BaseCall(EnteredBlock, Generic[A]):
+class _BaseBreakerCall(EnteredBlock, Generic[A]):
     """What was admitted, and whether the caller has said how it ended."""
 
     def __init__(self, failure_types: FailureTypes, restarted: Callable[[A], A]) -> None:
@@ -63,7 +63,7 @@ class _BaseCall(EnteredBlock, Generic[A]):
         return admission, True if self._marked_failed and exc is None else failed
 
 
-class Call(_BaseCall[A]):
+class BreakerCall(_BaseBreakerCall[A]):
     """`with breaker.call(key) as call:`. Raises `BreakerOpen` where the block would begin."""
 
     _written = "`with breaker.call(key):`, which raises `BreakerOpen` if refused"
@@ -104,7 +104,7 @@ class Call(_BaseCall[A]):
 
 
 @only_async_with
-class AsyncCall(_BaseCall[A]):
+class AsyncBreakerCall(_BaseBreakerCall[A]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
 
     _written = "`async with breaker.call(key):`, which raises `BreakerOpen` if refused"
@@ -136,7 +136,7 @@ class AsyncCall(_BaseCall[A]):
             await self._finish(admission, failed)
 
     async def withdraw(self) -> None:
-        """See `Call.withdraw`."""
+        """See `BreakerCall.withdraw`."""
         admission, self._admission = self._admission, None
         if admission is not None and self._forks == _fork.forks:
             await self._finish(admission, None)

@@ -36,12 +36,12 @@ from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
 from ..runtime.worker import RAISED_BY_CALLBACKS
 from ..sentinel.circuit_breakers import BreakerState
-from .cache import BreakerSource, FollowedBreaker
-from .call import AsyncCall, Call
+from .cache import BreakerCache, CachedBreaker
+from .call import AsyncBreakerCall, BreakerCall
 from .operations import admit, send_state
 from .record import BreakerChange, BreakerOpen
 from .rules import BreakerRule
-from .states import Admission, BreakerKeyState, BreakerStates, OnBreakerStoreError
+from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerStoreError
 
 
 class BaseBreaker:
@@ -131,7 +131,7 @@ class Listeners:
             )
         self._listeners.append(listener)
 
-    def tell(self, change: BreakerChange) -> None:
+    def notify(self, change: BreakerChange) -> None:
         """Have each listener called with this change. An error of a listener is logged."""
         self._waiting.append(change)
         # Again after the lock was released: a thread that found it held has only added a change.
@@ -160,11 +160,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Breaker(Protocol):
-    def call(self, key: AnyKey) -> Call[Any]: ...
+    def call(self, key: AnyKey) -> BreakerCall[Any]: ...
 
 
 class _AsyncBreaker(Protocol):
-    def call(self, key: AnyKey) -> AsyncCall[Any]: ...
+    def call(self, key: AnyKey) -> AsyncBreakerCall[Any]: ...
 
 
 def protect_function(breaker: _Breaker, key: DecoratorKey, fallback: Any, function: Any) -> Any:
@@ -226,11 +226,11 @@ def _check(function: Any, fallback: Any) -> None:
     check_signatures(function, {"protect: fallback": fallback})
 
 
-S = TypeVar("S", bound=FollowedBreaker)
+S = TypeVar("S", bound=CachedBreaker)
 A = TypeVar("A")
 
 
-class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
+class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
     """A breaker for tasks."""
 
     def __init__(self, store: Any, options: Options) -> None:
@@ -243,15 +243,15 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
             in_background=not self._states.in_process,
         )
 
-    def _open_states(self, store: Store | AsyncStore) -> BreakerSource[S, A]:
+    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
         """Return what this breaker knows and counts in this process."""
         raise NotImplementedError  # each kind of breaker has its own
 
-    def call(self, key: AnyKey) -> AsyncCall[A]:
+    def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
         check_is_no_function(key)
         admit = functools.partial(self._admit, key)
-        return AsyncCall(self._failure_types, admit, self._finish, self._states.restarted)
+        return AsyncBreakerCall(self._failure_types, admit, self._finish, self._states.restarted)
 
     def protect(
         self,
@@ -268,7 +268,7 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
     async def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""
         self._check_open()
-        state = self._states.of_key(key)
+        state = self._states.get_or_create(key)
         raise_failure(await self._run(send_state(self._states, state)))
         return state
 
@@ -279,7 +279,7 @@ class AwaitedBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     async def _admit(self, key: AnyKey) -> A:
         self._check_open()
-        state = self._states.of_key(key)
+        state = self._states.get_or_create(key)
         admission = self._states.decide(state)
         return await self._run(admit(self._states, state)) if admission is None else admission
 
@@ -302,18 +302,18 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
             in_background=not self._states.in_process,
         )
 
-    def _open_states(self, store: Store | AsyncStore) -> BreakerSource[S, A]:
+    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
         """Return what this breaker knows and counts in this process."""
         raise NotImplementedError  # each kind of breaker has its own
 
-    def call(self, key: AnyKey) -> Call[A]:
+    def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the
         beginning of its block if it is refused, and counts its end. `fail()` of the object that
         `as` gives counts it as failed though it raises nothing.
         """
         check_is_no_function(key)
         admit = functools.partial(self._admit, key)
-        return Call(self._failure_types, admit, self._finish, self._states.restarted)
+        return BreakerCall(self._failure_types, admit, self._finish, self._states.restarted)
 
     def protect(
         self,
@@ -335,7 +335,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""
         self._check_open()
-        state = self._states.of_key(key)
+        state = self._states.get_or_create(key)
         raise_failure(self._run(send_state(self._states, state)))
         return state
 
@@ -346,7 +346,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
 
     def _admit(self, key: AnyKey) -> A:
         self._check_open()
-        state = self._states.of_key(key)
+        state = self._states.get_or_create(key)
         admission = self._states.decide(state)
         return self._run(admit(self._states, state)) if admission is None else admission
 
@@ -388,7 +388,7 @@ class WithRule:
                 f"{heard_after_s:g}, or a shorter sync_interval"
             )
         self._listeners = register_after_fork(Listeners(self._name))
-        states = BreakerStates(options, store, self._store_name, self._rule, self._listeners.tell)
+        states = BreakerStates(options, store, self._store_name, self._rule, self._listeners.notify)
         return register_after_fork(states)
 
     def _settings_text(self) -> str:
@@ -412,7 +412,7 @@ class WithRule:
         self._listeners.add(listener)
 
 
-class AsyncCircuitBreaker(WithRule, AwaitedBreaker[BreakerKeyState, Admission]):
+class AsyncCircuitBreaker(WithRule, AsyncBreaker[BreakerKeyState, BreakerAdmission]):
     """`CircuitBreaker` for tasks: the same names and signatures, awaited where there is I/O. Safe
     to share between tasks, and between event loops.
     """
@@ -447,7 +447,7 @@ class AsyncCircuitBreaker(WithRule, AwaitedBreaker[BreakerKeyState, Admission]):
         return (await self._refreshed(key)).state
 
 
-class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, Admission]):
+class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, BreakerAdmission]):
     """Circuit breakers that the whole fleet shares, one for each key. Safe to share between
     threads; survives `fork`.
 

@@ -29,22 +29,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..entry import AsyncEntry, Entry
 from ..errors import ConfigurationError, short_repr
 from ..ring.key import AnyKey
-from .call import AsyncCall, Call
-from .circuit_breaker import AwaitedBreaker, BlockingBreaker
+from .call import AsyncBreakerCall, BreakerCall
+from .circuit_breaker import AsyncBreaker, BlockingBreaker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-EntryBreaker: TypeAlias = "BlockingBreaker[Any, Any] | Call[Any]"
+EntryBreaker: TypeAlias = "BlockingBreaker[Any, Any] | BreakerCall[Any]"
 """A breaker, which is asked for the key of the entry; or `breaker.call(key)`, for another key."""
-AsyncEntryBreaker: TypeAlias = "AwaitedBreaker[Any, Any] | AsyncCall[Any]"
+AsyncEntryBreaker: TypeAlias = "AsyncBreaker[Any, Any] | AsyncBreakerCall[Any]"
 
 
 class BreakerEntry(Entry):
     """`with limiter.entry(key, breaker=...) as entry:`. `call` is that of the breaker."""
 
-    def __init__(self, call: Call[Any], *arguments: Any) -> None:
+    def __init__(self, call: BreakerCall[Any], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._call = call
 
@@ -81,7 +81,7 @@ class BreakerEntry(Entry):
 class AsyncBreakerEntry(AsyncEntry):
     """`async with limiter.entry(key, breaker=...) as entry:`, the same for tasks."""
 
-    def __init__(self, call: AsyncCall[Any], *arguments: Any) -> None:
+    def __init__(self, call: AsyncBreakerCall[Any], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._call = call
 
@@ -114,20 +114,20 @@ class AsyncBreakerEntry(AsyncEntry):
                 await self._call.__aexit__(kind, exc, trace)
 
 
-def call_of(breaker: object, key: AnyKey) -> Call[Any]:
+def call_of(breaker: object, key: AnyKey) -> BreakerCall[Any]:
     """Return the call of `breaker` in one entry. Raises `ConfigurationError` for what is none."""
     if isinstance(breaker, BlockingBreaker):
         return breaker.call(key)
-    if isinstance(breaker, Call):
+    if isinstance(breaker, BreakerCall):
         return breaker
     raise _no_breaker(breaker, "a CircuitBreaker or an AdaptiveBreaker", "Limiter")
 
 
-def async_call_of(breaker: object, key: AnyKey) -> AsyncCall[Any]:
+def async_call_of(breaker: object, key: AnyKey) -> AsyncBreakerCall[Any]:
     """Do as `call_of`, for tasks."""
-    if isinstance(breaker, AwaitedBreaker):
+    if isinstance(breaker, AsyncBreaker):
         return breaker.call(key)
-    if isinstance(breaker, AsyncCall):
+    if isinstance(breaker, AsyncBreakerCall):
         return breaker
     raise _no_breaker(breaker, "an AsyncCircuitBreaker or an AsyncAdaptiveBreaker", "AsyncLimiter")
 

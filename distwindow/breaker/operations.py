@@ -11,12 +11,12 @@ from ..runtime.steps import Operation
 
 S = TypeVar("S")  # what is known of one breaker
 A = TypeVar("A")  # a call that was let through
-R = TypeVar("R", bound="ProbeRequest")
+R = TypeVar("R", bound="OutgoingRequest")
 S_contra = TypeVar("S_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
 
-class ProbeRequest(Protocol):
+class OutgoingRequest(Protocol):
     """A request for a probe."""
 
     outgoing: OutgoingCommand
@@ -29,13 +29,13 @@ class Breakers(Protocol[S_contra, A_co, R]):
 
     def monotonic(self) -> float: ...
 
-    def is_away(self, state: S_contra) -> bool: ...
+    def store_is_down(self, state: S_contra) -> bool: ...
 
-    def has_to_ask(self, state: S_contra, now: float) -> bool: ...
+    def must_query_store(self, state: S_contra, now: float) -> bool: ...
 
     def decide_by_known(self, state: S_contra, now: float) -> A_co | None: ...
 
-    def own_probe(self, state: S_contra) -> A_co: ...
+    def local_probe(self, state: S_contra) -> A_co: ...
 
     def request_probe(self, state: S_contra) -> R: ...
 
@@ -48,14 +48,14 @@ class Breakers(Protocol[S_contra, A_co, R]):
 
 def admit(breakers: Breakers[S, A, R], state: S) -> Operation[A]:
     """Decide a call that could not be decided by what is known. Raises `BreakerOpen`."""
-    if breakers.has_to_ask(state, breakers.monotonic()):
+    if breakers.must_query_store(state, breakers.monotonic()):
         # The outcome is in the state, and an error means that the last known state holds.
         yield from send_all(breakers.outgoing_of(state), breakers.monotonic)
     admission = breakers.decide_by_known(state, breakers.monotonic())
     if admission is not None:
         return admission
-    if breakers.is_away(state):
-        return breakers.own_probe(state)
+    if breakers.store_is_down(state):
+        return breakers.local_probe(state)
     request = breakers.request_probe(state)
     try:
         yield from send_all([request.outgoing], breakers.monotonic)

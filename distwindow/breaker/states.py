@@ -17,7 +17,7 @@ from ..ring.store import AsyncStore, Store
 from ..runtime.flush import OutgoingCommand
 from ..sentinel.circuit_breakers import BreakerState
 from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
-from .cache import BreakerSource, FollowedBreaker, ProbeRequest
+from .cache import BreakerCache, CachedBreaker, ProbeRequest
 from .commands import (
     AdaptiveFlush,
     AdaptiveReply,
@@ -50,14 +50,14 @@ class AdaptiveOptions(NamedTuple):
     draw: Callable[[], float]
 
 
-class InFlightCounts(NamedTuple):
+class InFlightAdaptiveCounts(NamedTuple):
     """Counts that have been sent. They are sent again under the same number until a reply comes."""
 
     seq: int
     counts: tuple[AdaptiveCounts, ...]
 
 
-class AdaptiveKeyState(FollowedBreaker):
+class AdaptiveKeyState(CachedBreaker):
     """One breaker. Changed under the lock of the `AdaptiveStates` that it belongs to."""
 
     __slots__ = ("in_flight", "last_bad_ms", "pass_asked", "passed_ms", "pending", "window")
@@ -68,7 +68,7 @@ class AdaptiveKeyState(FollowedBreaker):
         """What the fleet has counted, as the store last said."""
         self.pending: dict[int, list[int]] = {}
         """Successes, failures and drops of this process since, by start of the bucket (ms)."""
-        self.in_flight: InFlightCounts | None = None
+        self.in_flight: InFlightAdaptiveCounts | None = None
         self.passed_ms = 0
         """When a call last passed although some are dropped, on the store's clock; 0 for never."""
         self.pass_asked = False
@@ -110,7 +110,7 @@ class AdaptiveAdmission(NamedTuple):
     state: AdaptiveKeyState
 
 
-class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
+class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
     """The adaptive breakers under one prefix, by key. Safe to share between threads."""
 
     def __init__(
@@ -128,13 +128,13 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
         self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
 
     def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveAdmission | None:
-        """See `BreakerSource`. None if the call may claim the forced pass."""
+        """See `BreakerCache`. None if the call may claim the forced pass."""
         now_ms = self._now_ms(state, now)
         ratio, probability = self._ratios(state, now_ms)
         if ratio <= 0:
@@ -150,7 +150,7 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
         return probability if ratio > 0 else 0.0
 
     def request_probe(self, state: AdaptiveKeyState) -> ProbeRequest:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         request = ProbeRequest("")
         command = AdaptiveFlush(
             (),
@@ -167,24 +167,24 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
         return request
 
     def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveAdmission:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         if request.granted:
             return AdaptiveAdmission(state)
         if request.granted is None:
-            return self.own_probe(state)
+            return self.local_probe(state)
         now_ms = self._now_ms(state, self.monotonic())
         ratio, probability = self._ratios(state, now_ms)
         if ratio <= 0:
             return AdaptiveAdmission(state)
         return self._decide_by_draw(state, probability, now_ms)
 
-    def own_probe(self, state: AdaptiveKeyState) -> AdaptiveAdmission:
-        """See `BreakerSource`: the forced pass of this process."""
+    def local_probe(self, state: AdaptiveKeyState) -> AdaptiveAdmission:
+        """See `BreakerCache`: the forced pass of this process."""
         state.passed_ms = self._now_ms(state, self.monotonic())
         return AdaptiveAdmission(state)
 
     def abandon(self, state: AdaptiveKeyState, request: ProbeRequest) -> None:
-        """See `BreakerSource`. A pass that was granted is lost; the next is a second later."""
+        """See `BreakerCache`. A pass that was granted is lost; the next is a second later."""
         state.pass_asked = False
 
     def _decide_by_draw(
@@ -235,7 +235,7 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
     # -- counts --
 
     def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         if failed is None:
             return False
         state = self.state_of(admission)
@@ -243,7 +243,7 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
         return self.in_process
 
     def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         return self.current(admission.state)
 
     def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
@@ -257,11 +257,11 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
             self.activate(state, self.monotonic())
 
     def outgoing_of(self, state: AdaptiveKeyState) -> list[OutgoingCommand]:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         with self._lock:
             batch = state.in_flight
             if batch is None and state.pending:
-                batch = InFlightCounts(next(self._numbers), tuple(state.own_counts()))
+                batch = InFlightAdaptiveCounts(next(self._numbers), tuple(state.own_counts()))
                 state.in_flight, state.pending = batch, {}
             command = AdaptiveFlush(
                 (),
@@ -278,7 +278,7 @@ class AdaptiveStates(BreakerSource[AdaptiveKeyState, AdaptiveAdmission]):
     def _on_flush(
         self,
         state: AdaptiveKeyState,
-        batch: InFlightCounts | None,
+        batch: InFlightAdaptiveCounts | None,
         reply: AdaptiveReply | Exception,
         sent_at: float,
     ) -> None:
@@ -360,7 +360,7 @@ class Probe:
         return self.forks == _fork.forks
 
 
-class BreakerKeyState(FollowedBreaker):
+class BreakerKeyState(CachedBreaker):
     """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
 
     __slots__ = (
@@ -470,7 +470,7 @@ block may be left in another context than the one in which it was entered, so no
 OnBreakerStoreError = Literal["allow", "deny"]
 
 
-class Admission(NamedTuple):
+class BreakerAdmission(NamedTuple):
     """A call that was let through."""
 
     state: BreakerKeyState
@@ -482,7 +482,7 @@ class Admission(NamedTuple):
     """Monotonic seconds."""
 
 
-class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
+class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     """The breakers of one rule under one prefix, by key. Safe to share between threads."""
 
     def __init__(
@@ -501,20 +501,20 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
-        """See `BreakerSource`."""
+        """See `BreakerCache`."""
         return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
 
-    def decide_by_known(self, state: BreakerKeyState, now: float) -> Admission | None:
+    def decide_by_known(self, state: BreakerKeyState, now: float) -> BreakerAdmission | None:
         """Decide by the last known state; None if the call may go as a probe."""
         if state.state == "closed":
             if state.epoch is None and self._denies:
                 raise BreakerOpen(state.key, "closed", self._sync_s)
-            return Admission(state, state.generation, None, now)
+            return BreakerAdmission(state, state.generation, None, now)
         # The first half spares most refusals a microsecond.
         if _probes_around.get() and (self._store, state.name) in {p.name for p in _open_probes()}:
-            return Admission(state, _INSIDE, None, now)
+            return BreakerAdmission(state, _INSIDE, None, now)
         if now < state.retry_at or state.probe_asked:
             raise self._refusal(state, now)
         return None
@@ -540,16 +540,16 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             raise
         return request
 
-    def decide_probe(self, state: BreakerKeyState, request: ProbeRequest) -> Admission:
+    def decide_probe(self, state: BreakerKeyState, request: ProbeRequest) -> BreakerAdmission:
         """Decide the call that has asked for a probe."""
         now = self.monotonic()
         if request.granted:
             probe = Probe((self._store, state.name), request.probe_id, now + self._renew_s)
             return self._begin_probe(state, probe)
         if request.granted is None:
-            return self.own_probe(state)
+            return self.local_probe(state)
         if state.state == "closed":
-            return Admission(state, state.generation, None, now)
+            return BreakerAdmission(state, state.generation, None, now)
         raise self._refusal(state, now)
 
     def abandon(self, state: BreakerKeyState, request: ProbeRequest) -> None:
@@ -559,7 +559,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             state.ends[request.probe_id] = "free"
         self.activate(state, self.monotonic())
 
-    def own_probe(self, state: BreakerKeyState) -> Admission:
+    def local_probe(self, state: BreakerKeyState) -> BreakerAdmission:
         """Decide a call that may go as a probe while the store does not answer."""
         now = self.monotonic()
         with self._lock:
@@ -568,7 +568,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             state.own_probe_until = now + self.rule.open_ms / 1000
         return self._begin_probe(state, Probe((self._store, state.name), "", math.inf))
 
-    def _begin_probe(self, state: BreakerKeyState, probe: Probe) -> Admission:
+    def _begin_probe(self, state: BreakerKeyState, probe: Probe) -> BreakerAdmission:
         """Let a call through as `probe`, which is renewed from now on."""
         now = self.monotonic()
         with self._lock:
@@ -577,7 +577,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         if not self.in_process:
             self.activate(state, now)
             self._schedule.flush_by(min(probe.renew_at, now + self._tick_s))
-        return Admission(state, state.generation, probe, now)
+        return BreakerAdmission(state, state.generation, probe, now)
 
     def _refusal(self, state: BreakerKeyState, now: float) -> BreakerOpen:
         wait = max(0.0, state.retry_at - now)
@@ -588,8 +588,8 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
 
     # -- ends of calls --
 
-    def record(self, admission: Admission, failed: bool | None) -> bool:
-        """See `BreakerSource`. The end of a probe is sent at once, as it decides."""
+    def record(self, admission: BreakerAdmission, failed: bool | None) -> bool:
+        """See `BreakerCache`. The end of a probe is sent at once, as it decides."""
         state, probe, now = self.state_of(admission), admission.probe, self.monotonic()
         bad = failed is not None and self.rule.is_bad(failed, now - admission.began_at)
         if probe is not None:
@@ -624,7 +624,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
         self.activate(state, now)
         return bool(probe.probe_id)
 
-    def _epoch_of(self, admission: Admission, state: BreakerKeyState) -> int | None:
+    def _epoch_of(self, admission: BreakerAdmission, state: BreakerKeyState) -> int | None:
         """Return the epoch under which the end of a call is counted; None if it is not counted, as
         the state has changed since the call began, or as it was inside a probe.
 
@@ -638,12 +638,12 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             return self.bucket_start_ms(state, admission.began_at)
         return state.epoch if admission.generation == state.generation else None
 
-    def restarted(self, admission: Admission) -> Admission:
-        """See `BreakerSource`: the response time begins now."""
+    def restarted(self, admission: BreakerAdmission) -> BreakerAdmission:
+        """See `BreakerCache`: the response time begins now."""
         return admission._replace(began_at=self.monotonic())
 
-    def state_of(self, admission: Admission) -> BreakerKeyState:
-        """See `BreakerSource`."""
+    def state_of(self, admission: BreakerAdmission) -> BreakerKeyState:
+        """See `BreakerCache`."""
         return self.current(admission.state)
 
     def _end_own_probe(
@@ -654,7 +654,7 @@ class BreakerStates(BreakerSource[BreakerKeyState, Admission]):
             state.own_probe_until = now
         elif bad:
             state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
-        elif state.state != "closed" and self.is_away(state):
+        elif state.state != "closed" and self.store_is_down(state):
             change = BreakerChange(state.key, state.state, "closed", 0)
             state.state = "closed"
             state.generation += 1

@@ -52,7 +52,7 @@ _BAR_WIDTH = 10
 _MAX_OWNERS = 4
 
 
-class HeldSlots(NamedTuple):
+class SlotUsage(NamedTuple):
     """The slots of one key that are held."""
 
     key: str
@@ -77,20 +77,20 @@ def is_slots_name(name: bytes) -> bool:
     return name.endswith(b":slots")
 
 
-def read_slots(found: Mapping[bytes, tuple[Server, str]]) -> list[HeldSlots]:
+def read_slots(found: Mapping[bytes, tuple[Server, str]]) -> list[SlotUsage]:
     """Return the slots of these names that are held or lost."""
     by_server: dict[int, list[bytes]] = {}
     servers = {id(server): server for server, _ in found.values()}
     for name, (server, _) in found.items():
         by_server.setdefault(id(server), []).append(name)
     return [
-        HeldSlots(found[name][1], limit, holders, lost)
+        SlotUsage(found[name][1], limit, holders, lost)
         for server_id, names in by_server.items()
         for name, limit, holders, lost in _read(servers[server_id], names)
     ]
 
 
-def slots_rank(one: HeldSlots) -> tuple[int, int, str]:
+def slots_rank(one: SlotUsage) -> tuple[int, int, str]:
     """Return what keys are sorted by: those with most slots lost, then most held."""
     return -one.lost, -len(one.holders), one.key
 
@@ -120,7 +120,7 @@ def _read(
                 yield name, named[-1][0].limit, live, len(named) - len(live)
 
 
-def slots_table(slots: Sequence[HeldSlots], width: int | None, after: Table | None = None) -> Table:
+def slots_table(slots: Sequence[SlotUsage], width: int | None, after: Table | None = None) -> Table:
     """Return a table with a row for each key."""
     columns = [
         Column("KEY"),
@@ -157,7 +157,7 @@ def _owners(holders: Sequence[Holder]) -> str:
     return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
 
 
-def slots_object(slots: HeldSlots) -> dict[str, Any]:
+def slots_object(slots: SlotUsage) -> dict[str, Any]:
     """Return the slots of a key for JSON."""
     return {
         "key": json_text(slots.key),
@@ -319,7 +319,7 @@ class Found:
         self.top, self._stream = top or MOST_RANKED, query.stream and not top
         self.counts = ScanCounts()
         self.breakers = First[FoundBreaker](self.top, breaker_rank, lambda one: one.name)
-        self.slots = First[HeldSlots](self.top, slots_rank, lambda one: one.key)
+        self.slots = First[SlotUsage](self.top, slots_rank, lambda one: one.key)
         self.is_streamed = False
         """True once there are more than those that could be ranked."""
         # By the order in which the scan has met them.
@@ -385,7 +385,7 @@ class Found:
         """Return how much is scanned, of how much."""
         return self._line.text(self.counts.names)
 
-    def _read_slots(self, page: NamePage) -> list[HeldSlots]:
+    def _read_slots(self, page: NamePage) -> list[SlotUsage]:
         found = read_slots(page.slots)
         self.counts.slots += len(found)
         self.counts.with_lost += sum(one.lost > 0 for one in found)

@@ -114,7 +114,7 @@ class BaseConcurrency:
         return f"{host[:20] or 'host'}:{os.getpid()}"
 
 
-class BaseKeeper:
+class BaseSlotDriver:
     """What slots and their blocks need, and what needs no store."""
 
     def __init__(self, owner: BaseConcurrency, clock: Clock) -> None:
@@ -208,7 +208,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         super().__init__(store, limit, ttl, options)
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
-        self._keeper = _ThreadSlots(self._store, self)
+        self._driver = _ThreadSlots(self._store, self)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
         self._held.ends_all = SHUTDOWN.are_calls_paused
 
@@ -219,7 +219,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         Entering raises `ConcurrencyExceeded` when there was no slot for `timeout` seconds (None: no
         timeout), `StoreTimeout` or `StoreUnavailable`; whatever it raises, nothing stays held.
         """
-        return SlotBlock(self._keeper, self._held.new_claim(key), check_timeout(timeout))
+        return SlotBlock(self._driver, self._held.new_claim(key), check_timeout(timeout))
 
     def try_hold(self, key: AnyKey) -> Slot:
         """Return a slot of `key` that is held already, or one that is false if all are held.
@@ -231,16 +231,16 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         """
         claim = self._held.new_claim(key)
         try:
-            reply = self._keeper.ask(claim)
-            return Slot(self._keeper, claim, None if reply.granted else exceeded(claim, reply))
+            reply = self._driver.ask(claim)
+            return Slot(self._driver, claim, None if reply.granted else exceeded(claim, reply))
         except BaseException:
-            self._keeper.abandon(claim)
+            self._driver.abandon(claim)
             raise
 
     def stats(self, key: AnyKey) -> ConcurrencyStats:
         """Return who holds the slots of `key`, and how many wait for one in this object."""
         claim = self._held.new_claim(key)
-        return self._keeper.run(self._operations.stats(claim))
+        return self._driver.run(self._operations.stats(claim))
 
     def _end_calls(self) -> None:
         if self._owns_store:
@@ -257,7 +257,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         return failure
 
 
-class _ThreadSlots(BaseKeeper):
+class _ThreadSlots(BaseSlotDriver):
     """Drives the operations of slots in the calling thread."""
 
     def __init__(self, store: Store, base: BaseConcurrency) -> None:
@@ -351,13 +351,13 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         super().__init__(store, limit, ttl, options)
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
-        self._keeper = _TaskSlots(self._store, self)
+        self._driver = _TaskSlots(self._store, self)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
         self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
         """See `Concurrency.hold`; `async with`."""
-        return AsyncSlotBlock(self._keeper, self._held.new_claim(key), check_timeout(timeout))
+        return AsyncSlotBlock(self._driver, self._held.new_claim(key), check_timeout(timeout))
 
     def try_hold(self, key: AnyKey) -> Unawaited[AsyncSlot]:
         """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`. What it
@@ -368,16 +368,16 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     async def _try_hold(self, key: AnyKey) -> AsyncSlot:
         claim = self._held.new_claim(key)
         try:
-            reply = await self._keeper.ask(claim)
-            return AsyncSlot(self._keeper, claim, None if reply.granted else exceeded(claim, reply))
+            reply = await self._driver.ask(claim)
+            return AsyncSlot(self._driver, claim, None if reply.granted else exceeded(claim, reply))
         except BaseException:
-            self._keeper.abandon(claim)
+            self._driver.abandon(claim)
             raise
 
     async def stats(self, key: AnyKey) -> ConcurrencyStats:
         """See `Concurrency.stats`."""
         claim = self._held.new_claim(key)
-        return await self._keeper.run(self._operations.stats(claim))
+        return await self._driver.run(self._operations.stats(claim))
 
     async def _end_calls(self) -> None:
         if self._owns_store:
@@ -394,7 +394,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return failure
 
 
-class _TaskSlots(BaseKeeper):
+class _TaskSlots(BaseSlotDriver):
     """Drives the operations of slots in the running task; see the one for threads."""
 
     def __init__(self, store: AsyncStore, base: BaseConcurrency) -> None:

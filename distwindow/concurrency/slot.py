@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from weakref import ref
 
 from ..async_use import EnteredBlock, only_async_with
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ClaimKeeper(Protocol):
+W_co = TypeVar("W_co", covariant=True)  # what waiting returns: nothing, or something awaitable
+
+
+class SlotDriver(Protocol[W_co]):
     """What slots need of their `Concurrency`."""
 
     def is_lost(self, claim: SlotClaim) -> bool:
@@ -38,23 +41,11 @@ class ClaimKeeper(Protocol):
     def abandon(self, claim: SlotClaim) -> None:
         """Have the worker free what `claim` may hold."""
 
-
-class BlockingKeeper(ClaimKeeper, Protocol):
-    """`ClaimKeeper` for threads."""
-
-    def wait(self, claim: SlotClaim, timeout: float | None) -> None:
+    def wait(self, claim: SlotClaim, timeout: float | None) -> W_co:
         """Wait until `claim` is granted."""
 
-    def free(self, claim: SlotClaim) -> None:
+    def free(self, claim: SlotClaim) -> W_co:
         """Free the slot of a claim."""
-
-
-class AsyncKeeper(ClaimKeeper, Protocol):
-    """`ClaimKeeper` for tasks."""
-
-    def wait(self, claim: SlotClaim, timeout: float | None) -> Awaitable[None]: ...
-
-    def free(self, claim: SlotClaim) -> Awaitable[None]: ...
 
 
 class _BaseSlot:
@@ -62,12 +53,12 @@ class _BaseSlot:
 
     def __init__(
         self,
-        keeper: ClaimKeeper,
+        driver: SlotDriver[Any],
         claim: SlotClaim,
         refusal: ConcurrencyExceeded | None,
         owns_claim: bool,
     ) -> None:
-        self._base_keeper = keeper
+        self._base_driver = driver
         self._claim = claim
         self._refusal = refusal
         if owns_claim:  # a slot of `try_hold`; that of `hold` belongs to its block
@@ -88,7 +79,7 @@ class _BaseSlot:
         """True once the slot was lost while it was held: it could not be renewed in time, or the
         store has it no more. Another holder may have it, so stop what it guards. It stays true.
         """
-        return self._base_keeper.is_lost(self._claim)
+        return self._base_driver.is_lost(self._claim)
 
     @property
     def refusal(self) -> ConcurrencyExceeded | None:
@@ -111,21 +102,21 @@ class Slot(_BaseSlot):
 
     def __init__(
         self,
-        keeper: BlockingKeeper,
+        driver: SlotDriver[None],
         claim: SlotClaim,
         refusal: ConcurrencyExceeded | None = None,
         *,
         owns_claim: bool = True,
     ) -> None:
-        super().__init__(keeper, claim, refusal, owns_claim)
-        self._keeper = keeper
+        super().__init__(driver, claim, refusal, owns_claim)
+        self._driver = driver
 
     def release(self) -> None:
         """Free the slot before the end of the block. A second release does nothing. Never raises
         because of the store: what cannot be freed now is freed in the background.
         """
         if not self._claim.ended:
-            self._keeper.free(self._claim)
+            self._driver.free(self._claim)
 
     def __enter__(self) -> Self:
         return self
@@ -145,19 +136,19 @@ class AsyncSlot(_BaseSlot):
 
     def __init__(
         self,
-        keeper: AsyncKeeper,
+        driver: SlotDriver[Awaitable[None]],
         claim: SlotClaim,
         refusal: ConcurrencyExceeded | None = None,
         *,
         owns_claim: bool = True,
     ) -> None:
-        super().__init__(keeper, claim, refusal, owns_claim)
-        self._keeper = keeper
+        super().__init__(driver, claim, refusal, owns_claim)
+        self._driver = driver
 
     async def release(self) -> None:
         """See `Slot.release`. If it is cancelled, the slot is freed in the background."""
         if not self._claim.ended:
-            await self._keeper.free(self._claim)
+            await self._driver.free(self._claim)
 
     async def __aenter__(self) -> Self:
         return self
@@ -174,8 +165,8 @@ class AsyncSlot(_BaseSlot):
 class _BaseBlock(EnteredBlock):
     """The claim of a block of `hold`, and whether it was entered."""
 
-    def __init__(self, keeper: ClaimKeeper, claim: SlotClaim, timeout: float | None) -> None:
-        self._base_keeper = keeper
+    def __init__(self, driver: SlotDriver[Any], claim: SlotClaim, timeout: float | None) -> None:
+        self._base_driver = driver
         self._claim = claim
         self._timeout = timeout
         self._entered = False
@@ -204,18 +195,18 @@ class SlotBlock(_BaseBlock):
         "block `if slot:`"
     )
 
-    def __init__(self, keeper: BlockingKeeper, claim: SlotClaim, timeout: float | None) -> None:
-        super().__init__(keeper, claim, timeout)
-        self._keeper = keeper
-        self._slot = Slot(keeper, claim, owns_claim=False)
+    def __init__(self, driver: SlotDriver[None], claim: SlotClaim, timeout: float | None) -> None:
+        super().__init__(driver, claim, timeout)
+        self._driver = driver
+        self._slot = Slot(driver, claim, owns_claim=False)
 
     def __enter__(self) -> Slot:
         self._on_enter()
         try:
-            self._keeper.wait(self._claim, self._timeout)
+            self._driver.wait(self._claim, self._timeout)
             return self._slot
         except BaseException:  # raised by a signal handler, too
-            self._keeper.abandon(self._claim)
+            self._driver.abandon(self._claim)
             raise
 
     def __exit__(
@@ -228,9 +219,9 @@ class SlotBlock(_BaseBlock):
             if not self._entered:
                 raise self._not_entered()
             if not self._claim.ended:
-                self._keeper.free(self._claim)
+                self._driver.free(self._claim)
         except BaseException:
-            self._keeper.abandon(self._claim)
+            self._driver.abandon(self._claim)
             raise
 
 
@@ -243,18 +234,20 @@ class AsyncSlotBlock(_BaseBlock):
         "slot:` and in that block `if slot:`"
     )
 
-    def __init__(self, keeper: AsyncKeeper, claim: SlotClaim, timeout: float | None) -> None:
-        super().__init__(keeper, claim, timeout)
-        self._keeper = keeper
-        self._slot = AsyncSlot(keeper, claim, owns_claim=False)
+    def __init__(
+        self, driver: SlotDriver[Awaitable[None]], claim: SlotClaim, timeout: float | None
+    ) -> None:
+        super().__init__(driver, claim, timeout)
+        self._driver = driver
+        self._slot = AsyncSlot(driver, claim, owns_claim=False)
 
     async def __aenter__(self) -> AsyncSlot:
         self._on_enter()
         try:
-            await self._keeper.wait(self._claim, self._timeout)
+            await self._driver.wait(self._claim, self._timeout)
             return self._slot
         except BaseException:  # a cancellation, or raised by a signal handler
-            self._keeper.abandon(self._claim)
+            self._driver.abandon(self._claim)
             raise
 
     async def __aexit__(
@@ -267,7 +260,7 @@ class AsyncSlotBlock(_BaseBlock):
             if not self._entered:
                 raise self._not_entered()
             if not self._claim.ended:
-                await self._keeper.free(self._claim)
+                await self._driver.free(self._claim)
         except BaseException:
-            self._keeper.abandon(self._claim)
+            self._driver.abandon(self._claim)
             raise

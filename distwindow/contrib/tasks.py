@@ -424,18 +424,18 @@ class _Gate(Generic[L]):
             self._limiters[task.limits] = self._make(task.limits)
         return task
 
-    def _hold_left(self) -> float:
+    def _remaining_hold_s(self) -> float:
         """Return for how many seconds the limiter is not asked."""
         return 0.0 if self._held_until is None else self._held_until - self._time.monotonic()
 
-    def _unasked(self) -> float:
+    def _backoff_s(self) -> float:
         """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
-        return 0.0 if self._on_store_error == "run" else max(self._hold_left(), MIN_DELAY_S)
+        return 0.0 if self._on_store_error == "run" else max(self._remaining_hold_s(), MIN_DELAY_S)
 
     def _failed(self, task: TaskLimits, key: AnyKey, exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
         if not isinstance(exc, StoreError):
-            self._works()  # whoever refuses a key answers
+            self._on_store_recovered()  # whoever refuses a key answers
             unlogged = self._failure_log.unlogged_before((task.name, type(exc).__name__))
             if unlogged is not None:
                 _log.error(
@@ -456,7 +456,7 @@ class _Gate(Generic[L]):
             )  # fmt: skip
         return 0.0 if runs else HOLD_S
 
-    def _works(self) -> None:
+    def _on_store_recovered(self) -> None:
         if self._held_until is not None:
             self._held_until = None
             _log.warning("limits of tasks can be asked again")
@@ -479,14 +479,14 @@ class TaskGate(_Gate[Limiter]):
         """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
         seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
         """
-        if self._hold_left() > 0:
-            return self._unasked()
+        if self._remaining_hold_s() > 0:
+            return self._backoff_s()
         key, cost = task.key_and_cost(args, kwargs)
         try:
             decision = self._limiters[task.limits].try_acquire(key, cost, enqueue=True)
         except Exception as exc:
             return self._failed(task, key, exc)
-        self._works()
+        self._on_store_recovered()
         return _delay(decision)
 
 
@@ -514,8 +514,8 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         may, and was counted; otherwise, as soon as that is certain, in how many seconds to ask
         again. Raises no `Exception`.
         """
-        if self._hold_left() > 0:
-            return self._unasked()
+        if self._remaining_hold_s() > 0:
+            return self._backoff_s()
         key, cost = task.key_and_cost(args, kwargs)
         limiter = self._limiters[task.limits]
         try:
@@ -525,7 +525,7 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
                 delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
             return self._failed(task, key, exc)
-        self._works()
+        self._on_store_recovered()
         return delay
 
     async def hold(

@@ -97,7 +97,7 @@ class ChainSlot:
         return None
 
 
-class ChainLink(NamedTuple):
+class SlotAdapter(NamedTuple):
     """A slot in a chain, and what its methods are: that is told by the functions, not by what they
     return, as a token may be a generator or a future, too.
     """
@@ -110,9 +110,9 @@ class ChainLink(NamedTuple):
     """False for a slot that has nothing to leave."""
 
 
-def link_of(slot: Any) -> ChainLink:
-    """Return the link of `slot`."""
-    return ChainLink(
+def adapt_slot(slot: Any) -> SlotAdapter:
+    """Return the adapter of `slot`."""
+    return SlotAdapter(
         slot,
         _kind_of(slot.enter),
         _kind_of(slot.exit),
@@ -134,7 +134,7 @@ def _kind_of(method: Any) -> str | None:
     return None
 
 
-class Entered:
+class SlotStack:
     """The slots that one call has entered, and has still to leave. One logic for both worlds: its
     generators yield results that are awaited in tasks.
 
@@ -144,16 +144,16 @@ class Entered:
 
     __slots__ = ("_call", "_chain", "_name", "taken")
 
-    def __init__(self, chain: tuple[ChainLink, ...], call: GuardCall, name: str) -> None:
+    def __init__(self, chain: tuple[SlotAdapter, ...], call: GuardCall, name: str) -> None:
         self._chain = chain
         self._call = call
         self._name = name
-        self.taken: list[tuple[ChainLink, Any]] = []
+        self.taken: list[tuple[SlotAdapter, Any]] = []
 
     def enter(self, sleep: Any) -> Steps:
         """Enter all slots, in order. `sleep(seconds)` waits."""
-        for link in self._chain:
-            slot, kind, _, has_exit = link
+        for adapter in self._chain:
+            slot, kind, _, has_exit = adapter
             try:
                 token = slot.enter(self._call)
                 if kind == "steps":
@@ -165,7 +165,7 @@ class Entered:
                     exc.rule = getattr(slot, "rule", None)
                 raise
             if has_exit:
-                self.taken.append((link, token))
+                self.taken.append((adapter, token))
             if self._call.wait:
                 # After the slot is noted as taken: a wait that is cancelled gives it back.
                 wait, self._call.wait = self._call.wait, 0.0

@@ -17,7 +17,7 @@ from ..breaker.rules import BreakerRule
 from ..callables import function_name
 from ..concurrency.concurrency import AsyncConcurrency, Concurrency
 from ..connect import check_url, open_async_store, open_store, store_name
-from ..entry import LEFT_ELSEWHERE
+from ..entry import EXITED_IN_OTHER_THREAD
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
 from ..failure_types import ErrorTypes, FailureTypes
 from ..lifecycle import AsyncClosable, BlockingClosable
@@ -29,14 +29,14 @@ from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
 from .chain import (
     NO_CONTEXT,
-    ChainLink,
     ChainSlot,
-    Entered,
     GuardCall,
     Outcome,
+    SlotAdapter,
+    SlotStack,
+    adapt_slot,
     current_context,
     is_coroutine_function,
-    link_of,
     make_installed_slots,
     run_in_task,
     run_in_thread,
@@ -47,7 +47,7 @@ from .slots import (
     AuthoritySlot,
     BreakerSlot,
     ConcurrencySlot,
-    FlowSlot,
+    RateSlot,
     RelateSlot,
     rules_that_count,
 )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _DEFAULT_URL = "redis://localhost:6379/0"
 """That of the command line, too."""
 
-Chain = tuple[ChainLink, ...]
+Chain = tuple[SlotAdapter, ...]
 
 
 class BaseGuard:
@@ -125,7 +125,7 @@ class BaseGuard:
         """Make the chains of all resources that have rules, on the store that is open now."""
         self._owns_store = owns_store
         self._clock = self._store.clock
-        self._lent_store = lend(self._store, self._store_name, owned=owns_store)
+        self._lent_store = share_store(self._store, self._store_name, owned=owns_store)
         self._common: list[Any] = list(self._slots)
         of_resource: dict[str, list[Any]] = {}
         named: dict[str, set[str]] = {}
@@ -139,13 +139,13 @@ class BaseGuard:
                 continue
             of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named))
         for counting, limit in rules_that_count(self._rules, self.prefix):
-            counter = FlowSlot(counting, frozenset(), self._part(self._make_counter, limit))
+            counter = RateSlot(counting, frozenset(), self._part(self._make_counter, limit))
             of_resource.setdefault(counting.resource, []).append(counter)
         self._chains = {
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
         self._chain_of_others = _sorted(self._common)
-        own(self._parts.values(), self._lent_store)
+        act_as_owners(self._parts.values(), self._lent_store)
 
     def _make_limiter(self, limit: Limit) -> Any:
         options = self._options
@@ -213,7 +213,7 @@ class BaseGuard:
         limit = limit_of(rule)
         if rule.strategy == "relate":
             return RelateSlot(rule, origins, self._part(self._new_limiter, limit))
-        return FlowSlot(rule, origins, self._part(self._make_limiter, limit))
+        return RateSlot(rule, origins, self._part(self._make_limiter, limit))
 
     def _part(self, make: Callable[[Any], Any], setting: Limit | BreakerRule | int) -> Any:
         part = self._parts.get((make, setting))
@@ -287,7 +287,7 @@ def check_cost(cost: object) -> None:
 
 def _sorted(slots: list[Any]) -> Chain:
     in_order = sorted(slots, key=lambda slot: getattr(slot, "order", ChainSlot.order))
-    return tuple(map(link_of, in_order))
+    return tuple(map(adapt_slot, in_order))
 
 
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
@@ -325,7 +325,7 @@ def _checked_slot(slot: Any, may_await: bool) -> Any:
 # it stays open until the guard closes it, because the others still flush.
 
 
-class LentStore:
+class SharedStore:
     """`Store` or `AsyncStore`, which `close` leaves open."""
 
     def __init__(self, store: Any, name: str) -> None:
@@ -351,19 +351,19 @@ class LentStore:
         """Leave the store open."""
 
 
-def lend(store: Any, name: str, *, owned: bool) -> Any:
+def share_store(store: Any, name: str, *, owned: bool) -> Any:
     """Return what limiters are made with: a store in this process, or the caller's, as it is."""
-    return LentStore(store, name) if owned and store.source != "local" else store
+    return SharedStore(store, name) if owned and store.source != "local" else store
 
 
-def own(parts: Iterable[Any], store: Any) -> None:
+def act_as_owners(parts: Iterable[Any], store: Any) -> None:
     """Have `parts`, which were made with `store`, behave as its owners if it was lent."""
-    if isinstance(store, LentStore):
+    if isinstance(store, SharedStore):
         for part in parts:
             part._owns_store = True
 
 
-class _BaseEntry(EnteredBlock):
+class _BaseGuardEntry(EnteredBlock):
     """One entry, which is entered once and left once, in the same thread unless it is made with
     `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
     may still be in the block.
@@ -380,7 +380,7 @@ class _BaseEntry(EnteredBlock):
         self._guard = guard
         self._sleep = sleep
         self._call = call
-        self._entered = Entered(chain, call, guard._name)
+        self._slot_stack = SlotStack(chain, call, guard._name)
         self._state = "new"
         self._any_thread = any_thread
         self._thread_id = 0
@@ -429,7 +429,9 @@ class _BaseEntry(EnteredBlock):
         if self._state != "entered":
             raise self._misused("left")
         if self._thread_id != threading.get_ident() and not self._any_thread:
-            raise RuntimeError(f"this entry of {short_repr(self.resource)} {LEFT_ELSEWHERE}")
+            raise RuntimeError(
+                f"this entry of {short_repr(self.resource)} {EXITED_IN_OTHER_THREAD}"
+            )
         return self._leaving(True, exc)
 
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
@@ -438,15 +440,15 @@ class _BaseEntry(EnteredBlock):
         """
         self._state = "left"
         if self._forks != _fork.forks:
-            self._entered.taken.clear()  # they are the parent's, which leaves them
+            self._slot_stack.taken.clear()  # they are the parent's, which leaves them
         rt = self._guard._clock.monotonic() - self._began_at
         outcome = self._guard._outcome(admitted, exc, rt)
         if admitted and exc is None and self._marked_failed:
             outcome = outcome._replace(failed=True)
-        return self._entered.leave(outcome)
+        return self._slot_stack.leave(outcome)
 
 
-class GuardEntry(_BaseEntry):
+class GuardEntry(_BaseGuardEntry):
     """`with guard.entry(resource) as entry:`."""
 
     _written = "`with guard.entry(resource):`, which raises if refused"
@@ -454,7 +456,7 @@ class GuardEntry(_BaseEntry):
     def __enter__(self) -> Self:
         self._begin()
         try:
-            run_in_thread(self._entered.enter(self._sleep))
+            run_in_thread(self._slot_stack.enter(self._sleep))
         except BaseException as exc:
             run_in_thread(self._leaving(False, exc))
             raise
@@ -470,7 +472,7 @@ class GuardEntry(_BaseEntry):
 
 
 @only_async_with
-class AsyncGuardEntry(_BaseEntry):
+class AsyncGuardEntry(_BaseGuardEntry):
     """`async with guard.entry(resource) as entry:`, the same for tasks. If the task is cancelled
     while the entry is left, it is left to the end before `CancelledError` is raised.
     """
@@ -480,7 +482,7 @@ class AsyncGuardEntry(_BaseEntry):
     async def __aenter__(self) -> Self:
         self._begin()
         try:
-            await run_in_task(self._entered.enter(self._sleep))
+            await run_in_task(self._slot_stack.enter(self._sleep))
         except BaseException as exc:
             await self._leave(False, exc)
             raise

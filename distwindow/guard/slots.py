@@ -18,12 +18,12 @@ from .rules import AuthorityRule, limit_of
 # The slots of a guard's rules: one object for each rule.
 #
 #   AuthoritySlot      AuthorityRule                     takes nothing
-#   FlowSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
+#   RateSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
 #   RelateSlot         FlowRule, strategy "relate"       takes nothing (related.py)
 #   ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
 #   BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
 #
-# A `FlowSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
+# A `RateSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
 # was counted. Its limiter may be of either world, and so of the others.
 
 
@@ -94,7 +94,7 @@ class FlowRuleSlot(ChainSlot):
         return self._key if app == call.origin else None
 
 
-class FlowSlot(FlowRuleSlot):
+class RateSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:

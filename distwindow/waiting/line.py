@@ -26,7 +26,7 @@ that callers that take places and never come cannot push it ever further away.
 """
 
 
-class Line(NamedTuple):
+class VirtualQueue(NamedTuple):
     """The line of a ring, as it is stored."""
 
     tail_us: float
@@ -51,7 +51,7 @@ def line_expires_in_ms(window_ms: int) -> int:
     return 2 * window_ms
 
 
-def tail_at(line: Line | None, window_ms: int, now: int) -> float:
+def tail_at(line: VirtualQueue | None, window_ms: int, now: int) -> float:
     """Return the last turn of the line, us since the epoch; 0 where there is none. A line that was
     last seen more than a window ahead of `now` is from before the clock was set back.
     """
@@ -60,7 +60,7 @@ def tail_at(line: Line | None, window_ms: int, now: int) -> float:
     return line.tail_us
 
 
-def step_us(cost: int, amount: int, window_ms: int) -> float:
+def spacing_us(cost: int, amount: int, window_ms: int) -> float:
     """Return the time in which a limit of `amount` permits in a window admits `cost`, us."""
     return float(math.ceil(float(cost) * (window_ms * 1000.0) / amount))
 
@@ -70,7 +70,7 @@ def take_turn(
 ) -> Turn:
     """Take the place at the end of the line, for a caller that has room at `room_at_ms`."""
     longest = now * 1000.0 + MAX_LINE_WINDOWS * (window_ms * 1000.0)
-    turn_us = max(room_at_ms * 1000.0, tail_us + step_us(cost, amount, window_ms))
+    turn_us = max(room_at_ms * 1000.0, tail_us + spacing_us(cost, amount, window_ms))
     turn_us = min(turn_us, longest)
     return Turn(math.ceil(turn_us / 1000), turn_us)
 

@@ -10,7 +10,7 @@ from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues
 from ..ring.replies import AcquireReply
 from ..ring.ring import Ring
 from .commands import AcquireTurn, TurnReply
-from .line import Line, keep_turn, line_expires_in_ms, queued_permits, tail_at, take_turn
+from .line import VirtualQueue, keep_turn, line_expires_in_ms, queued_permits, tail_at, take_turn
 
 
 class MemoryLines:
@@ -46,7 +46,9 @@ class MemoryLines:
         for charge, tail_us, window_ms in zip(charges, tails, windows, strict=True):
             if tail_us > now * 1000.0:
                 expires_at_ms = now + line_expires_in_ms(window_ms) + 1
-                self._values.put(line_name(charge.ring), Line(tail_us, now, expires_at_ms), now)
+                self._values.put(
+                    line_name(charge.ring), VirtualQueue(tail_us, now, expires_at_ms), now
+                )
         return TurnReply(reply, turn_ms - now, queued)
 
 

@@ -133,7 +133,7 @@ class Waiter:
         return self.remaining_s
 
 
-class HeldTurn(NamedTuple):
+class RetryAt(NamedTuple):
     """A turn in the virtual line of a ring (`waiting/line.py`)."""
 
     turn_ms: int
@@ -148,7 +148,7 @@ class QueueTurns:
     __slots__ = ("free_calls", "turn")
 
     def __init__(self) -> None:
-        self.turn: HeldTurn | None = None
+        self.turn: RetryAt | None = None
         """The place of this queue in the line. A head that leaves it to the next one, because it
         was cancelled or its timeout has ended, so leaves no gap.
         """
@@ -190,7 +190,7 @@ class QueueSlot(Waiter):
         self._queue.refusal = (now + retry_after, asks_at, decision)
         self._queues.wake_too_late(self, self._queue, now + retry_after)
 
-    def take_freed(self) -> bool:
+    def consume_wake(self) -> bool:
         """True, once, if this is the head and permits have been given back. A waiter that has left
         has been admitted, and sleeps until it may proceed.
         """
@@ -386,7 +386,7 @@ class WaitQueues:
 # is skipped if permits were given back before it began.
 
 
-class HeadSleep:
+class InterruptibleSleep:
     """Sleeps of one waiter in a thread."""
 
     def __init__(self, slot: QueueSlot, clock: Clock, sleep: Callable[[float], object]) -> None:
@@ -399,14 +399,14 @@ class HeadSleep:
         """
         slot, clock = self._slot, self._clock
         if clock is not SYSTEM:
-            return None if slot.take_freed() else self._sleep(seconds)
+            return None if slot.consume_wake() else self._sleep(seconds)
         until = clock.monotonic() + seconds
-        while not slot.take_freed() and (left := until - clock.monotonic()) > 0:
+        while not slot.consume_wake() and (left := until - clock.monotonic()) > 0:
             slot.sleep(left)
         return None
 
 
-class AsyncHeadSleep:
+class AsyncInterruptibleSleep:
     """Sleeps of one waiter in a task."""
 
     def __init__(
@@ -416,14 +416,14 @@ class AsyncHeadSleep:
         self._slot, self._clock, self._sleep = slot, clock, sleep
 
     async def __call__(self, seconds: float) -> None:
-        """Do as `HeadSleep`."""
+        """Do as `InterruptibleSleep`."""
         slot, clock = self._slot, self._clock
         if clock is not SYSTEM:
-            if not slot.take_freed():
+            if not slot.consume_wake():
                 await self._sleep(seconds)
             return
         until = clock.monotonic() + seconds
-        while not slot.take_freed() and (left := until - clock.monotonic()) > 0:
+        while not slot.consume_wake() and (left := until - clock.monotonic()) > 0:
             await slot.sleep_async(left)
 
 
@@ -473,7 +473,7 @@ class TurnAnswer(NamedTuple):
     """Of a refused call, `retry_after` is the time at which there is room, before which no call can
     be admitted.
     """
-    turn: HeldTurn
+    turn: RetryAt
     """The turn of the call, or of the next waiter."""
     queued: int = 0
     """For an admitted call, how many permits the others in the line wait for."""
@@ -493,7 +493,7 @@ class Turns:
         self.takes_next = not strategy.uses_leases
         """With leases the next waiter asks plainly, as its call may lease permits for others."""
 
-    def serve(self, command: Acquire) -> bool:
+    def applies_to(self, command: Acquire) -> bool:
         """True if `acquire` waits for this call by turns. Calls that cost much do not: see
         `MIN_CALLS`.
         """
@@ -528,19 +528,19 @@ class Turns:
         sent_at = self._monotonic()
         leased = self._strategy.spend_leased(charges[0].key, charges[0].cost)
         if leased is not None:
-            return TurnAnswer(leased, HeldTurn(leased.now_ms, sent_at))
+            return TurnAnswer(leased, RetryAt(leased.now_ms, sent_at))
         command = AcquireTurn(charges, held_ms=held_ms, takes_next=takes_next)
         reply = yield from send(command)
         decision = turn_decision(command, reply, self._source)
         if not decision.allowed:
             self._strategy.cache_refusal(decision.key, decision, sent_at)
-        turn = HeldTurn(
+        turn = RetryAt(
             decision.now_ms + reply.turn_in_ms, self._monotonic() + reply.turn_in_ms / 1000
         )
         return TurnAnswer(decision, turn, reply.queued)
 
     def sleep_s(
-        self, command: Acquire, turn: HeldTurn, room_in_s: float, remaining_s: float | None
+        self, command: Acquire, turn: RetryAt, room_in_s: float, remaining_s: float | None
     ) -> float:
         """Return for how long the holder of `turn` sleeps before it asks; 0 or less: not at all.
         `room_in_s`: when there is room. `remaining_s`: what is left of its timeout.

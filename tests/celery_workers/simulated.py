@@ -17,7 +17,7 @@ from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from distwindow import Limiter
-from distwindow.contrib.celery.admission import Admission, FleetTurns
+from distwindow.contrib.celery.admission import FleetTurns, TaskAdmission
 from distwindow.contrib.celery.gate import Gate
 from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
@@ -137,7 +137,7 @@ class SimulatedWorker:
         limiter = Limiter(store, "1/second", time=timeline.clock)
         self.limits = EffectiveLimits(LimitTable(None))
         self.limits.check({task.name: task for task in tasks})
-        self.admission = Admission(
+        self.admission = TaskAdmission(
             ask or (lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)])),
             fleet_turns or FleetTurns(partial(Limiter, store, time=timeline.clock)),
             self.monotonic,
@@ -182,7 +182,7 @@ class SimulatedWorker:
         self._on_end(request)
 
     def _wake(self) -> None:
-        self._timeline.call_after(0.0, self.gate.pump)
+        self._timeline.call_after(0.0, self.gate.run_pending)
 
     def _forget(self, request: SimulatedRequest) -> None:
         self.running.remove(request)

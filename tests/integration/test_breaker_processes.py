@@ -27,7 +27,7 @@ from distwindow import (
     Key,
     StoreError,
 )
-from distwindow.breaker.call import Call
+from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.commands import breaker_name
 from distwindow.testing import ManualClock
 from tests.integration.breaker_process import FLUSH_S, RULE, SYNC_S
@@ -286,7 +286,7 @@ def leave_in_child(call: Any, failure: BaseException | None) -> int:
         return os.waitpid(child, 0)[1]
     try:
         how: Any = (type(failure), failure, None)
-        if isinstance(call, Call):
+        if isinstance(call, BreakerCall):
             call.__exit__(*how)
         else:
             with suppress(StopIteration):  # a child of a task has no loop, and waits for nothing
@@ -332,7 +332,7 @@ def test_two_threads_ask_for_one_probe(redis_url: str, prefix: str) -> None:
         with suppress(OSError), breaker.call("k"):
             raise OSError
         breaker.flush()
-        until(lambda: breaker._states.of_key("k").retry_at < breaker._states.monotonic())
+        until(lambda: breaker._states.get_or_create("k").retry_at < breaker._states.monotonic())
         inside, done = threading.Semaphore(0), threading.Event()
         admitted: list[int] = []
 
@@ -381,7 +381,7 @@ def test_an_interrupted_exchange_does_not_mean_that_the_store_is_away(
             patch.setattr(breaker._store, "exchange", interrupted)
             with pytest.raises(SoftTimeLimit), breaker.call("k"):
                 pass
-        assert not breaker._states.is_away(breaker._states.of_key("k"))
+        assert not breaker._states.store_is_down(breaker._states.get_or_create("k"))
         with breaker.call("k"):
             pass
 

@@ -17,7 +17,7 @@ from distwindow.contrib.celery.send_back import (
     is_taken_away,
     survive_lost_connections,
 )
-from distwindow.contrib.celery.worker_steps import ConsumerStep, WorkerSurroundings
+from distwindow.contrib.celery.worker_steps import CeleryWorkerPort, ConsumerStep
 from tests.servers import Standalone
 
 TIMEOUT_S = 60.0
@@ -134,7 +134,7 @@ def test_the_gate_is_closed_before_the_first_message_is_put_back(server: Standal
     worker = Worker(server)
     waiting: list[int] = []
     gate: Any = SimpleNamespace(
-        surroundings=WorkerSurroundings(None), open=lambda: None,
+        worker=CeleryWorkerPort(None), open=lambda: None,
         close=lambda: waiting.append(server.client().llen("app:jobs")),
     )  # fmt: skip
     consumer: Any = SimpleNamespace(

@@ -340,7 +340,7 @@ def test_a_task_may_be_registered_after_the_limits_are_made(project: Project) ->
     limited = project.task(limits="1/minute", name="limited")
     with project.worker():
         later = project.task(limits="1/minute", name="later")
-        project.gate.surroundings.consumer.update_strategies()
+        project.gate.worker.consumer.update_strategies()
         for task in (limited, later):
             task.delay("first")
             task.delay("second")

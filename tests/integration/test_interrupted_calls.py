@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from distwindow import Limiter, StoreError, StoreTimeout
-from distwindow.stores.redis.blocking import CallGroup, InFlightCall, Waiter
+from distwindow.stores.redis.blocking import CallGroup, GroupMember, InFlightCall
 from tests.integration.interrupted import PLENTY, SCRIPT, raised_after, subclass
 from tests.servers import Proxy
 from tests.servers.faults import Delay, Pass, Silent
@@ -79,7 +79,7 @@ def test_a_slow_connection_is_taken_over_after_an_interruption(proxy: Proxy, pre
 
 def test_members_get_their_shares_of_a_reply_that_has_arrived() -> None:
     """The leader is interrupted while it hands out the shares."""
-    group, members = CallGroup(), [Waiter(InFlightCall(5.0)) for _ in range(3)]
+    group, members = CallGroup(), [GroupMember(InFlightCall(5.0)) for _ in range(3)]
     for member in members:
         group.join(member)
     assert group.close() is members[0]

@@ -25,9 +25,9 @@ from distwindow import (
     ErrorCount,
     ErrorRatio,
 )
-from distwindow.breaker.call import Call
+from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.record import STATES, BreakerRecord
-from distwindow.breaker.states import Admission
+from distwindow.breaker.states import BreakerAdmission
 from distwindow.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.ring.command import Command
 from distwindow.stores.memory import MemoryStore
@@ -83,7 +83,7 @@ class Process:
         self.breaker = CircuitBreaker(store, rule, time=store.clock, **options)
         self.changes: list[BreakerChange] = []
         self.breaker.on_change(self.changes.append)
-        self.calls: list[Call[Admission]] = []
+        self.calls: list[BreakerCall[BreakerAdmission]] = []
 
     def begin(self, key: str = "k") -> bool:
         call = self.breaker.call(key)

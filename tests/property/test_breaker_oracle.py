@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow import BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio, SlowRatio
-from distwindow.breaker.call import Call
+from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.rules import BreakerRule
-from distwindow.breaker.states import Admission
+from distwindow.breaker.states import BreakerAdmission
 from tests.unit.clock_and_stores import T0, ManualClock
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
     breaker = CircuitBreaker("memory://", rule, ignore=KeyError, time=clock)
     breaker.on_change(lambda change: heard.append(f"{change.previous} -> {change.state}"))
     model = Model(rule)
-    open_calls: list[tuple[Call[Admission], ModelCall]] = []
+    open_calls: list[tuple[BreakerCall[BreakerAdmission], ModelCall]] = []
     for action, which, failed, elapsed_ms in history:
         clock.move(elapsed_ms)
         if action == "begin":

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
-from distwindow.contrib.celery.admission import Admission, FleetTurns
+from distwindow.contrib.celery.admission import FleetTurns, TaskAdmission
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.stores.memory import MemoryStore
 from tests.celery_workers.simulated import (
@@ -416,7 +416,7 @@ def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
     def ask(key, limits, cost):
         raise ConfigurationError("NOPERM")
 
-    admission = Admission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: 0.0, "hold")
+    admission = TaskAdmission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: 0.0, "hold")
     assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
 
 
@@ -451,7 +451,7 @@ def test_a_key_that_fails_after_an_outage_ends_the_outage() -> None:
     def ask(key, limits, cost):
         raise next(failures)
 
-    admission = Admission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: now_s, "hold")
+    admission = TaskAdmission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: now_s, "hold")
     for is_up in (False, True):
         now_s += 10.0
         admission.may_run("key", (Limit("1/second"),), 1)
@@ -494,7 +494,7 @@ def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
     worker = SimulatedWorker(timeline, store, [task], slots=50, ask=ask, pool="threads")
     requests = [SimulatedRequest(number, task, str(number), 0.0) for number in range(8)]
     worker.gate._arrivals.extend(requests)  # they come at once
-    worker.gate.pump()
+    worker.gate.run_pending()
     assert len(asked) == 1
 
     worker = SimulatedWorker(timeline, store, [SimulatedTask("fetch", limits="1/day")])

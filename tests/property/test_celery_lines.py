@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from distwindow.contrib.celery.lines import Entry, Line, Lines, Schedule
+from distwindow.contrib.celery.lines import ParkedTask, Schedule, TaskQueue, TaskQueues
 
 NAMES = [("fetch", "a"), ("fetch", "b"), ("send", "a")]
 Name = tuple[str, str]
@@ -17,15 +17,15 @@ class LinesAgainstAModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.lines: Lines[int] = Lines()
+        self.lines: TaskQueues[int] = TaskQueues()
         self.now_s = 0.0
         self.number = 0
-        self.entries: dict[int, Entry[int]] = {}
+        self.entries: dict[int, ParkedTask[int]] = {}
         self.queues: dict[Name, list[int]] = {}
         self.states: dict[Name, str] = {}
         self.until: dict[Name, float] = {}
         self.kept_until: dict[int, float] = {}
-        self.asking: dict[Name, Line[int]] = {}
+        self.asking: dict[Name, TaskQueue[int]] = {}
         self.left: list[int] = []
 
     @rule(
@@ -78,7 +78,7 @@ class LinesAgainstAModel(RuleBasedStateMachine):
             self.states[name] = "waiting"
             self.until[name] = self.now_s + wait_s
 
-    def remove(self, name: Name, entry: Entry[int]) -> None:
+    def remove(self, name: Name, entry: ParkedTask[int]) -> None:
         self.lines.remove(entry)
         self.left.append(entry.item)
         self.queues[name].remove(entry.item)

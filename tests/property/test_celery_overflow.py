@@ -222,11 +222,11 @@ def test_a_slow_store_delays_the_event_loop_by_one_call_at_a_time() -> None:
 
     worker.admission._fleet_turns = Slow(lambda limits: pytest.fail("the other one is asked"))
     blocked_s: list[float] = []
-    pump = worker.gate.pump
+    run_pending = worker.gate.run_pending
 
     def timed() -> None:
         begins_s = timeline.clock.monotonic()
-        pump()
+        run_pending()
         blocked_s.append(timeline.clock.monotonic() - begins_s)
 
     worker.gate._timer._callback = timed

@@ -73,7 +73,7 @@ class History:
             return [head]
         elif self.is_reset:  # the head asks again, as the refusal may be from before
             head.on_refused(refusal(value))
-            assert head.take_freed()
+            assert head.consume_wake()
             self.is_reset = False
         else:
             head.on_refused(refusal(value))

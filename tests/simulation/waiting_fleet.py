@@ -44,7 +44,7 @@ class Waiter:
         self.ended = False
 
     def begin(self) -> None:
-        by_turns = self.process.fleet.by_turns and self.process.turns.serve(self.command)
+        by_turns = self.process.fleet.by_turns and self.process.turns.applies_to(self.command)
         self.operation = (
             wait_for_turn(self.command, self.process.turns, self.slot)
             if by_turns

@@ -80,7 +80,7 @@ def test_what_a_listener_raises_is_logged_with_its_name_and_reaches_nobody(
     listeners.add(heard.append)
     # In a thread, as in the main thread a KeyboardInterrupt may be that of Ctrl-C.
     for _ in range(2):
-        run_to_completion(lambda: listeners.tell(change))
+        run_to_completion(lambda: listeners.notify(change))
     assert heard == [change, change], "the listeners after it, and the changes after it"
     failed = [line for line in caplog.messages if "has failed" in line]
     assert len(failed) == 2
@@ -94,7 +94,7 @@ def test_ctrl_c_in_a_listener_reaches_the_caller() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            listeners.tell(BreakerChange("k", "closed", "open", 0))
+            listeners.notify(BreakerChange("k", "closed", "open", 0))
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -9,12 +9,12 @@ import pytest
 from celery.worker import state
 from kombu.common import QoS
 
-from distwindow.contrib.celery.worker_steps import WorkerSurroundings
+from distwindow.contrib.celery.worker_steps import CeleryWorkerPort
 
 
 @pytest.mark.parametrize("bound", [None, 6])
 def test_the_prefetch_count_is_lowered_as_often_as_it_was_raised(bound: int | None) -> None:
-    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    around = CeleryWorkerPort(SimpleNamespace(hub=None))
     qos: Any = QoS(lambda prefetch_count: None, 4)
     qos.max_prefetch = bound
     around.consumer = SimpleNamespace(qos=qos, initial_prefetch_count=4)
@@ -30,7 +30,7 @@ def test_the_prefetch_count_is_lowered_as_often_as_it_was_raised(bound: int | No
 
 def test_celery_may_set_the_prefetch_count_anew() -> None:
     """When tasks end that ran at a reconnection, Celery sets the count to its own."""
-    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    around = CeleryWorkerPort(SimpleNamespace(hub=None))
     qos: Any = QoS(lambda prefetch_count: None, 4)
     around.consumer = SimpleNamespace(qos=qos, initial_prefetch_count=4)
     raised = around.adjust_prefetch(0, 80)
@@ -43,7 +43,7 @@ def test_celery_may_set_the_prefetch_count_anew() -> None:
 
 @pytest.mark.parametrize("flag", ["should_stop", "should_terminate"])
 def test_a_worker_stops_from_the_signal_on(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
-    around = WorkerSurroundings(SimpleNamespace(hub=None))
+    around = CeleryWorkerPort(SimpleNamespace(hub=None))
     assert not around.is_stopping()
     monkeypatch.setattr(state, flag, False)
     assert not around.is_stopping()

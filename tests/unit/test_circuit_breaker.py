@@ -129,7 +129,7 @@ def test_breakers_whose_rules_differ_do_not_share_calls_or_probes(changed: str) 
     for _ in range(3):
         call(1)
     reads = [
-        BreakerFlush((), rule=breaker.rule, name=breaker._states.of_key("k").name)
+        BreakerFlush((), rule=breaker.rule, name=breaker._states.get_or_create("k").name)
         for breaker in (outer, inner)
     ]
     assert [store.execute(read).total for read in reads] == [3, 3]

@@ -17,7 +17,7 @@ from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting import waiting as turns
 from distwindow.waiting.commands import AcquireTurn, TurnReply
-from distwindow.waiting.waiting import HeldTurn, QueueSlot, Turns, WaitQueues, wait_for_turn
+from distwindow.waiting.waiting import QueueSlot, RetryAt, Turns, WaitQueues, wait_for_turn
 from tests.state_tables import Row, RowChecks
 from tests.unit.clock_and_stores import T0, ManualClock
 
@@ -48,7 +48,7 @@ class Queue:
 
     def holds(self, due_in_s: float = 0.3, free_calls: int = 0) -> Queue:
         due_at = self.clock.monotonic() + due_in_s
-        self.head.turns.turn = HeldTurn(T0 + round(due_in_s * 1000), due_at)
+        self.head.turns.turn = RetryAt(T0 + round(due_in_s * 1000), due_at)
         self.head.turns.free_calls = free_calls
         return self
 

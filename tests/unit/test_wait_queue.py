@@ -119,8 +119,8 @@ def _() -> str:
     queue.refuse(head, 0.5)
     queue.queues.on_freed(COMMAND.charges)
     assert head._wake_up.sleep(0)
-    assert not second.take_freed()
-    asks = head.take_freed() and not head.take_freed()
+    assert not second.consume_wake()
+    asks = head.consume_wake() and not head.consume_wake()
     return f"{queue.where(head)}, and {'asks at once' if asks else 'sleeps on'}"
 
 
@@ -157,7 +157,7 @@ def test_who_has_left_its_queue_sleeps_on_when_permits_are_given_back() -> None:
     admitted, _ = queue.join(), queue.join()
     admitted.leave()
     queue.queues.on_freed(COMMAND.charges)
-    assert not admitted.take_freed()
+    assert not admitted.consume_wake()
 
 
 def test_a_slot_that_never_joined_can_leave() -> None:

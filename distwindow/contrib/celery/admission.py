@@ -92,7 +92,7 @@ class FleetTurns:
             self._limiters.popitem()[1].close()
 
 
-class Admission:
+class TaskAdmission:
     """Asks the limiter. In an outage it asks nothing for a while, so that a store which does not
     answer costs the worker at most one timeout per pause.
     """

@@ -11,11 +11,11 @@ from typing import Any
 
 from ... import Limit
 from ...errors import ConfigurationError
-from .admission import RUN, Admission, Answer
+from .admission import RUN, Answer, TaskAdmission
 from .limits import EffectiveLimits
-from .lines import Entry, Line, Lines
+from .lines import ParkedTask, TaskQueue, TaskQueues
 from .pool_slots import PoolSlots
-from .worker import OneTimer, Surroundings, is_revoked, logger, task_parked, task_sent_back
+from .worker import OneTimer, WorkerPort, is_revoked, logger, task_parked, task_sent_back
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -40,23 +40,23 @@ _SHORTEST_SENT_BACK_S = 1.0
 class ReturnTurns:
     """Gives out the turns of one worker's tasks. Moments are those of the gate's clock."""
 
-    def __init__(self, admission: Admission, lines: Lines[Any], max_hold_s: float) -> None:
+    def __init__(self, admission: TaskAdmission, lines: TaskQueues[Any], max_hold_s: float) -> None:
         self._admission = admission
         self._lines = lines
         # While its eta is to come, another worker keeps it, and half of the time is left then.
         self._longest_s = max_hold_s / 2
 
-    def turn_s(self, entry: Entry[Any], limits: tuple[Limit, ...], now_s: float) -> float:
+    def turn_s(self, entry: ParkedTask[Any], limits: tuple[Limit, ...], now_s: float) -> float:
         """Return when this task is to come again."""
         return (
             self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry, limits)
         )
 
-    def _own_turn_s(self, entry: Entry[Any], now_s: float) -> float:
+    def _own_turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
         """Return the worker's own turn for this task."""
         return self._postponed_s(entry.line.next_turn_s, now_s)
 
-    def _fleet_turn_s(self, entry: Entry[Any], limits: tuple[Limit, ...]) -> float:
+    def _fleet_turn_s(self, entry: ParkedTask[Any], limits: tuple[Limit, ...]) -> float:
         """Return the fleet's turn for this task, or the worker's own where that is unknown.
 
         The limiter may admit the call. Then the first task of the line has its permits, and may
@@ -83,7 +83,9 @@ class ReturnTurns:
         """Return how long the task stays away: no longer than another worker may keep it."""
         return min(turn_s - now_s, self._longest_s)
 
-    def note_sent_back(self, entry: Entry[Any], limits: tuple[Limit, ...], turn_s: float) -> None:
+    def note_sent_back(
+        self, entry: ParkedTask[Any], limits: tuple[Limit, ...], turn_s: float
+    ) -> None:
         """Let the worker's own next turn follow the one at which this task comes back."""
         seconds = [min(entry.cost, limit.amount) * limit.per / limit.amount for limit in limits]
         entry.line.next_turn_s = turn_s + max(seconds, default=0.0)
@@ -101,7 +103,7 @@ class StartRefused(ConfigurationError, SystemExit):
         self.code = sentence
 
 
-def ends_the_worker(create: Callable[..., None]) -> Callable[..., None]:
+def exit_on_configuration_error(create: Callable[..., None]) -> Callable[..., None]:
     """Make `create`, a boot step's, end the worker for a `ConfigurationError`, and log it."""
 
     @functools.wraps(create)
@@ -120,8 +122,8 @@ def ends_the_worker(create: Callable[..., None]) -> Callable[..., None]:
 #
 # The gate: holds limited tasks back in the worker's parent, and starts them as their limits allow.
 #
-# All work is done by `pump`, by one caller at a time: a call that comes while another works (from a
-# callback of the pool, from another thread or greenlet) only has that one look again. So the lines
+# All work is done by `run_pending`, by one caller at a time: a call that comes while another works
+# (from a callback of the pool, another thread or greenlet) only has that one look again. So lines
 # are never seen half changed, and nothing recurses, though a slot that is given back may be granted
 # to another line at once.
 
@@ -142,21 +144,21 @@ class Gate:
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        worker: WorkerPort,
         slots: PoolSlots,
-        admission: Admission,
+        admission: TaskAdmission,
         limits: EffectiveLimits,
         *,
         max_parked: int,
         max_hold_s: float,
     ) -> None:
-        self.surroundings = surroundings
+        self.worker = worker
         self._slots = slots
         self.limits = limits
         self._max_parked = max_parked
         self._max_hold_s = max_hold_s
         self.admission = admission
-        self.lines: Lines[Any] = Lines()
+        self.lines: TaskQueues[Any] = TaskQueues()
         self._return_turns = ReturnTurns(admission, self.lines, max_hold_s)
         self.parked = 0
         """How many tasks are here whose line has waited for its limit since they came."""
@@ -168,8 +170,8 @@ class Gate:
         """How many times `_CONNECTION_ENDED` is among the arrivals."""
         self._with_revoked: list[str] = []
         """Tasks of which some that wait here have been revoked, and are to leave now."""
-        self._granted: deque[Line[Any]] = deque()
-        self._without_room: deque[Entry[Any]] = deque()
+        self._granted: deque[TaskQueue[Any]] = deque()
+        self._without_room: deque[ParkedTask[Any]] = deque()
         """What is to be sent back because there is more than `max_parked`."""
         self._may_send_back = _MOST_SENT_BACK
         self._may_send_back_until_s = 0.0
@@ -178,7 +180,7 @@ class Gate:
         self._pumping = False
         self._again = False
         self._look_after_s: float | None = None
-        self._timer = OneTimer(surroundings, self.pump)
+        self._timer = OneTimer(worker, self.run_pending)
 
     @property
     def waiting_for_limits(self) -> int:
@@ -193,7 +195,7 @@ class Gate:
             self._slots.pass_on(request, by_turns=self.lines.size > 0)
         else:
             self._arrivals.append(request)
-            self.pump()
+            self.run_pending()
         self._slots.block_consumer()
 
     def open(self) -> None:
@@ -212,17 +214,17 @@ class Gate:
         self._closed = True
         self._ended_connections += 1
         self._arrivals.append(_CONNECTION_ENDED)
-        self.surroundings.give_back(self._slots.forget_tasks())
-        self.pump()
+        self.worker.give_back(self._slots.forget_tasks())
+        self.run_pending()
 
     def drop_revoked(self, task: str) -> None:
         """Let the tasks of this name that are revoked leave now, and not when their lines ask."""
         self._with_revoked.append(task)
-        self.pump()
+        self.run_pending()
 
     # -- the work ----------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def run_pending(self) -> None:
         """Do whatever can be done now, and set the timer for the rest."""
         with self._lock:
             if self._pumping:
@@ -245,13 +247,13 @@ class Gate:
 
     def _work(self) -> bool:
         """Return False if there is more to do, and the event loop should have its turn first."""
-        around = self.surroundings
-        ends_s = around.monotonic() + _WORK_S
+        worker = self.worker
+        ends_s = worker.monotonic() + _WORK_S
         while True:
             self._take_arrivals()
             if self._with_revoked:
                 self._drop_revoked()
-            self.lines.advance(around.monotonic())
+            self.lines.advance(worker.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
             self._look_after_s = self._slots.serve(by_turns=self.lines.size > 0)
@@ -260,7 +262,7 @@ class Gate:
                 return self._send_back_overdue(ends_s) and self._send_back_without_room(ends_s)
             while self._granted:
                 self._serve(self._granted.popleft())
-                if around.monotonic() > ends_s:
+                if worker.monotonic() > ends_s:
                     return False
 
     def _take_arrivals(self) -> None:
@@ -272,7 +274,7 @@ class Gate:
             elif not self._ended_connections and not self._closed:
                 self._add(request)
             else:
-                self.surroundings.give_back([request])
+                self.worker.give_back([request])
 
     def _drop_revoked(self) -> None:
         tasks, self._with_revoked = set(self._with_revoked), []
@@ -281,29 +283,29 @@ class Gate:
                 if not entry.left and is_revoked(entry.item):
                     self._leave(entry)
 
-    def _grant(self, line: Line[Any]) -> None:
+    def _grant(self, line: TaskQueue[Any]) -> None:
         self._granted.append(line)
-        self.pump()
+        self.run_pending()
 
     def _add(self, request: Any) -> None:
         task = request.task
         key, cost = self.limits.of(task).key_and_cost(request.args, request.kwargs, request.id)
-        around = self.surroundings
-        kept_until_s = around.received_s(request) + self._max_hold_s
-        entry = self.lines.add(task.name, key, request, cost, kept_until_s, around.rank(request))
+        worker = self.worker
+        kept_until_s = worker.received_s(request) + self._max_hold_s
+        entry = self.lines.add(task.name, key, request, cost, kept_until_s, worker.rank(request))
         self._watch_expiry(entry)
         if entry.line.state == "waiting":
             entry.parked = True
             self._park(entry.line, 0.0, [entry])
 
-    def _watch_expiry(self, entry: Entry[Any], earliest_s: float = 0.001) -> None:
+    def _watch_expiry(self, entry: ParkedTask[Any], earliest_s: float = 0.001) -> None:
         """Have `entry` looked at when it expires, too: its line may ask much later."""
-        after_s = self.surroundings.expires_after_s(entry.item)
+        after_s = self.worker.expires_after_s(entry.item)
         if after_s is not None:
-            entry.expires_s = self.surroundings.monotonic() + max(after_s + 0.001, earliest_s)
+            entry.expires_s = self.worker.monotonic() + max(after_s + 0.001, earliest_s)
             self.lines.keep_until(entry, min(entry.expires_s, entry.kept_until_s))
 
-    def _serve(self, line: Line[Any]) -> None:
+    def _serve(self, line: TaskQueue[Any]) -> None:
         """Ask for the first task of a line, which holds a slot."""
         # All lines are about to be forgotten then.
         entry = None if self._is_ending() else self._head(line)
@@ -333,25 +335,25 @@ class Gate:
             if answer.admitted:
                 entry.admit()
             self._slots.give_back()
-            self.lines.wait(line, self.surroundings.monotonic() + answer.wait_s)
+            self.lines.wait(line, self.worker.monotonic() + answer.wait_s)
             self._park(line, answer.wait_s, self.lines.park(line))
 
     def _is_ending(self) -> bool:
         """True if a connection has ended, or the worker is told to stop: its event loop may not go
         on then, and what a prefork pool starts without it is not acknowledged.
         """
-        return self._ended_connections > 0 or self.surroundings.is_stopping()
+        return self._ended_connections > 0 or self.worker.is_stopping()
 
-    def _go_on(self, line: Line[Any], answer: Answer) -> None:
+    def _go_on(self, line: TaskQueue[Any], answer: Answer) -> None:
         """Let the next task of a line ask: at once, or when there can be a permit for it again."""
         following = line.head
         if following is None or answer.left is None or following.cost <= answer.left:
             self.lines.ask_again(line)
         else:
-            self.lines.wait(line, self.surroundings.monotonic() + answer.left_for_s)
+            self.lines.wait(line, self.worker.monotonic() + answer.left_for_s)
             self._park(line, answer.left_for_s, self.lines.park(line))
 
-    def _head(self, line: Line[Any]) -> Entry[Any] | None:
+    def _head(self, line: TaskQueue[Any]) -> ParkedTask[Any] | None:
         """Return the first task of a line that is to run; drop those that are another worker's by
         now, and those that were revoked or have expired, which Celery announces and acknowledges.
         """
@@ -363,18 +365,18 @@ class Gate:
             self._leave(entry)
         return None
 
-    def _is_taken_away(self, entry: Entry[Any]) -> bool:
+    def _is_taken_away(self, entry: ParkedTask[Any]) -> bool:
         """Forget a task that the broker has given to another worker, as this one was frozen."""
-        if not self.surroundings.is_taken_away(entry.item):
+        if not self.worker.is_taken_away(entry.item):
             return False
         self._leave(entry)
-        self.surroundings.forget(entry.item)
+        self.worker.forget(entry.item)
         return True
 
-    def _park(self, line: Line[Any], wait_s: float, begin: list[Entry[Any]]) -> None:
+    def _park(self, line: TaskQueue[Any], wait_s: float, begin: list[ParkedTask[Any]]) -> None:
         """Do what follows when the tasks `begin` of a line begin to wait for their limit."""
         if line.began_s is None:
-            line.began_s = self.surroundings.monotonic()
+            line.began_s = self.worker.monotonic()
             logger.info(
                 "tasks %s with the limit key %r begin to wait; the next may start in %.3f s",
                 *(line.task, line.key, wait_s),
@@ -388,7 +390,7 @@ class Gate:
                 last.has_room = False
                 self._without_room.append(last)
 
-    def _leave(self, entry: Entry[Any]) -> None:
+    def _leave(self, entry: ParkedTask[Any]) -> None:
         if entry.left:
             return
         line = entry.line
@@ -399,7 +401,7 @@ class Gate:
         if line.state == "gone" and line.began_s is not None:
             logger.info(
                 "no task %s with the limit key %r waits any more, after %.3f s and %d started",
-                *(line.task, line.key, self.surroundings.monotonic() - line.began_s, line.started),
+                *(line.task, line.key, self.worker.monotonic() - line.began_s, line.started),
             )
 
     def _adjust_prefetch(self) -> None:
@@ -407,10 +409,10 @@ class Gate:
         if self._ended_connections:
             return  # the prefetch count of a new connection was never raised for these tasks
         wanted = min(self.parked, self._max_parked)
-        self._raised = self.surroundings.adjust_prefetch(self._raised, wanted)
+        self._raised = self.worker.adjust_prefetch(self._raised, wanted)
 
     def _forget_all(self) -> None:
-        self.surroundings.give_back(self.lines.clear())
+        self.worker.give_back(self.lines.clear())
         self._without_room.clear()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
@@ -419,7 +421,7 @@ class Gate:
 
     def _send_back_overdue(self, ends_s: float) -> bool:
         """Send back what may be kept no longer. Return False if there is more."""
-        now_s = self.surroundings.monotonic()
+        now_s = self.worker.monotonic()
         while (entry := self.lines.pop_overdue(now_s)) is not None:
             if now_s >= entry.expires_s and is_revoked(entry.item):
                 self._leave(entry)
@@ -432,7 +434,7 @@ class Gate:
                 self.lines.keep_until(entry, min(entry.expires_s, ends))
             else:
                 self._send_back(entry)
-            if self.lines.any_ready or self.surroundings.monotonic() > ends_s:
+            if self.lines.any_ready or self.worker.monotonic() > ends_s:
                 return False
         return True
 
@@ -441,7 +443,7 @@ class Gate:
         may be sent back now.
         """
         while self._without_room:
-            entry, now_s = self._without_room[0], self.surroundings.monotonic()
+            entry, now_s = self._without_room[0], self.worker.monotonic()
             if entry.left or entry.admitted or self.parked <= self._max_parked:
                 entry.has_room = True
                 self._without_room.popleft()
@@ -458,14 +460,14 @@ class Gate:
             self._send_back(entry)
         return True
 
-    def _send_back(self, entry: Entry[Any]) -> None:
-        request, line, now_s = entry.item, entry.line, self.surroundings.monotonic()
+    def _send_back(self, entry: ParkedTask[Any]) -> None:
+        request, line, now_s = entry.item, entry.line, self.worker.monotonic()
         if not self._is_taken_away(entry) and is_revoked(request):
             self._leave(entry)
         # What came over a connection that has ended is delivered again: a copy would run, too.
         if entry.left or self._ended_connections:
             return
-        if not self.surroundings.can_send_back(request):
+        if not self.worker.can_send_back(request):
             self.lines.keep_until(entry, entry.expires_s)
             return
         limits = self.limits.of(request.task).limits
@@ -480,7 +482,7 @@ class Gate:
                 self._without_room.appendleft(entry)
             return
         try:
-            eta = self.surroundings.send_back(request, turns.delay_s(turn_s, now_s))
+            eta = self.worker.send_back(request, turns.delay_s(turn_s, now_s))
         except Exception as exc:  # whatever the broker's client raises: the task stays here
             logger.warning(
                 "sending %s[%s] back failed (%s: %s); it is kept, and sent back in %g s",
@@ -494,7 +496,7 @@ class Gate:
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
 
     def _set_timer(self, is_done: bool) -> None:
-        now_s = self.surroundings.monotonic()
+        now_s = self.worker.monotonic()
         next_s = self.lines.next_s() if is_done else now_s
         if self._without_room:
             due_s = self._may_send_back_until_s

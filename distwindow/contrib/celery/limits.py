@@ -35,7 +35,7 @@ _PATTERN = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
-class TaskLimits:
+class CeleryTaskLimits:
     """The limits of one task, with the key and the cost of each message."""
 
     task: str
@@ -62,7 +62,7 @@ class LimitTable:
         self._annotations = Annotations() if annotations is None else annotations
         self._configured = {} if configured is None else _checked_table(configured)
 
-    def of(self, task: Any) -> TaskLimits:
+    def of(self, task: Any) -> CeleryTaskLimits:
         """Return what limits this task. Raises `ConfigurationError` for options that cannot work,
         which names the task.
         """
@@ -81,12 +81,12 @@ class LimitTable:
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
         parsed = () if limits is None else _parse(f"task {name!r}: {source}", limits)
         charge = KeyAndCost(arguments, key, 1 if cost is None else cost, parsed, logger)
-        return TaskLimits(name, parsed, charge, source)
+        return CeleryTaskLimits(name, parsed, charge, source)
 
-    def unlimited(self, task: Any) -> TaskLimits:
+    def unlimited(self, task: Any) -> CeleryTaskLimits:
         """Return that this task has no limits, whatever its options say."""
         own = TaskArguments(str(task.name), task.run)
-        return TaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
+        return CeleryTaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise `ConfigurationError` for an entry that names a task which does not exist, and for
@@ -205,7 +205,7 @@ class EffectiveLimits:
     def __init__(self, table: LimitTable, max_hold_s: float = math.inf) -> None:
         self._table = table
         self._longest_pace_s = max_hold_s / 2
-        self._effective: dict[str, TaskLimits] = {}
+        self._effective: dict[str, CeleryTaskLimits] = {}
 
     def check(self, tasks: Mapping[str, Any]) -> None:
         """Look at all registered tasks. Raises `ConfigurationError` for the first that is wrong."""
@@ -213,7 +213,7 @@ class EffectiveLimits:
         for name, task in list(tasks.items()):
             self._effective[name] = self._of(task)
 
-    def of(self, task: Any) -> TaskLimits:
+    def of(self, task: Any) -> CeleryTaskLimits:
         """Return what limits `task`.
 
         A task that was registered after the worker had started is looked at here. If its options
@@ -223,11 +223,11 @@ class EffectiveLimits:
         found = self._effective.get(task.name)
         return self._add_late(task) if found is None else found
 
-    def limited(self) -> Iterable[TaskLimits]:
+    def limited(self) -> Iterable[CeleryTaskLimits]:
         """Return the tasks that have limits."""
         return [found for found in self._effective.values() if found.limits]
 
-    def _of(self, task: Any) -> TaskLimits:
+    def _of(self, task: Any) -> CeleryTaskLimits:
         """Return what limits `task`. Raises `ConfigurationError` for options that cannot work, and
         for a limit that has admitted tasks wait so long that the broker may give their messages to
         another worker: their permits are counted, so they cannot be sent back.
@@ -244,7 +244,7 @@ class EffectiveLimits:
                 )
         return found
 
-    def _add_late(self, task: Any) -> TaskLimits:
+    def _add_late(self, task: Any) -> CeleryTaskLimits:
         try:
             found = self._of(task)
         except ConfigurationError as exc:

@@ -96,14 +96,16 @@ _FIRST = -math.inf
 State = Literal["ready", "asking", "waiting", "gone"]
 
 
-class Entry(Generic[T]):
+class ParkedTask(Generic[T]):
     """One task in a line."""
 
     __slots__ = (
         "cost", "expires_s", "has_room", "item", "kept_until_s", "left", "line", "parked", "rank",
     )  # fmt: skip
 
-    def __init__(self, line: Line[T], item: T, cost: int, kept_until_s: float, rank: float) -> None:
+    def __init__(
+        self, line: TaskQueue[T], item: T, cost: int, kept_until_s: float, rank: float
+    ) -> None:
         self.line = line
         self.item = item
         self.cost = cost
@@ -128,7 +130,7 @@ class Entry(Generic[T]):
         self.rank = _FIRST
 
 
-class Line(Generic[T]):
+class TaskQueue(Generic[T]):
     """The tasks of one name and one key."""
 
     __slots__ = (
@@ -147,7 +149,7 @@ class Line(Generic[T]):
         self.task = task
         self.key = key
         self.state: State = "ready"
-        self.entries: list[Entry[T]] = []
+        self.entries: list[ParkedTask[T]] = []
         """In their order; some have left already."""
         self.size = 0
         """How many have not left."""
@@ -160,7 +162,7 @@ class Line(Generic[T]):
         """Until when the tasks that were sent back have turns."""
 
     @property
-    def head(self) -> Entry[T] | None:
+    def head(self) -> ParkedTask[T] | None:
         """The first task; None if all have left."""
         entries = self.entries
         left = 0
@@ -170,7 +172,7 @@ class Line(Generic[T]):
         return entries[0] if entries else None
 
     @property
-    def last_with_room(self) -> Entry[T] | None:
+    def last_with_room(self) -> ParkedTask[T] | None:
         """The last task that is to stay, and may still be sent back; None if there is none."""
         for entry in reversed(self.entries):
             if entry.has_room and not entry.left:
@@ -178,18 +180,18 @@ class Line(Generic[T]):
         return None
 
 
-class Lines(Generic[T]):
+class TaskQueues(Generic[T]):
     """All lines of one worker. Not safe to share between threads."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, AnyKey], Line[T]] = {}
-        self._ready: deque[Line[T]] = deque()
-        self._due: Schedule[Line[T]] = Schedule()
-        self._kept_until: Schedule[Entry[T]] = Schedule()
+        self._lines: dict[tuple[str, AnyKey], TaskQueue[T]] = {}
+        self._ready: deque[TaskQueue[T]] = deque()
+        self._due: Schedule[TaskQueue[T]] = Schedule()
+        self._kept_until: Schedule[ParkedTask[T]] = Schedule()
         self.size = 0
         """How many tasks are in all lines."""
 
-    def __iter__(self) -> Iterator[Line[T]]:
+    def __iter__(self) -> Iterator[TaskQueue[T]]:
         return iter(list(self._lines.values()))
 
     def __len__(self) -> int:
@@ -197,20 +199,20 @@ class Lines(Generic[T]):
 
     def add(
         self, task: str, key: AnyKey, item: T, cost: int, kept_until_s: float, rank: float = 0
-    ) -> Entry[T]:
+    ) -> ParkedTask[T]:
         """Put a task into its line, behind those of its rank. It is overdue at `kept_until_s`."""
         line = self._lines.get((task, key))
         if line is None:
-            line = self._lines[task, key] = Line(task, key)
+            line = self._lines[task, key] = TaskQueue(task, key)
             self._ready.append(line)
-        entry = Entry(line, item, cost, kept_until_s, rank)
+        entry = ParkedTask(line, item, cost, kept_until_s, rank)
         line.entries.insert(bisect_right(line.entries, rank, key=lambda one: one.rank), entry)
         line.size += 1
         self.keep_until(entry, kept_until_s)
         self.size += 1
         return entry
 
-    def pop_ready(self) -> Line[T] | None:
+    def pop_ready(self) -> TaskQueue[T] | None:
         """Return the line whose turn it is to ask, if there is one. Lines take turns."""
         while self._ready:
             line = self._ready.popleft()
@@ -219,7 +221,7 @@ class Lines(Generic[T]):
                 return line
         return None
 
-    def remove(self, entry: Entry[T]) -> None:
+    def remove(self, entry: ParkedTask[T]) -> None:
         """Take a task out of its line, wherever it stands."""
         if entry.left:
             return
@@ -233,19 +235,19 @@ class Lines(Generic[T]):
         if line.head is None:
             self._drop(line)
 
-    def ask_again(self, line: Line[T]) -> None:
+    def ask_again(self, line: TaskQueue[T]) -> None:
         """Let a line that was asking take its next turn, behind the other lines."""
         if line.state == "asking":
             line.state = "ready"
             self._ready.append(line)
 
-    def wait(self, line: Line[T], until_s: float) -> None:
+    def wait(self, line: TaskQueue[T], until_s: float) -> None:
         """Let a line that was asking wait."""
         if line.state == "asking":
             line.state = "waiting"
             self._due.set(line, until_s)
 
-    def park(self, line: Line[T]) -> list[Entry[T]]:
+    def park(self, line: TaskQueue[T]) -> list[ParkedTask[T]]:
         """Mark all tasks of `line` as parked, and return those that were not."""
         newly = [entry for entry in line.entries if not (entry.parked or entry.left)]
         for entry in newly:
@@ -258,7 +260,7 @@ class Lines(Generic[T]):
             line.state = "ready"
             self._ready.append(line)
 
-    def stop_waiting(self, line: Line[T]) -> None:
+    def stop_waiting(self, line: TaskQueue[T]) -> None:
         """Let a line ask now, if it waits."""
         if line.state == "waiting":
             self._due.cancel(line)
@@ -270,13 +272,13 @@ class Lines(Generic[T]):
         """True if a line may ask now; at times also if the last one has just gone."""
         return bool(self._ready)
 
-    def pop_overdue(self, now_s: float) -> Entry[T] | None:
+    def pop_overdue(self, now_s: float) -> ParkedTask[T] | None:
         """Return a task that may be kept no longer, if there is one. It stays in its line until
         `remove`; `keep_until` names another moment.
         """
         return self._kept_until.pop_due(now_s)
 
-    def keep_until(self, entry: Entry[T], at_s: float) -> None:
+    def keep_until(self, entry: ParkedTask[T], at_s: float) -> None:
         """Let `entry` be overdue at `at_s`; never, if that is infinite."""
         if not entry.left and at_s < math.inf:
             self._kept_until.set(entry, at_s)
@@ -301,7 +303,7 @@ class Lines(Generic[T]):
         self.size = 0
         return dropped
 
-    def _drop(self, line: Line[T]) -> None:
+    def _drop(self, line: TaskQueue[T]) -> None:
         if line.state == "waiting":
             self._due.cancel(line)
         line.state = "gone"

@@ -38,7 +38,7 @@ _SHORTEST_SLEEP_S = 0.001
 """The event loop gets its turn between two calls."""
 
 
-class Surroundings(Protocol):
+class WorkerPort(Protocol):
     """What the gate needs of the worker around it."""
 
     def monotonic(self) -> float: ...
@@ -87,8 +87,8 @@ class OneTimer:
     may then sleep for a second.
     """
 
-    def __init__(self, surroundings: Surroundings, callback: Callable[[], None]) -> None:
-        self._surroundings = surroundings
+    def __init__(self, worker: WorkerPort, callback: Callable[[], None]) -> None:
+        self._worker = worker
         self._callback = callback
         self._timer: Any = None
         self._at_s = 0.0
@@ -99,14 +99,14 @@ class OneTimer:
 
     def call_by(self, at_s: float) -> None:
         """Call at `at_s` at the latest, and maybe earlier."""
-        now_s = self._surroundings.monotonic()
+        now_s = self._worker.monotonic()
         delay_s = min(max(at_s - now_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S)
         if self._timer is not None:
             if self._at_s <= now_s + delay_s:
                 return
-            self._surroundings.cancel(self._timer)
+            self._worker.cancel(self._timer)
         self._at_s = now_s + delay_s
-        self._timer = self._surroundings.call_after(delay_s, self._fire)
+        self._timer = self._worker.call_after(delay_s, self._fire)
 
     def _fire(self) -> None:
         self._timer = None

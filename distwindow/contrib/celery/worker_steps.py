@@ -13,8 +13,8 @@ from celery.worker import state
 
 from ... import Limiter
 from ...ring.limit import LimitSpec
-from .admission import Admission, FleetTurns
-from .gate import Gate, ends_the_worker
+from .admission import FleetTurns, TaskAdmission
+from .gate import Gate, exit_on_configuration_error
 from .pool_slots import make_slots
 from .send_back import (
     GivenBack,
@@ -63,10 +63,10 @@ def _stamp(sender: Any, request: Any, **_: Any) -> None:
     restore_delivery(request)
     gate = getattr(sender.controller, "distwindow_gate", None)
     if gate is not None and request.eta is not None:
-        gate.surroundings.scheduled[request] = None
+        gate.worker.scheduled[request] = None
 
 
-class WorkerSurroundings:
+class CeleryWorkerPort:
     """What the gate needs of Celery's worker."""
 
     def __init__(self, worker: Any) -> None:
@@ -241,7 +241,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         worker.distwindow_gate = None
         super().__init__(worker, **kwargs)
 
-    @ends_the_worker
+    @exit_on_configuration_error
     def create(self, worker: Any) -> None:
         limits = worker.app.distwindow_rate_limits
         settings = limits.settings()
@@ -258,16 +258,16 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         # Each call names its own limits; the limiter's own are never used.
         limiter = self.limiter = make_limiter("1/second")
         self.fleet_turns = FleetTurns(make_limiter)
-        around = WorkerSurroundings(worker)
-        admission = Admission(
+        port = CeleryWorkerPort(worker)
+        admission = TaskAdmission(
             lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)]),
             self.fleet_turns,
             time.monotonic,
             settings.on_store_error,
         )
-        slots = make_slots(worker, lambda: around.call_soon(gate.pump))
+        slots = make_slots(worker, lambda: port.call_soon(gate.run_pending))
         gate = worker.distwindow_gate = Gate(
-            around, slots, admission, effective, max_parked=settings.max_parked,
+            port, slots, admission, effective, max_parked=settings.max_parked,
             max_hold_s=limits.max_hold_s(settings),
         )  # fmt: skip
 
@@ -275,8 +275,8 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             """Take a request when it has come and its eta, too. Before Celery 5.7 timers of a
             connection that has ended go on: what it had has been given back.
             """
-            if request.eta is None or request in around.scheduled:
-                around.scheduled.pop(request, None)
+            if request.eta is None or request in port.scheduled:
+                port.scheduled.pop(request, None)
                 gate.process(request)
 
         worker.process_task = process
@@ -299,12 +299,12 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has
 
     def start(self, consumer: Any) -> None:
         worker = consumer.controller
-        worker.distwindow_gate.surroundings.begin_connection(consumer, lambda: self.stop(consumer))
+        worker.distwindow_gate.worker.begin_connection(consumer, lambda: self.stop(consumer))
         worker.distwindow_gate.open()
 
     def stop(self, consumer: Any) -> None:
         worker = consumer.controller
-        worker.distwindow_gate.surroundings.end_connection()
+        worker.distwindow_gate.worker.end_connection()
         worker.distwindow_gate.close()
 
     close = terminate = stop

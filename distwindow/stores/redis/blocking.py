@@ -166,7 +166,7 @@ class InFlightCall:
         """The callers that wait until this call ends."""
 
 
-class Waiter:
+class GroupMember:
     """One caller in a group."""
 
     __slots__ = ("_failure", "_share", "_woken", "call", "group")
@@ -215,29 +215,29 @@ class CallGroup:
     __slots__ = ("_shares", "_waiting", "leader", "members", "sent")
 
     def __init__(self) -> None:
-        self._waiting: list[Waiter] = []
-        self.members: list[Waiter] = []
+        self._waiting: list[GroupMember] = []
+        self.members: list[GroupMember] = []
         """The callers that the group's call is made for, in the order in which they joined."""
-        self.leader: Waiter | None = None
+        self.leader: GroupMember | None = None
         """The first member, which makes the call."""
         self.sent = False
         """True once the leader has begun to send."""
         self._shares: Sequence[CallShare] = ()
         """One share for each of `members`, once the reply has come."""
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: GroupMember) -> None:
         """Add a caller."""
         waiter.group = self  # first, so that a caller that is interrupted here leaves the group
         self._waiting.append(waiter)
 
-    def leave(self, waiter: Waiter) -> bool:
+    def leave(self, waiter: GroupMember) -> bool:
         """Remove a caller that waits no longer; True if its call was surely not sent."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
             return True
         return not self.sent
 
-    def close(self) -> Waiter | None:
+    def close(self) -> GroupMember | None:
         """Take no further callers, and return the leader; None if nobody waits. Idempotent."""
         if self.leader is None and self._waiting:
             self.members, self._waiting = self._waiting, []
@@ -311,14 +311,14 @@ class CallSharing:
             self.round_trip_s = self._monotonic() - began
             return share
         call = InFlightCall(deadline)
-        waiter: Waiter | None = None
+        waiter: GroupMember | None = None
         try:
             with self._lock:
                 in_flight = self._in_flight.get(command)
                 if in_flight is None:
                     self._in_flight[command] = call
             if in_flight is not None:
-                waiter = Waiter(call)
+                waiter = GroupMember(call)
                 if not self._join(command, waiter, began):
                     waiter = None
             if waiter is None:
@@ -332,7 +332,7 @@ class CallSharing:
             if waiter is None or waiter.group is None:
                 self._end_call(command, call)
 
-    def _join(self, command: Acquire, waiter: Waiter, now: float) -> bool:
+    def _join(self, command: Acquire, waiter: GroupMember, now: float) -> bool:
         """Join the group behind the call in flight. False if there is no such call any more, or its
         deadline has passed: then the waiter's own call is the one in flight.
         """
@@ -346,7 +346,9 @@ class CallSharing:
             in_flight.next_group.join(waiter)
             return True
 
-    def _wait_for_share(self, command: Acquire, waiter: Waiter, make_call: MakeCall) -> CallShare:
+    def _wait_for_share(
+        self, command: Acquire, waiter: GroupMember, make_call: MakeCall
+    ) -> CallShare:
         """Wait in a group; then either lead it, or take the share that its leader has set."""
         group = waiter.group
         assert group is not None
@@ -371,7 +373,7 @@ class CallSharing:
         group.distribute(split_share(share, calls, costs))
         self._end_call(command, call)
 
-    def _leave(self, command: Acquire, waiter: Waiter, why: BaseException | None) -> bool:
+    def _leave(self, command: Acquire, waiter: GroupMember, why: BaseException | None) -> bool:
         """Remove a waiter that ends without a share; True if its call was surely not sent. If it is
         the leader, another member leads, or the group's call ends here.
         """
@@ -387,7 +389,7 @@ class CallSharing:
             self._end_call(command, waiter.call)
         return unsent
 
-    def _replace_leader(self, command: Acquire, leader: Waiter) -> Waiter | None:
+    def _replace_leader(self, command: Acquire, leader: GroupMember) -> GroupMember | None:
         """Make the next member the leader in place of one that leaves before it has sent; None if
         `leader` is no such leader, or the last member.
         """
