@@ -42,15 +42,15 @@ def make_strategy(
     options: Options,
     commands: CommandCache,
     store: Store | AsyncStore,
-    attempt: Callable[[Acquire], Decision] | None,
+    decide: Callable[[Acquire], Decision] | None,
 ) -> StrategyWithViews:
     """Return the strategy of `consistency=`. For a store in this process, each call is decided by
-    `attempt`, which is exact with every `consistency`. Limits that are paced or warm up are decided
+    `decide`, which is exact with every `consistency`. Limits that are paced or warm up are decided
     by the store with every `consistency`, because each call moves what the next one depends on.
     """
     strategy: StrategyWithViews
-    if store.source == "local" and attempt is not None:
-        strategy = InProcess(commands, attempt, store.clock, options)
+    if store.decided_by == "local" and decide is not None:
+        strategy = InProcess(commands, decide, store.clock, options)
     elif commands.command_type.has_own_moment:
         strategy = Direct(commands, store.clock, options)
     elif options.consistency == "leased":
@@ -73,8 +73,8 @@ def make_views(
 
 
 def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
-    """Return the blocking `attempt` of an asyncio store that is in this process; else None."""
-    return store.decide if isinstance(store, AsyncMemoryStore) else None
+    """Return the blocking `decide` of an asyncio store that is in this process; else None."""
+    return store.decide_at_once if isinstance(store, AsyncMemoryStore) else None
 
 
 def open_store(store: Any, options: Options) -> Store:
@@ -91,7 +91,7 @@ def open_store(store: Any, options: Options) -> Store:
         store = urls.parse_url_text(store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
-    elif hasattr(store, "attempt") and hasattr(store, "close"):
+    elif hasattr(store, "decide") and hasattr(store, "close"):
         store_object: Store = store
         return store_object
     elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
@@ -116,7 +116,7 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
         raise ConfigurationError("this is a blocking client; use Limiter with it")
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(store)
-    if hasattr(store, "attempt") and hasattr(store, "aclose"):
+    if hasattr(store, "decide") and hasattr(store, "aclose"):
         store_object: AsyncStore = store
         return store_object
     raise ConfigurationError(_not_a_store_message(store, "redis.asyncio"))
@@ -134,7 +134,7 @@ def store_name(store: Any) -> str:
             return f"{type(store).__name__} client of {url['host']}:{url.get('port', 6379)}"
         if "path" in url:
             return f"{type(store).__name__} client of {url['path']}"
-    kind = "object" if hasattr(store, "attempt") else "client"
+    kind = "object" if hasattr(store, "decide") else "client"
     return f"{type(store).__name__} {kind}"
 
 

@@ -206,9 +206,9 @@ class BlockingLifecycle(BlockingClosable):
 
     def _execute_step(self, deadline: float | None, step: StoreStep) -> Any:
         if isinstance(step, Acquire):
-            return self._store.attempt(step, deadline)
+            return self._store.decide(step, deadline)
         if isinstance(step, Pipeline):
-            return self._store.exchange(step.commands, deadline)
+            return self._store.execute_many(step.commands, deadline)
         if isinstance(step, Fetch):  # a late reply is never read: its connection is closed
             return self._store.execute(step.command, deadline)
         return self._store.execute(step, deadline)
@@ -330,9 +330,9 @@ class AsyncLifecycle(AsyncClosable):
 
     def _execute_step(self, deadline: float | None, step: StoreStep) -> Awaitable[Any]:
         if isinstance(step, Acquire):
-            return self._store.attempt(step, deadline)
+            return self._store.decide(step, deadline)
         if isinstance(step, Pipeline):
-            return self._store.exchange(step.commands, deadline)
+            return self._store.execute_many(step.commands, deadline)
         if isinstance(step, Fetch):
             return self._store.execute(step.command, deadline, step.on_late_reply)
         return self._store.execute(step, deadline)

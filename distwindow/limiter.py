@@ -71,15 +71,15 @@ class BaseLimiter:
         self._timeout = options.timeout
 
     def _open_strategy(
-        self, store: Store | AsyncStore, attempt: Callable[[Acquire], Decision] | None
+        self, store: Store | AsyncStore, decide: Callable[[Acquire], Decision] | None
     ) -> None:
-        """Make what decides and counts in this process. `attempt` decides for a store that is in
+        """Make what decides and counts in this process. `decide` decides for a store that is in
         this process, too.
         """
         options = self._options
-        self._strategy = make_strategy(options, self._command_cache, store, attempt)
-        self._borrowing = Borrowing(self._command_cache, self._strategy, store.source, options)
-        self._turns = Turns(self._command_cache, self._strategy, store.source, store.clock)
+        self._strategy = make_strategy(options, self._command_cache, store, decide)
+        self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
+        self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
         self._views = make_views(self._strategy, options, store)
         self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 
@@ -227,7 +227,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         if command is None:
             return await self._run(self._strategy.acquire_remote(key, cost))
         # The same as `acquire_remote`, without a generator and its driver.
-        decision = await self._store.attempt(command)
+        decision = await self._store.decide(command)
         return (
             decision
             if decision[0]
@@ -245,7 +245,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
             deadline,
         )
-        return await self._store.attempt(command, deadline)
+        return await self._store.decide(command, deadline)
 
     async def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -259,7 +259,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def _peek(self, key: AnyKey, cost: int) -> Decision:
         peek = key_operations.peek(
-            self._strategy, self._command_cache, key, cost, self._store.source
+            self._strategy, self._command_cache, key, cost, self._store.decided_by
         )
         return await self._run(peek)
 
@@ -434,7 +434,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         )  # fmt: skip
         super().__init__(store, limits, options)
         self._open_store(store, options)
-        self._open_strategy(self._store, self._store.attempt)
+        self._open_strategy(self._store, self._store.decide)
         self._decide_locally = self._strategy.decide_locally
         self._admission = Admission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
@@ -489,7 +489,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
             deadline,
         )
-        return self._store.attempt(command, deadline)
+        return self._store.decide(command, deadline)
 
     def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -515,7 +515,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     def _peek(self, key: AnyKey, cost: int) -> Decision:
         peek = key_operations.peek(
-            self._strategy, self._command_cache, key, cost, self._store.source
+            self._strategy, self._command_cache, key, cost, self._store.decided_by
         )
         return self._run(peek)
 
@@ -632,7 +632,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         if command is None:
             return self._run(self._strategy.acquire_remote(key, cost))
         # The same as `acquire_remote`, without a generator and its driver.
-        decision = self._store.attempt(command)
+        decision = self._store.decide(command)
         return (
             decision
             if decision[0]

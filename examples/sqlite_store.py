@@ -42,7 +42,7 @@ class SqliteStore:
     the processes of one machine; a process that forks makes a new one in the child.
     """
 
-    source: Literal["store"] = "store"
+    decided_by: Literal["store"] = "store"
 
     def __init__(self, file: str | Path, *, clock: Clock = SYSTEM, timeout: float = 1.0) -> None:
         """`timeout`: seconds that a call waits for the transactions of other processes."""
@@ -59,12 +59,12 @@ class SqliteStore:
         self._db.execute(SCHEMA)
 
     def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
-        return self.exchange([command], deadline)[0]
+        return self.execute_many([command], deadline)[0]
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        return decision_of(command, self.execute(command, deadline), self.source)
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
+        return decision_of(command, self.execute(command, deadline), self.decided_by)
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         with self._transaction():

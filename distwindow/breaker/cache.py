@@ -107,7 +107,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         bucket_ms: int,
     ) -> None:
         self.monotonic = store.clock.monotonic
-        self.in_process = store.source == "local"
+        self.in_process = store.decided_by == "local"
         """True for a store in this process: it is asked by every call, and told of every end."""
         self._clock = store.clock
         self._prefix = options.prefix

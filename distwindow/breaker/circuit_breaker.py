@@ -380,7 +380,7 @@ class WithRule:
         options = self._options
         flush_s = min(options.flush_interval, options.sync_interval)
         heard_after_s = flush_s + options.sync_interval
-        if self._rule.open_for < heard_after_s and store.source != "local":
+        if self._rule.open_for < heard_after_s and store.decided_by != "local":
             raise ConfigurationError(
                 f"open_for={self._rule.open_for!r} is shorter than a flush and a sync "
                 f"({flush_s:g} + {options.sync_interval:g} s): processes that have not heard of it "

@@ -320,7 +320,7 @@ class _ThreadSlots(BaseSlotDriver):
 
     def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Any:
         if isinstance(step, Pipeline):
-            return self._store.exchange(step.commands)
+            return self._store.execute_many(step.commands)
         assert not isinstance(step, Fetch)
         if claim is not None:
             return self._store.execute(step, claim.deadline)
@@ -456,7 +456,7 @@ class _TaskSlots(BaseSlotDriver):
 
     def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Awaitable[Any]:
         if isinstance(step, Pipeline):
-            return self._store.exchange(step.commands)
+            return self._store.execute_many(step.commands)
         assert not isinstance(step, Fetch)
         if claim is not None:
             return self._store.execute(step, claim.deadline)

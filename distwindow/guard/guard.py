@@ -333,8 +333,12 @@ class SharedStore:
         self.shown_name = name
         """The name of the store for log lines, without passwords."""
         # Attributes of the object, and not methods: a call costs nothing more.
-        self.source, self.clock = store.source, store.clock
-        self.attempt, self.execute, self.exchange = store.attempt, store.execute, store.exchange
+        self.decided_by, self.clock = store.decided_by, store.clock
+        self.decide, self.execute, self.execute_many = (
+            store.decide,
+            store.execute,
+            store.execute_many,
+        )
         if hasattr(store, "drain"):
             self.drain, self.sleep = store.drain, store.sleep
 
@@ -353,7 +357,7 @@ class SharedStore:
 
 def share_store(store: Any, name: str, *, owned: bool) -> Any:
     """Return what limiters are made with: a store in this process, or the caller's, as it is."""
-    return SharedStore(store, name) if owned and store.source != "local" else store
+    return SharedStore(store, name) if owned and store.decided_by != "local" else store
 
 
 def act_as_owners(parts: Iterable[Any], store: Any) -> None:

@@ -277,12 +277,12 @@ class _ClosedLock(Generic[S]):
 
 
 class InProcess(Strategy):
-    """Has every call decided by `attempt`, which executes a command in the store at once."""
+    """Has every call decided by `decide`, which executes a command in the store at once."""
 
     def __init__(
         self,
         commands: CommandCache,
-        attempt: Callable[[Acquire], Decision],
+        decide: Callable[[Acquire], Decision],
         clock: Clock,
         options: Options,
     ) -> None:
@@ -296,8 +296,8 @@ class InProcess(Strategy):
             if key.__class__ is str and cost.__class__ is int and cost == 1:
                 command = cached(key)  # what `acquire_command` would return
                 if command is not None:
-                    return attempt(command)
-            return attempt(acquire_command(key, cost))
+                    return decide(command)
+            return decide(acquire_command(key, cost))
 
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally

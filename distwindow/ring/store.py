@@ -21,12 +21,12 @@ class Store(Protocol):
     never be one.
     """
 
-    source: Source
+    decided_by: Source
     clock: Clock
     unknown_total: int
     """Calls of which nobody knows whether they were charged."""
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         """The decision on one call: `decision_of` the reply to `command`. This is the hot path, and
         stores take shortcuts on it.
         """
@@ -36,7 +36,7 @@ class Store(Protocol):
         """The reply to `command`."""
         ...
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         """The replies to many commands, which are sent together. A command that fails has its
@@ -53,12 +53,12 @@ class Store(Protocol):
 class AsyncStore(Protocol):
     """A `Store` for tasks. Safe to share between tasks, and between event loops."""
 
-    source: Source
+    decided_by: Source
     clock: Clock
     unknown_total: int
     """Calls of which nobody knows whether they were charged."""
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]: ...
+    def decide(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]: ...
 
     async def execute(
         self,
@@ -71,7 +71,7 @@ class AsyncStore(Protocol):
         """
         ...
 
-    async def exchange(
+    async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]: ...
 

@@ -49,7 +49,7 @@ class MemoryStore:
     A ring whose window has passed without a call is dropped when many new ones have been made.
     """
 
-    source: Source = "local"
+    decided_by: Source = "local"
 
     def __init__(self, clock: Clock = SYSTEM, values: dict[bytes, Any] | None = None) -> None:
         """`values`: where everything is kept, by the names that it has in Redis. A store that keeps
@@ -84,7 +84,7 @@ class MemoryStore:
             reply: Reply = handler(command, self.clock.now_ms() if now is None else now)
             return reply
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         """The decision on the reply of `execute`. For a command that is linked to its ring, it is
         made without a reply, which takes a fifth of the time, if the newest bucket is the current
         one and has room, or has a refusal to repeat.
@@ -122,7 +122,7 @@ class MemoryStore:
             with self._lock:
                 if now - ring.shortcut_start >= bucket_ms:  # not dropped meanwhile
                     ring.rotate(now, limit_text(limit))
-            return self.attempt(command, deadline)  # in the bucket that this has opened
+            return self.decide(command, deadline)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,
@@ -133,7 +133,7 @@ class MemoryStore:
         )  # fmt: skip
 
     def _attempt_by_reply(self, command: Acquire, deadline: float | None) -> Decision:
-        """Do as `attempt`, by a reply."""
+        """Do as `decide`, by a reply."""
         decision = decision_of(command, self.execute(command, deadline), "local")
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
@@ -154,7 +154,7 @@ class MemoryStore:
         command.ring_link = link
         return link
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         return [self.execute(command) for command in commands]
@@ -183,17 +183,17 @@ class _Closed:
 class AsyncMemoryStore:
     """A `MemoryStore` for tasks."""
 
-    source: Source = "local"
+    decided_by: Source = "local"
 
     def __init__(self, store: MemoryStore) -> None:
         self.clock = store.clock
         self.unknown_total = 0
         self.memory = self._store = store
-        self.decide = store.attempt
-        """As `attempt`, for callers that need not await it."""
+        self.decide_at_once = store.decide
+        """As `decide`, for callers that need not await it."""
 
-    async def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
-        return self._store.attempt(command)
+    async def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
+        return self._store.decide(command)
 
     async def execute(
         self,
@@ -203,10 +203,10 @@ class AsyncMemoryStore:
     ) -> Reply:
         return self._store.execute(command)
 
-    async def exchange(
+    async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        return self._store.exchange(commands)
+        return self._store.execute_many(commands)
 
     async def drain(self) -> None: ...
 

@@ -97,7 +97,9 @@ def check_members(make_store: MakeStore) -> None:
     with _opened(make_store, clock) as calls:
         store = calls.store
         assert store.clock is clock, "`clock` is not the clock that make_store was given"
-        assert store.source in get_args(Source), f"source={store.source!r} is not a Source"
+        assert store.decided_by in get_args(Source), (
+            f"decided_by={store.decided_by!r} is not a Source"
+        )
         assert store.unknown_total == 0, f"unknown_total={store.unknown_total!r} before any call"
 
 
@@ -108,7 +110,7 @@ def check_replies(make_store: MakeStore, seed: int, length: int = 40) -> None:
 
 
 def check_attempts(make_store: MakeStore, seed: int = 0) -> None:
-    """Check that `attempt` on the store's clock returns the decisions of `MemoryStore`."""
+    """Check that `decide` on the store's clock returns the decisions of `MemoryStore`."""
     random, clock = Random(seed), ManualClock(START_MS)
     limits = [Limit(4, per=60, buckets=2), Limit(6, per=120, buckets=4, bound="strict")]
     key, specification = _new_key(), MemoryStore(clock)
@@ -116,14 +118,14 @@ def check_attempts(make_store: MakeStore, seed: int = 0) -> None:
         for number in range(60):
             chosen = limits[: random.choice((1, 2))]
             command = Acquire(charges_for(key, chosen, random.randint(1, 2)))
-            expected = specification.attempt(command)
-            actual = calls.attempt(command)._replace(source=expected.source)
+            expected = specification.decide(command)
+            actual = calls.decide(command)._replace(source=expected.source)
             _check_equal(actual, expected, f"attempt number {number + 1}, {describe(command)}")
             clock.advance(random.choice((0, 0, 0.001, 7, 15, 30, 61, 400)))
 
 
 def check_exchange(make_store: MakeStore) -> None:
-    """Check that `exchange` returns the reply to each command in its order; for none, nothing."""
+    """Check that `execute_many` returns the replies in the order of the commands."""
     with _opened(make_store, ManualClock(START_MS)) as calls:
         # A command whose script the server does not have may be executed after the others, so the
         # same commands come first on a key of the same node, one by one.
@@ -133,11 +135,13 @@ def check_exchange(make_store: MakeStore) -> None:
         commands = list(commands_of(random_history(1), Key("one", tag=key)))
         specification = MemoryStore(calls.store.clock)
         expected = [specification.execute(command) for command in commands]
-        replies = calls.exchange(commands)
-        assert len(replies) == len(commands), "exchange did not return one reply for each command"
+        replies = calls.execute_many(commands)
+        assert len(replies) == len(commands), (
+            "execute_many did not return one reply for each command"
+        )
         for command, got, reply in zip(commands, replies, expected, strict=True):
-            _check_equal(got, reply, f"in exchange, {describe(command)}")
-        assert list(calls.exchange([])) == [], "exchange([]) did not return an empty list"
+            _check_equal(got, reply, f"in execute_many, {describe(command)}")
+        assert list(calls.execute_many([])) == [], "execute_many([]) did not return an empty list"
 
 
 def check_atomicity(make_store: MakeStore) -> None:
@@ -276,13 +280,13 @@ class _BlockingCalls:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.execute: Callable[[Command[Any]], Any] = store.execute
-        self.attempt = store.attempt
-        self.exchange = store.exchange
+        self.decide = store.decide
+        self.execute_many = store.execute_many
         self.close = store.close
 
     def concurrently(self, commands: Sequence[Acquire]) -> list[Decision]:
         with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(self.store.attempt, commands))
+            return list(threads.map(self.store.decide, commands))
 
 
 class _AsyncCalls:
@@ -301,18 +305,18 @@ class _AsyncCalls:
         assert not late_replies, "on_late_reply was called although the reply was returned"
         return reply
 
-    def attempt(self, command: Acquire) -> Decision:
-        async def attempt() -> Decision:
-            return await self.store.attempt(command)
+    def decide(self, command: Acquire) -> Decision:
+        async def decide() -> Decision:
+            return await self.store.decide(command)
 
-        return self._loop.run_until_complete(attempt())
+        return self._loop.run_until_complete(decide())
 
-    def exchange(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        return self._loop.run_until_complete(self.store.exchange(commands))
+    def execute_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        return self._loop.run_until_complete(self.store.execute_many(commands))
 
     def concurrently(self, commands: Sequence[Acquire]) -> list[Decision]:
         async def gather() -> list[Decision]:
-            return list(await asyncio.gather(*map(self.store.attempt, commands)))
+            return list(await asyncio.gather(*map(self.store.decide, commands)))
 
         return self._loop.run_until_complete(gather())
 

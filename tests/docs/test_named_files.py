@@ -75,7 +75,7 @@ def test_the_members_of_a_store_are_listed() -> None:
         for member in [*vars(kind), *kind.__annotations__]
         if not member.startswith("_")
     }
-    assert "attempt" in members
+    assert "decide" in members
     assert [member for member in sorted(members) if not re.search(rf"`{member}\b", section)] == []
 
 

@@ -378,7 +378,7 @@ def test_an_interrupted_exchange_does_not_mean_that_the_store_is_away(
 
     with CircuitBreaker(redis_url, ErrorCount(1), prefix=prefix, on_store_error="deny") as breaker:
         with monkeypatch.context() as patch:
-            patch.setattr(breaker._store, "exchange", interrupted)
+            patch.setattr(breaker._store, "execute_many", interrupted)
             with pytest.raises(SoftTimeLimit), breaker.call("k"):
                 pass
         assert not breaker._states.store_is_down(breaker._states.get_or_create("k"))

@@ -19,7 +19,7 @@ from tests.integration.interrupted import PLENTY, HighDemand, key_state
 class Stalling(MemoryStore):
     """A store outside this process that does not answer lease commands until `let` is set."""
 
-    source = "store"
+    decided_by = "store"
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class Stalling(MemoryStore):
             self.let.wait(30)
         return super().execute(command)
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         self.deadlines.append(deadline)
-        return super().attempt(command)
+        return super().decide(command)
 
 
 def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_timeout_is_left() -> (

@@ -76,7 +76,7 @@ def commands_on(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Comman
 @contextmanager
 def blocking(where: Any, **options: Any) -> Iterator[Exchange]:
     store = open_store(where, Options(**{"clock": "client", "timeout": 5, **options}))
-    yield store.exchange
+    yield store.execute_many
     store.close()
 
 
@@ -84,7 +84,7 @@ def blocking(where: Any, **options: Any) -> Iterator[Exchange]:
 def awaiting(where: Any, **options: Any) -> Iterator[Exchange]:
     loop = asyncio.new_event_loop()
     store = open_async_store(where, Options(**{"clock": "client", "timeout": 5, **options}))
-    yield lambda commands: loop.run_until_complete(store.exchange(commands))
+    yield lambda commands: loop.run_until_complete(store.execute_many(commands))
     loop.run_until_complete(store.aclose())
     loop.close()
 
@@ -101,7 +101,7 @@ def test_replies_together_are_those_that_each_would_get_alone(
     url = request.getfixturevalue(where)
     # There are more than are written at once, and on a cluster they go to all nodes.
     commands = commands_on([fresh_key() for _ in range(60)])
-    expected = MemoryStore().exchange(commands)
+    expected = MemoryStore().execute_many(commands)
     with opened(url) as exchange:
         exchange(
             commands_on([fresh_key() for _ in range(9)])
@@ -115,7 +115,7 @@ def test_together_over_a_client_without_a_socket(opened: Any) -> None:
     commands = commands_on([fresh_key() for _ in range(5)])
     with opened(kind(server=server)) as exchange:
         exchange(commands_on([fresh_key()]))
-        assert exchange(commands) == MemoryStore().exchange(commands)
+        assert exchange(commands) == MemoryStore().execute_many(commands)
 
 
 def test_no_commands_are_no_exchange(opened: Any) -> None:
@@ -142,7 +142,7 @@ def test_scripts_that_the_server_has_lost_are_sent_again(opened: Any, prefix: st
         with server.client() as client:
             client.script_flush()
         commands = commands_on([fresh_key() for _ in range(3)], prefix)
-        assert exchange(commands) == MemoryStore().exchange(commands)
+        assert exchange(commands) == MemoryStore().execute_many(commands)
 
 
 def test_after_a_broken_connection_all_outcomes_are_unknown_and_none_is_sent_again(
@@ -181,7 +181,7 @@ def test_a_closed_store_returns_an_error_for_each_command() -> None:
 
     async def ask() -> list[Any]:
         await awaited.aclose()
-        return await awaited.exchange([Read(charges("k"))] * 2)
+        return await awaited.execute_many([Read(charges("k"))] * 2)
 
-    for answers in (store.exchange([Read(charges("k"))] * 2), asyncio.run(ask())):
+    for answers in (store.execute_many([Read(charges("k"))] * 2), asyncio.run(ask())):
         assert [type(answer) for answer in answers] == [ConfigurationError] * 2

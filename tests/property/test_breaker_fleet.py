@@ -41,7 +41,7 @@ TICK_MS = 250
 class LossyStore(MemoryStore):
     """A store elsewhere: it loses requests, and replies after their execution, as it is told."""
 
-    source: Literal["store"] = "store"
+    decided_by: Literal["store"] = "store"
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -60,7 +60,7 @@ class LossyStore(MemoryStore):
         """What is stored of each breaker."""
         return [v for v in self._values.by_name.values() if isinstance(v, BreakerRecord)]
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         return [self._attempt_one(command) for command in commands]

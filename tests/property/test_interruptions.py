@@ -59,7 +59,7 @@ class Uninterrupted(MemoryStore):
 class Remote(Uninterrupted):
     """One for which this process keeps state, as for a server."""
 
-    source = "store"
+    decided_by = "store"
 
 
 class Story(Protocol):

@@ -1,4 +1,4 @@
-"""`MemoryStore.attempt` decides without a reply where it can. It decides as a reply would, and the
+"""`MemoryStore.decide` decides without a reply where it can. It decides as a reply would, and the
 ring is then the same.
 """
 
@@ -45,7 +45,7 @@ steps = st.builds(
 
 
 class Attempts:
-    """Executes each `Acquire` by `attempt`, with one command for all calls of the same charges."""
+    """Executes each `Acquire` by `decide`, with one command for all calls of the same charges."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.store = MemoryStore(clock)
@@ -63,7 +63,7 @@ class Attempts:
         if not isinstance(command, Acquire):
             return self.store.execute(command)
         same = self._commands.setdefault((command.charges, command.write_limit), command)
-        return self.store.attempt(same)
+        return self.store.decide(same)
 
 
 def specified(store: MemoryStore, command: Command[Any]) -> Any:
@@ -148,17 +148,17 @@ class ResetBefore:
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_what_is_admitted_after_a_reset_counts_in_the_present_ring(number: int) -> None:
-    """`attempt` takes the lock to look, to open a bucket, and to count."""
+    """`decide` takes the lock to look, to open a bucket, and to count."""
     clock = ManualClock(START_MS)
     store = MemoryStore(clock)
     step = HistoryStep("acquire", 0, [5], 3, 1, 0, False, 0)
     command = replace(next(commands_of([step], "k")), now_ms=None)
     assert isinstance(command, Acquire)
-    store.attempt(command)
+    store.decide(command)
     clock.move(W)
     lock = ResetBefore(store, command.charges, number)
     store._lock = lock  # type: ignore[assignment]  # it has the methods of a lock
-    assert store.attempt(command)
+    assert store.decide(command)
     assert lock.times_left <= 0
     state = store.execute(Read(command.charges)).states[0]
     assert state is not None

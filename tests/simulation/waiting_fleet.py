@@ -57,7 +57,7 @@ class Process:
         self.fleet = fleet
         self.commands = CommandCache("turns", fleet.limit)
         self.queues = WaitQueues(fleet.clock)
-        strategy = InProcess(self.commands, fleet.store.attempt, fleet.clock, Options())
+        strategy = InProcess(self.commands, fleet.store.decide, fleet.clock, Options())
         self.turns = Turns(self.commands, strategy, "store", fleet.clock)
 
 
@@ -78,7 +78,7 @@ class Fleet:
 
     def fill(self) -> None:
         command = CommandCache("turns", self.limit).acquire_command("key")
-        while self.store.attempt(command):
+        while self.store.decide(command):
             pass
 
     def arrive(
@@ -155,7 +155,7 @@ class Fleet:
 
     def execute(self, command: Command[Any]) -> Any:
         if isinstance(command, Acquire):
-            return self.store.attempt(command)
+            return self.store.decide(command)
         return self.store.execute(command)
 
     def end(self, waiter: Waiter) -> None:

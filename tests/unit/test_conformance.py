@@ -64,38 +64,38 @@ class RefusesOnce(MemoryStore):
 
     attempts = 0
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         self.attempts += 1
-        decision = super().attempt(command)
+        decision = super().decide(command)
         return decision._replace(allowed=False) if self.attempts % 10 == 0 else decision
 
 
 class Backwards(MemoryStore):
     """Returns the replies in the opposite order."""
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        return super().exchange(commands)[::-1]
+        return super().execute_many(commands)[::-1]
 
 
 class OneReplyShort(MemoryStore):
     """Drops the last reply."""
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        return super().exchange(commands)[:-1]
+        return super().execute_many(commands)[:-1]
 
 
 class CheckThenAct(MemoryStore):
     """Reads first and counts later, as stores without transactions do."""
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         ring = self._values.get(command.charges[0].ring)
         used = ring.used if ring is not None else 0
         time.sleep(0.001)  # the other threads read, too
-        decision = super().attempt(command)
+        decision = super().decide(command)
         if ring is None or len(command.charges) > 1:
             return decision
         return decision._replace(allowed=used < command.charges[0].limit.amount)
@@ -116,7 +116,7 @@ class OwnClock(MemoryStore):
 
 class UnknownSource(MemoryStore):
     # Not one of the sources, as is tested here.
-    source = "sqlite"  # type: ignore[assignment]
+    decided_by = "sqlite"  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ class UnknownSource(MemoryStore):
         (SmallLeases, "extra: returned 2, expected"),
         (TakesFlushesTwice, "the store differs from MemoryStore"),
         (RefusesOnce, "attempt number 10"),
-        (Backwards, "in exchange"),
+        (Backwards, "in execute_many"),
         (OneReplyShort, "one reply for each command"),
         (CheckThenAct, "under one lock|attempt number"),
         (StaysOpen, "did not raise ConfigurationError"),
         (OwnClock, "not the clock that make_store was given"),
-        (UnknownSource, "source='sqlite' is not a Source"),
+        (UnknownSource, "decided_by='sqlite' is not a Source"),
     ],
 )
 def test_what_is_wrong_is_named(make_store: MakeStore, message: str) -> None:

@@ -22,7 +22,7 @@ THREADS, CALLS, AMOUNT = 4, 10_000, 30_000
 class Remote(MemoryStore):
     """A store in memory that is used like a remote one."""
 
-    source = "store"
+    decided_by = "store"
 
 
 @pytest.fixture(autouse=True)

@@ -262,13 +262,13 @@ def test_bad_settings_of_a_limiter_are_refused(options: Any, message: str) -> No
 class StoreOfOthers:
     """A store object that executes the commands of limiters, and no others."""
 
-    source, unknown_total, keeps_views = "local", 0, False
+    decided_by, unknown_total, keeps_views = "local", 0, False
 
     def __init__(self) -> None:
         self._memory = MemoryStore()
         self.clock = self._memory.clock
-        self.attempt, self.execute = self._memory.attempt, self._memory.execute
-        self.exchange, self.close = self._memory.exchange, self._memory.close
+        self.decide, self.execute = self._memory.decide, self._memory.execute
+        self.execute_many, self.close = self._memory.execute_many, self._memory.close
 
 
 def test_entries_work_on_a_store_that_keeps_no_views() -> None:

@@ -227,7 +227,9 @@ def test_a_reader_has_what_was_counted_while_a_batch_was_in_flight() -> None:
     read = minute_views.minute(it.views, "unit", "k", it.clock)
 
     def execute(step: Any) -> Any:
-        return store.exchange(step.commands) if isinstance(step, Pipeline) else store.execute(step)
+        return (
+            store.execute_many(step.commands) if isinstance(step, Pipeline) else store.execute(step)
+        )
 
     assert run_blocking(read, execute, it.clock.sleep).passed == 2
     assert it.where() == "gone"

@@ -36,18 +36,18 @@ class Remote(AsyncMemoryStore):
     ends.
     """
 
-    source: Source = "store"
+    decided_by: Source = "store"
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def exchange(
+    async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         await self.answers.wait()
-        return await super().exchange(commands)
+        return await super().execute_many(commands)
 
 
 async def limiter_with_a_count(store: Remote) -> AsyncLimiter:

@@ -41,10 +41,10 @@ class FailingStore(MemoryStore):
     failure: Exception | None = None
     asked = 0
 
-    def attempt(self, *args: Any, **kwargs: Any) -> Any:
+    def decide(self, *args: Any, **kwargs: Any) -> Any:
         asked = self.asked + 1
         self._ask()
-        decision = super().attempt(*args, **kwargs)  # which may execute the command
+        decision = super().decide(*args, **kwargs)  # which may execute the command
         self.asked = asked
         return decision
 

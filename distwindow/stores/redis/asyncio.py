@@ -266,7 +266,7 @@ class TicksInFlight:
 #
 # The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
 #
-# attempt, execute   a future joins a batch of the current tick
+# decide, execute   a future joins a batch of the current tick
 # end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
 # a reply            the connection passes it to its batch, which resolves its futures, or
 #                    passes it on to `on_reply`, which may send another request
@@ -333,7 +333,7 @@ class LoopDispatcher:
             self._first_reading.add_done_callback(retrieve_exception)
         await asyncio.shield(self._first_reading)
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
+    def decide(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """A future of the decision on `command`. Equal commands of one tick share a script call.
 
         `deadline` is given if a part of the timeout may have passed already.
@@ -594,7 +594,7 @@ class AsyncRedisStore:
     each loop has connections of its own. Survives `fork`.
     """
 
-    source: Source = "store"
+    decided_by: Source = "store"
 
     def __init__(
         self,
@@ -619,11 +619,11 @@ class AsyncRedisStore:
             dispatcher.leave_to_parent()
         self._dispatchers = {}
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
         dispatcher = self._dispatchers.get(asyncio.get_running_loop())
         if dispatcher is None or dispatcher.topology is None:
             return self._connect_and_attempt(command, deadline)
-        return dispatcher.attempt(command, deadline)
+        return dispatcher.decide(command, deadline)
 
     async def execute(
         self,
@@ -637,7 +637,7 @@ class AsyncRedisStore:
         dispatcher, deadline = await self._ready_dispatcher(deadline)
         return await dispatcher.execute(command, deadline, on_late_reply)
 
-    async def exchange(
+    async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
@@ -690,7 +690,7 @@ class AsyncRedisStore:
 
     async def _connect_and_attempt(self, command: Acquire, deadline: float | None) -> Decision:
         dispatcher, deadline = await self._ready_dispatcher(deadline)
-        return await dispatcher.attempt(command, deadline)
+        return await dispatcher.decide(command, deadline)
 
     async def _ready_dispatcher(
         self, deadline: float | None

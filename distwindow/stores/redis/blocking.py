@@ -426,7 +426,7 @@ class CallSharing:
 # The blocking Redis store: a connection for each thread and node, calls of one key shared by many
 # threads.
 #
-# A call goes through `attempt`, `_make_call` and one exchange on the thread's connection; where
+# A call goes through `decide`, `_make_call` and one exchange on the thread's connection; where
 # there are many threads, or the thread has no connection yet, `CallSharing.call` is between the
 # first two. Whatever is not the short reply on an open connection goes through `execute_once`.
 
@@ -444,7 +444,7 @@ class RedisStore:
     and again if it failed.
     """
 
-    source: Source = "store"
+    decided_by: Source = "store"
 
     def __init__(self, find_topology: Callable[[], Topology], settings: CallSettings) -> None:
         self.clock: Clock = settings.clock
@@ -467,7 +467,7 @@ class RedisStore:
         self._connections.after_fork()
         self._reset()
 
-    def attempt(self, command: Acquire, deadline: float | None = None) -> Decision:
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         this_thread = self._connections.this_thread
         if this_thread.call_in_progress:
             return decision_of(command, self._execute_nested(command), "store")
@@ -498,13 +498,13 @@ class RedisStore:
             if deadline is None:
                 deadline = self._monotonic() + self._timeout
             return self._execute_alone(command, deadline)
-        except BaseException as exc:  # as in `attempt`
+        except BaseException as exc:  # as in `decide`
             self._count_unknown(exc)
             raise
         finally:
             this_thread.call_in_progress = False
 
-    def exchange(
+    def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
         """For each node one write and one wait for up to `_MAX_PIPELINE` commands. Without a
@@ -651,7 +651,7 @@ class RedisStore:
         try:
             deadline = self._monotonic() + self._timeout
             return self._nested(lambda: self._execute_alone(command, deadline))
-        except BaseException as exc:  # as in `attempt`
+        except BaseException as exc:  # as in `decide`
             self._count_unknown(exc)
             raise
 
