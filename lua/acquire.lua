@@ -1,12 +1,12 @@
 --- acquire: count `permits` in the newest bucket of every ring, or refuse and count a block in each.
 --- KEYS   ring...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] [now_ms] [write_limit]
---- RETURN guard left now_ms                                           one ring, all admitted
---- RETURN guard left now_ms index reset_ms                            all admitted
---- RETURN guard left now_ms index reset_ms bucket_start_ms...         all admitted, a ring is ahead of now_ms
---- RETURN guard -1 now_ms index left reset_ms retry_ms admitted [index left reset_ms]   the first `admitted` calls were admitted, the others refused
---- RETURN guard -1 now_ms index left reset_ms retry_ms admitted index left reset_ms bucket_start_ms...   and a ring is ahead
---- RETURN guard -2 now_ms                                             past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... [calls] [now_ms] [write_limit]
+--- RETURN stamp left now_ms                                           one ring, all admitted
+--- RETURN stamp left now_ms index reset_ms                            all admitted
+--- RETURN stamp left now_ms index reset_ms bucket_start_ms...         all admitted, a ring is ahead of now_ms
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms admitted [index left reset_ms]   the first `admitted` calls were admitted, the others refused
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms admitted index left reset_ms bucket_start_ms...   and a ring is ahead
+--- RETURN stamp -2 now_ms                                             past its deadline, nothing done
 --- One script call stands for `calls` calls of equal cost: permits = calls * cost, and as many calls
 --- are admitted as fit. With `write_limit` the limit is stored at once, not only when the next bucket
 --- opens. Where a ring's newest bucket begins after now_ms (the clock was set back), the reply names
@@ -16,7 +16,7 @@ local KEYS, ARGV, call = KEYS, ARGV, redis.call
 -- the arithmetic.)
 local CALLS, NOW, WRITE_LIMIT = 6, 7, 8
 if KEYS[2] then CALLS, NOW, WRITE_LIMIT = #KEYS * 4 + 2, #KEYS * 4 + 3, #KEYS * 4 + 4 end
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include acquire/hot.lua
 --@include acquire/refuse.lua

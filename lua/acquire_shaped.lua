@@ -1,17 +1,17 @@
 --- acquire_shaped: count one call where limits are paced or warm up, with the time to wait, or refuse it.
 --- KEYS   ring... shaping...
---- ARGV   guard (permits limit bucket_ms shape)... now_ms write_limit cap_ms (max_wait_ms warmup_ms cold_factor)...
---- RETURN guard left now_ms index reset_ms wait_us           admitted, to proceed after wait_us
---- RETURN guard left now_ms index reset_ms wait_us bucket_start_ms...   the same, a ring is ahead of now_ms
---- RETURN guard -1 now_ms index left reset_ms retry_ms       refused
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... now_ms write_limit cap_ms (max_wait_ms warmup_ms cold_factor)...
+--- RETURN stamp left now_ms index reset_ms wait_us           admitted, to proceed after wait_us
+--- RETURN stamp left now_ms index reset_ms wait_us bucket_start_ms...   the same, a ring is ahead of now_ms
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms       refused
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `shaping` of a ring: the hash `<ring>:shaping` with the promised moment and the tokens. Of a limit
 --- that is not paced max_wait_ms is empty, and of one that does not warm up the other two are. The
 --- caller waits for at most cap_ms, or if that is empty for as long as the limits have it wait. The
 --- binding ring of an admitted call is the one that it waits for, or has the fewest permits left.
 -- The positions of the arguments that follow those of the rings.
 local NOW, WRITE_LIMIT, CAP = #KEYS * 2 + 2, #KEYS * 2 + 3, #KEYS * 2 + 4
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -44,7 +44,7 @@ for i = 1, #rings do
 end
 if not admitted then
   local retry_ms = retry_at_ms - now
-  return {guard, -1, now, index, left, math.max(reset_ms, retry_ms), retry_ms}
+  return {stamp, -1, now, index, left, math.max(reset_ms, retry_ms), retry_ms}
 end
 index, left, reset_ms = binding_shaped(rings, now, index)
-return append_bucket_starts({guard, math.max(0, left), now, index, reset_ms, waits_us}, rings, now)
+return append_bucket_starts({stamp, math.max(0, left), now, index, reset_ms, waits_us}, rings, now)

@@ -1,10 +1,10 @@
 --- acquire_turn: decide one call as `acquire` does; a refused one also takes a place in the virtual line.
 --- KEYS   ring... line...
---- ARGV   guard (permits limit bucket_ms shape)... now_ms held_ms takes_next
---- RETURN guard left now_ms index reset_ms turn_in_ms queued          admitted
---- RETURN guard left now_ms index reset_ms turn_in_ms queued bucket_start_ms...   the same, a ring is ahead of now_ms
---- RETURN guard -1 now_ms index left reset_ms retry_ms turn_in_ms     refused, to ask again in turn_in_ms
---- RETURN guard -2 now_ms                                             past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... now_ms held_ms takes_next
+--- RETURN stamp left now_ms index reset_ms turn_in_ms queued          admitted
+--- RETURN stamp left now_ms index reset_ms turn_in_ms queued bucket_start_ms...   the same, a ring is ahead of now_ms
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms turn_in_ms     refused, to ask again in turn_in_ms
+--- RETURN stamp -2 now_ms                                             past its deadline, nothing done
 --- `line` of a ring: the hash `<ring>:line`. The place is in the line of the ring that has room last.
 --- `held_ms` is the turn that the caller has been told before, 0 if none: it keeps its place if it
 --- comes before that, or if there is room within a bucket. With `takes_next` 1 an admitted call takes
@@ -12,7 +12,7 @@
 --- and `queued` the permits for which others in the line wait. Without it both are 0.
 -- The positions of the arguments that follow those of the rings.
 local NOW, HELD, TAKES_NEXT = #KEYS * 2 + 2, #KEYS * 2 + 3, #KEYS * 2 + 4
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -63,13 +63,13 @@ if admitted then
     queued = queued_permits(rings[last], held, now)
     turn = take_turn(rings[last], now + retry_ms, now)
   end
-  reply = append_bucket_starts({guard, left, now, index, reset_ms, turn - now, queued}, rings, now)
+  reply = append_bucket_starts({stamp, left, now, index, reset_ms, turn - now, queued}, rings, now)
 else
   local index, left, reset_ms, retry_ms = refusal(rings, now)
   local room_at_ms = now + retry_ms
   local turn = keep_turn(rings[index], held, room_at_ms, now)
     or take_turn(rings[index], room_at_ms, now)
-  reply = {guard, -1, now, index, left, reset_ms, retry_ms, turn - now}
+  reply = {stamp, -1, now, index, left, reset_ms, retry_ms, turn - now}
 end
 for i = 1, ring_count do write_line(rings[i], now) end
 return reply

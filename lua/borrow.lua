@@ -1,17 +1,17 @@
 --- borrow: count a call now if every ring has room, else where room is promised soon, or refuse it.
 --- KEYS   ring...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms max_wait_ms max_borrowed...
---- RETURN guard left now_ms index reset_ms 0                 admitted, counted now
---- RETURN guard left now_ms index reset_ms 0 bucket_start_ms...   the same, a ring is ahead of now_ms
---- RETURN guard left now_ms index reset_ms wait_ms bucket_start_ms... borrowed...   admitted, may proceed in wait_ms
---- RETURN guard -1 now_ms index left reset_ms retry_ms 0     refused
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... [calls] now_ms max_wait_ms max_borrowed...
+--- RETURN stamp left now_ms index reset_ms 0                 admitted, counted now
+--- RETURN stamp left now_ms index reset_ms 0 bucket_start_ms...   the same, a ring is ahead of now_ms
+--- RETURN stamp left now_ms index reset_ms wait_ms bucket_start_ms... borrowed...   admitted, may proceed in wait_ms
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms 0     refused
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- A call that has to wait is counted in each ring in the bucket in which it will proceed; `borrowed` is 1
 --- where that bucket has not begun. It is refused where it would wait for more than max_wait_ms or the
 --- shortest window, or where a window would hold more than `max_borrowed` borrowed permits of a ring.
 -- The positions of the arguments that follow those of the rings. The first max_borrowed follows MAX_WAIT.
 local NOW, MAX_WAIT = #KEYS * 4 + 3, #KEYS * 4 + 4
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -99,7 +99,7 @@ if not moment or moment - now > max_wait then
   end
   local index, left, reset_ms, retry_ms = refusal(rings, now)
   if moment then retry_ms = math.min(retry_ms, moment - max_wait - now) end
-  return {guard, -1, now, index, left, reset_ms, retry_ms, 0}
+  return {stamp, -1, now, index, left, reset_ms, retry_ms, 0}
 end
 local starts, borrowed = {}, {}
 for i = 1, #rings do
@@ -111,7 +111,7 @@ for i = 1, #rings do
   borrowed[i] = in_newest and 0 or 1
 end
 local index, left, reset_ms = binding_ring(rings, now)
-local reply = {guard, math.max(0, left), now, index, reset_ms, moment - now}
+local reply = {stamp, math.max(0, left), now, index, reset_ms, moment - now}
 if fits then return append_bucket_starts(reply, rings, now) end
 for i = 1, #rings do reply[6 + i] = starts[i] end
 for i = 1, #rings do reply[6 + #rings + i] = borrowed[i] end

@@ -1,13 +1,13 @@
 --- breaker_adaptive: add calls that ended in a process to an adaptive breaker; return the fleet's counts.
 --- KEYS   breaker senders
---- ARGV   guard bucket_ms buckets now_ms passed_ms force_ms sender seq counts
---- RETURN guard forced now_ms passed_ms (number success failure drop)...
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp bucket_ms buckets now_ms passed_ms force_ms sender seq counts
+--- RETURN stamp forced now_ms passed_ms (number success failure drop)...
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `counts`: 'start success failure drop;' for each bucket; those that have expired are dropped. A
 --- breaker takes each `seq` of a `sender` once; with an empty sender it takes every flush. `passed_ms`:
 --- when a call last passed although some are dropped; 0 for never. With force_ms above 0 a pass is
 --- claimed: `forced` is 1 if there was one, and the last is longer than that ago; it is then the last one.
-local guard, client_now = ARGV[1], ARGV[4]
+local stamp, client_now = ARGV[1], ARGV[4]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/numbers.lua
@@ -83,7 +83,7 @@ if live[1] or pass_ms > last_pass_ms then
   call('PEXPIRE', breaker.key, digits((span + 1) * bucket_ms))
 end
 
-local reply, numbers = {guard, forced and 1 or 0, now, pass_ms}, {}
+local reply, numbers = {stamp, forced and 1 or 0, now, pass_ms}, {}
 for _, bucket in pairs(slots) do numbers[#numbers + 1] = bucket end
 table.sort(numbers, function(a, b) return a[1] < b[1] end)
 for _, bucket in ipairs(numbers) do

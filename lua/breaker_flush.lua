@@ -1,13 +1,13 @@
 --- breaker_flush: add calls that ended in a process to a closed breaker, and open it if its rule says so.
 --- KEYS   breaker senders
---- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms sender seq counts
---- RETURN guard taken now_ms state epoch retry_in_ms total bad
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms sender seq counts
+--- RETURN stamp taken now_ms state epoch retry_in_ms total bad
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `counts`: 'epoch start total bad;' for each epoch and bucket in which calls were let through and
 --- ended. Those of an earlier epoch, and of buckets that have expired, are dropped. Without counts
 --- the state is read. A breaker takes each `seq` of a `sender` once; with an empty sender it takes every
 --- flush. `state`: 0 closed, 1 open, 2 half-open.
-local guard, client_now = ARGV[1], ARGV[10]
+local stamp, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/numbers.lua
@@ -43,7 +43,7 @@ for _, bucket in ipairs(breaker.state == CLOSED and buckets or {}) do
 end
 local taken, known_number = live[1] == nil, nil
 if live[1] and sender ~= '' then taken, known_number = is_taken(breaker, sender, seq) end
-if taken then return breaker_reply(guard, breaker, 0) end
+if taken then return breaker_reply(stamp, breaker, 0) end
 
 -- What an expired breaker has left does not count.
 if breaker.is_stored and not breaker.is_live then redis.call('DEL', breaker.key) end
@@ -66,4 +66,4 @@ if total >= breaker.min_calls and reached >= breaker.threshold then
 else
   keep(breaker)
 end
-return breaker_reply(guard, breaker, 1)
+return breaker_reply(stamp, breaker, 1)

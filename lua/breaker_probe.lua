@@ -1,12 +1,12 @@
 --- breaker_probe: hand out a probe of a breaker that is not closed, renew one, or take in how one ended.
 --- KEYS   breaker senders
---- ARGV   guard measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms action probe_id
---- RETURN guard done now_ms state epoch retry_in_ms total bad
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms action probe_id
+--- RETURN stamp done now_ms state epoch retry_in_ms total bad
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `action`: `take` a probe; `renew` it, as its process lives; `succeed` and `fail`, as it ended; `free`
 --- it, where its end says nothing. Each may be sent again: a probe that was handed out is handed out to the
 --- same id again, and nothing but `take` changes one that is not under way. `state`: 0 closed, 1 open, 2 half-open.
-local guard, client_now = ARGV[1], ARGV[10]
+local stamp, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/numbers.lua
@@ -23,12 +23,12 @@ local key, field = breaker.key, 'p:' .. probe_id
 
 if action == 'take' then
   if breaker.state == CLOSED or breaker.state == OPEN and retry_in_ms(breaker) > 0 then
-    return breaker_reply(guard, breaker, 0)
+    return breaker_reply(stamp, breaker, 0)
   end
   local alive, count = alive_probes(breaker)
   if breaker.state == HALF_OPEN and not breaker.deadlines[probe_id]
     and count + breaker.succeeded >= breaker.probes then
-    return breaker_reply(guard, breaker, 0)
+    return breaker_reply(stamp, breaker, 0)
   end
   if breaker.state == OPEN then change(breaker, HALF_OPEN) end
   for other in pairs(breaker.deadlines) do
@@ -38,23 +38,23 @@ if action == 'take' then
   breaker.deadlines = breaker.state == HALF_OPEN and alive
   redis.call('HSET', key, field, digits(alive[probe_id]))
   keep(breaker)
-  return breaker_reply(guard, breaker, 1)
+  return breaker_reply(stamp, breaker, 1)
 end
 
 if breaker.state ~= HALF_OPEN or not breaker.deadlines[probe_id] then
-  return breaker_reply(guard, breaker, 0)
+  return breaker_reply(stamp, breaker, 0)
 end
 if action == 'renew' then
   breaker.deadlines[probe_id] = now + breaker.probe_ms
   redis.call('HSET', key, field, digits(breaker.deadlines[probe_id]))
   keep(breaker)
-  return breaker_reply(guard, breaker, 1)
+  return breaker_reply(stamp, breaker, 1)
 end
 redis.call('HDEL', key, field)
 breaker.deadlines[probe_id] = nil
 if action == 'fail' then
   open(breaker)
-  return breaker_reply(guard, breaker, 1)
+  return breaker_reply(stamp, breaker, 1)
 end
 if action == 'succeed' then breaker.succeeded = breaker.succeeded + 1 end
 if breaker.succeeded >= breaker.probes then
@@ -63,4 +63,4 @@ if breaker.succeeded >= breaker.probes then
   change(breaker, CLOSED)
 end
 keep(breaker)
-return breaker_reply(guard, breaker, 1)
+return breaker_reply(stamp, breaker, 1)

@@ -1,9 +1,9 @@
 --- flush: add what a process has counted to the buckets it was counted in, once however often sent.
 --- KEYS   ring... senders...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms sender seq pull counts...
---- RETURN guard 0 now_ms
---- RETURN guard 0 now_ms (start passed ...)...               if pull is 1: one list a ring
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... [calls] now_ms sender seq pull counts...
+--- RETURN stamp 0 now_ms
+--- RETURN stamp 0 now_ms (start passed ...)...               if pull is 1: one list a ring
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `counts` of a ring: 'start pass block success error rt_sum_ms rt_min_ms;' for each bucket. Buckets
 --- that have expired are dropped. A ring takes each `seq` of a `sender` once; with an empty sender it
 --- takes every flush. `senders` of a ring: the hash `<ring>:senders`, with the last flush that the
@@ -12,7 +12,7 @@ local ring_count = #KEYS / 2
 -- The positions of the arguments that follow those of the rings. The first counts follow PULL.
 local NOW = ring_count * 4 + 3
 local SENDER, SEQ, PULL = NOW + 1, NOW + 2, NOW + 3
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -113,7 +113,7 @@ for i = 1, ring_count do
   end
 end
 
-local reply = {guard, 0, now}
+local reply = {stamp, 0, now}
 for i = 1, ring_count do
   local ring = rings[i]
   local exists = ring.takes or not ring.is_empty

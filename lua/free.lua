@@ -1,9 +1,9 @@
 --- free: take the slots of these holders from them. To free a slot again changes nothing.
 --- KEYS   slots
---- ARGV   guard now_ms holder...
---- RETURN guard freed now_ms                                 how many of them had a slot
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
-local guard, client_now = ARGV[1], ARGV[2]
+--- ARGV   stamp now_ms holder...
+--- RETURN stamp freed now_ms                                 how many of them had a slot
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
+local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/slots.lua
@@ -22,4 +22,4 @@ for i = 3, #ARGV do
     freed = freed + 1
   end
 end
-return {guard, freed, now}
+return {stamp, freed, now}

@@ -1,10 +1,10 @@
 --- hold: give a holder a slot, unless as many as `limit` are held or those before it in the line can use the rest; extend the one it has.
 --- KEYS   slots line
---- ARGV   guard limit ttl_ms holder [now_ms [asks waited_ms...]]   asks: new or head; how long each has waited, the first first
---- RETURN guard held now_ms 1 ttl_ms                         it has a slot, for ttl_ms
---- RETURN guard held now_ms 0 first_ends_ms ahead age_ms     it has none; time until the first deadline, places before it, time since a slot was granted
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
-local guard, client_now = ARGV[1], ARGV[5]
+--- ARGV   stamp limit ttl_ms holder [now_ms [asks waited_ms...]]   asks: new or head; how long each has waited, the first first
+--- RETURN stamp held now_ms 1 ttl_ms                         it has a slot, for ttl_ms
+--- RETURN stamp held now_ms 0 first_ends_ms ahead age_ms     it has none; time until the first deadline, places before it, time since a slot was granted
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
+local stamp, client_now = ARGV[1], ARGV[5]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/slots.lua
@@ -41,7 +41,7 @@ if extends or ahead < limit - count then
   call('ZREMRANGEBYSCORE', key, '-inf', now)
   call('ZADD', key, now + ttl_ms, holder)
   renew_expiry()
-  return {guard, extends and count or count + 1, now, 1, ttl_ms}
+  return {stamp, extends and count or count + 1, now, 1, ttl_ms}
 end
 if is_head or asks and not call('ZSCORE', line, process) then
   take_places(line, process, waited, 1, now)
@@ -59,4 +59,4 @@ local first = call('ZRANGEBYSCORE', key, '(' .. now, '+inf', 'WITHSCORES', 'LIMI
 local from_end = -1 - call('ZCOUNT', key, '(' .. now + ttl_ms, '+inf')
 local last = call('ZRANGE', key, from_end, from_end, 'WITHSCORES')[2]
 local age_ms = last and last - now > 0 and now + ttl_ms - last or 0
-return {guard, count, now, 0, first and first - now or 0, ahead, age_ms}
+return {stamp, count, now, 0, first and first - now or 0, ahead, age_ms}

@@ -1,16 +1,16 @@
 --- lease: charge `permits` for a call, and up to `extra` more to spend until the bucket ends.
 --- KEYS   ring...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms extra prefetch
---- RETURN guard left now_ms index reset_ms extra ends_in_ms   admitted, with `extra` more
---- RETURN guard left now_ms index reset_ms extra ends_in_ms bucket_start_ms...   the same, a ring is ahead of now_ms
---- RETURN guard -1 now_ms index left reset_ms retry_ms 0     refused
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... [calls] now_ms extra prefetch
+--- RETURN stamp left now_ms index reset_ms extra ends_in_ms   admitted, with `extra` more
+--- RETURN stamp left now_ms index reset_ms extra ends_in_ms bucket_start_ms...   the same, a ring is ahead of now_ms
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms 0     refused
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- At most half of what the call leaves is added, so that other processes find permits too. With
 --- `prefetch` 1 no caller waits yet, and a refusal counts no block. Where the newest bucket of one of
 --- several rings begins after now_ms (the clock was set back), nothing is added to the call.
 -- The positions of the arguments that follow those of the rings.
 local NOW, EXTRA, PREFETCH = #KEYS * 4 + 3, #KEYS * 4 + 4, #KEYS * 4 + 5
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -49,7 +49,7 @@ for i = 1, #rings do
 end
 if left_after >= 0 then
   local index, left, reset_ms = binding_ring(rings, now)
-  return append_bucket_starts({guard, left, now, index, reset_ms, extra, ends_in_ms}, rings, now)
+  return append_bucket_starts({stamp, left, now, index, reset_ms, extra, ends_in_ms}, rings, now)
 end
 local index, left, reset_ms, retry_ms = refusal(rings, now)
-return {guard, -1, now, index, left, reset_ms, retry_ms, 0}
+return {stamp, -1, now, index, left, reset_ms, retry_ms, 0}

@@ -1,10 +1,10 @@
 --- peek: what acquire would answer to one call now; writes nothing.
 --- KEYS   ring...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] [now_ms]
---- RETURN guard left now_ms index reset_ms                   it would be admitted; left is before it
---- RETURN guard -1 now_ms index left reset_ms retry_ms 0     it would be refused
---- RETURN guard -2 now_ms                                    past its deadline
-local guard, client_now = ARGV[1], ARGV[#KEYS * 4 + 3]
+--- ARGV   stamp (permits limit bucket_ms shape)... [calls] [now_ms]
+--- RETURN stamp left now_ms index reset_ms                   it would be admitted; left is before it
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms 0     it would be refused
+--- RETURN stamp -2 now_ms                                    past its deadline
+local stamp, client_now = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -22,7 +22,7 @@ end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 if has_room then
   local index, left, reset_ms = binding_ring(rings, now)
-  return {guard, left, now, index, reset_ms}
+  return {stamp, left, now, index, reset_ms}
 end
 local index, left, reset_ms, retry_ms = refusal(rings, now)
-return {guard, -1, now, index, left, reset_ms, retry_ms, 0}
+return {stamp, -1, now, index, left, reset_ms, retry_ms, 0}

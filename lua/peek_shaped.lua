@@ -1,11 +1,11 @@
 --- peek_shaped: what acquire_shaped would answer to one call now; writes nothing.
 --- KEYS   ring... shaping...
---- ARGV   guard (permits limit bucket_ms shape)... now_ms (max_wait_ms warmup_ms cold_factor)...
---- RETURN guard left now_ms index reset_ms wait_us           it would be admitted; left is before it
---- RETURN guard -1 now_ms index left reset_ms retry_ms       it would be refused
---- RETURN guard -2 now_ms                                    past its deadline
+--- ARGV   stamp (permits limit bucket_ms shape)... now_ms (max_wait_ms warmup_ms cold_factor)...
+--- RETURN stamp left now_ms index reset_ms wait_us           it would be admitted; left is before it
+--- RETURN stamp -1 now_ms index left reset_ms retry_ms       it would be refused
+--- RETURN stamp -2 now_ms                                    past its deadline
 local NOW = #KEYS * 2 + 2
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -19,7 +19,7 @@ if not rings then return redis.error_reply('ERR distwindow: malformed arguments'
 local admitted, waits_us, index, retry_at_ms = decide_all(rings, now)
 if admitted then
   local binding, left, reset_ms = binding_shaped(rings, now, index)
-  return {guard, math.max(0, left), now, binding, reset_ms, waits_us}
+  return {stamp, math.max(0, left), now, binding, reset_ms, waits_us}
 end
 local retry_ms, reset_ms = retry_at_ms - now, reset_ms_of(rings[index], now)
-return {guard, -1, now, index, left_in(rings[index], now), math.max(reset_ms, retry_ms), retry_ms}
+return {stamp, -1, now, index, left_in(rings[index], now), math.max(reset_ms, retry_ms), retry_ms}

@@ -1,12 +1,12 @@
 --- refund: take admitted permits out of the bucket they were counted in, at most what it holds.
 --- KEYS   ring...
---- ARGV   guard (permits limit bucket_ms shape)... [calls] now_ms bucket_start_ms... [borrowed...]
---- RETURN guard refunded now_ms                              the most permits given back by any ring
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp (permits limit bucket_ms shape)... [calls] now_ms bucket_start_ms... [borrowed...]
+--- RETURN stamp refunded now_ms                              the most permits given back by any ring
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- With `borrowed` 1 the permits were borrowed from that bucket, which may not have begun yet.
 -- The position of now_ms, after the arguments of the rings. The first bucket_start_ms follows it.
 local NOW = #KEYS * 4 + 3
-local guard, client_now = ARGV[1], ARGV[NOW]
+local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
@@ -73,4 +73,4 @@ for i = 1, #rings do
   end
   refunded = math.max(refunded, taken)
 end
-return {guard, refunded, now}
+return {stamp, refunded, now}

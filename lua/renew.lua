@@ -1,9 +1,9 @@
 --- renew: extend the slots of these holders; one that has no slot any more does not get another.
 --- KEYS   slots
---- ARGV   guard ttl_ms now_ms holder...
---- RETURN guard renewed now_ms place...                      the places in ARGV, from 1, of those without a slot
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
-local guard, client_now = ARGV[1], ARGV[3]
+--- ARGV   stamp ttl_ms now_ms holder...
+--- RETURN stamp renewed now_ms place...                      the places in ARGV, from 1, of those without a slot
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
+local stamp, client_now = ARGV[1], ARGV[3]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/slots.lua
@@ -16,7 +16,7 @@ for i = 1, is_malformed and 0 or count do
 end
 if is_malformed then return redis.error_reply('ERR distwindow: malformed arguments') end
 
-local reply, members = {guard, 0, now}, {}
+local reply, members = {stamp, 0, now}, {}
 for i = 1, count do
   if has_slot(ARGV[3 + i]) then
     members[#members + 1], members[#members + 2] = now + ttl_ms, ARGV[3 + i]

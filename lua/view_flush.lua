@@ -1,14 +1,14 @@
 --- view_flush: add what the entries of a process did to the minute views of a key, once however often sent.
 --- KEYS   views senders
---- ARGV   guard now_ms sender seq max_origins (origin counts)...
---- RETURN guard taken now_ms                                 1 if the counts were added
---- RETURN guard -2 now_ms                                    past its deadline, nothing done
+--- ARGV   stamp now_ms sender seq max_origins (origin counts)...
+--- RETURN stamp taken now_ms                                 1 if the counts were added
+--- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `counts` of an origin: 'second pass block success error rt_sum_ms rt_min_ms;' for each second. With
 --- an empty origin they are of entries without one. Seconds that are over a minute old are dropped. All
 --- counts are added to the view of all entries, too. An origin that has no view gets one if fewer than
 --- max_origins were called in the last minute, and is counted under '(other)' if not. The views take
 --- each `seq` of a `sender` once; with an empty sender they take every flush.
-local guard, client_now = ARGV[1], ARGV[2]
+local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/senders.lua
@@ -71,7 +71,7 @@ local taken, known_number = not any_live, nil
 if any_live and sender ~= '' then
   taken, known_number = is_taken(senders, sender, ARGV[4])
 end
-if taken then return {guard, 0, now} end
+if taken then return {stamp, 0, now} end
 
 -- The value of a view, read once; nil if there is none.
 local values = {}
@@ -186,4 +186,4 @@ add_to_view(ALL, total)
 for _, name in ipairs(names) do add_to_view(name, by_name[name]) end
 call('PEXPIRE', key, math.max(0, newest * 1000 - now) + (SECONDS + 1) * 1000)
 if sender ~= '' then remember_flush(senders, sender, ARGV[4], known_number) end
-return {guard, 1, now}
+return {stamp, 1, now}

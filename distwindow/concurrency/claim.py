@@ -34,7 +34,7 @@ more is freed; no slot is given up on, and none is assumed.
 
 A caller gives up when its timeout is over, when the store fails, and when it is cancelled or
 interrupted, at whatever line. A hold whose reply was lost may still be on its way: the server
-executes it up to the deadline in its guard. So a free is final only if all holds were answered, or
+executes it up to the deadline in its stamp. So a free is final only if all holds were answered, or
 if it was sent after the last of these deadlines. `expires_at` counts from before the request was
 sent, and allows for a drift between the clocks, so it comes before the deadline in the store.
 

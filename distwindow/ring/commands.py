@@ -1,6 +1,6 @@
 """Commands: the calls of the Lua scripts, their arguments, and how their replies are read.
 
-A command has the name of its script, its rings, and the arguments behind the guard (`frames.py`);
+A command has the name of its script, its rings, and the arguments behind the stamp (`frames.py`);
 its reply is a named tuple. `MemoryStore` executes the same commands, and a property test compares
 the replies of all stores.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from .command import GUARD_LENGTH, Command, FrameParts, ScriptReply, ring_arguments, time_argument
+from .command import STAMP_LENGTH, Command, FrameParts, ScriptReply, ring_arguments, time_argument
 from .decision import BorrowedCharge, Charge
 from .key import AnyKey, ring_name, senders_name
 from .limit import Limit, expires_in_ms
@@ -112,19 +112,19 @@ class Acquire(Command[AcquireReply]):
             **changes,  # type: ignore[arg-type]  # they are fields of type int
         )
 
-    def _split_around_guard(self) -> tuple[bytes, bytes]:
+    def _split_around_stamp(self) -> tuple[bytes, bytes]:
         parts = self.frame_parts
         if parts is None:
             parts = self.frame_parts = FrameParts()
-        if not parts.after_guard:
-            parts.before_keys, parts.after_guard = self._frame_parts(
+        if not parts.after_stamp:
+            parts.before_keys, parts.after_stamp = self._frame_parts(
                 b"EVALSHA", load_script(self.script).sha
             )
         if len(self.charges) > 1:
-            return parts.before_keys + self._keys_frame(), parts.after_guard
+            return parts.before_keys + self._keys_frame(), parts.after_stamp
         ring = self.charges[0].ring
-        head = b"%b$%d\r\n%b\r\n%b" % (parts.before_keys, len(ring), ring, GUARD_LENGTH)
-        return head, parts.after_guard
+        head = b"%b$%d\r\n%b\r\n%b" % (parts.before_keys, len(ring), ring, STAMP_LENGTH)
+        return head, parts.after_stamp
 
 
 @dataclass(slots=True, eq=False)

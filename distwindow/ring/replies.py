@@ -11,7 +11,7 @@ from .ring import MAX_TOTAL
 from .stats import Bucket, RingState
 
 PAST_DEADLINE = -2
-"""What follows the guard in a reply if the script ran after its deadline, and so did nothing."""
+"""What follows the stamp in a reply if the script ran after its deadline, and so did nothing."""
 
 
 class AcquireReply(NamedTuple):

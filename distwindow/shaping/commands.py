@@ -81,7 +81,7 @@ class AcquireShaped(Acquire):
     def unshared(self) -> AcquireShaped:
         """Return an equal command, with the frame of this one."""
         if self._split_frame is None:
-            self._split_frame = self._split_around_guard()
+            self._split_frame = self._split_around_stamp()
         return AcquireShaped(
             self.charges, self.now_ms, write_limit=self.write_limit, _split_frame=self._split_frame
         )
@@ -91,8 +91,8 @@ class AcquireShaped(Acquire):
         cap_ms = max(0, int(seconds * 1000))
         return replace(self, cap_ms=cap_ms, _split_frame=None)
 
-    def _split_around_guard(self) -> tuple[bytes, bytes]:
-        return Command._split_around_guard(self)
+    def _split_around_stamp(self) -> tuple[bytes, bytes]:
+        return Command._split_around_stamp(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,12 +22,12 @@ end
 
 if admitted == calls then
   local index, left, reset_ms = binding_ring(rings, now)
-  return append_bucket_starts({guard, left, now, index, reset_ms}, rings, now)
+  return append_bucket_starts({stamp, left, now, index, reset_ms}, rings, now)
 end
 local index, left, reset_ms, retry_ms = refusal(rings, now)
 if admitted > 0 then
   return append_bucket_starts(
-    {guard, -1, now, index, left, reset_ms, retry_ms, admitted, binding_ring(rings, now)}, rings, now)
+    {stamp, -1, now, index, left, reset_ms, retry_ms, admitted, binding_ring(rings, now)}, rings, now)
 end
 -- Store the refusal of one ring in `head`, so that acquire/hot.lua can repeat it.
 local ring = rings[1]
@@ -40,4 +40,4 @@ if not rings[2] and ring.passed_before and reset_ms > 0 then
   -- `empty_in`, which may gain digits when acquire/hot.lua rewrites it.
   if #stored <= 61 and cost_range >= 0 then call('HSET', key, 'head', stored) end
 end
-return {guard, -1, now, index, left, reset_ms, retry_ms, 0}
+return {stamp, -1, now, index, left, reset_ms, retry_ms, 0}

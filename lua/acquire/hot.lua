@@ -13,7 +13,7 @@ if not KEYS[2] then
   permits, limit, bucket_ms, shape = ARGV[2], ARGV[3] - 0, ARGV[4] - 0, ARGV[5]
   head, cost = call('HGET', key, 'head'), permits - 0
   if calls then cost = cost / calls end
-  may_admit = now - guard <= 0 and cost >= 1 and (not calls or cost % 1 == 0)
+  may_admit = now - stamp <= 0 and cost >= 1 and (not calls or cost % 1 == 0)
   if head and may_admit and not ARGV[WRITE_LIMIT] and bucket_ms <= 1e13 then
     if #head < 17 then
       start, age = head, now - head
@@ -22,7 +22,7 @@ if not KEYS[2] then
         and (shape == '10' or string.find(shape, '^[1-9]%d?%d?%+?1?$')) then
         -- Incrementing and taking back costs one command less than reading before incrementing.
         left = limit - call('HINCRBY', key, 'used', permits)
-        if left >= 0 and left <= 1e13 then return {guard, left, now} end
+        if left >= 0 and left <= 1e13 then return {stamp, left, now} end
       end
     else
       -- `head` holds a stored refusal (lua/README.md). Until the bucket ends it is valid for the same
@@ -35,7 +35,7 @@ if not KEYS[2] then
       if age >= 0 and age < bucket_ms and stored_limit == ARGV[3] and string.find(shape, '^[1-9]%d?%d?%+?1?$') then
         if cost - min_cost >= 0 and cost - min_cost - cost_range <= 0 then
           call('HINCRBY', key, 'block', permits)
-          return {guard, -1, now, 1, left - 0, empty_in - age, room_in - age, 0}
+          return {stamp, -1, now, 1, left - 0, empty_in - age, room_in - age, 0}
         elseif left - permits >= 0 then
           call('HINCRBY', key, 'used', permits)
           left, min_cost = left - permits, min_cost - permits
@@ -43,7 +43,7 @@ if not KEYS[2] then
           empty_in = (tonumber(shape) or string.match(shape, '%d+') + 1) * bucket_ms
           call('HSET', key, 'head', table.concat(
             {start, stored_limit, left, min_cost, cost_range, room_in, empty_in}, ' '))
-          return {guard, left, now}
+          return {stamp, left, now}
         end
       end
     end

@@ -37,7 +37,7 @@ if left and left < 0 and cost - permits == 0
     if #stored <= 61 and cost_range >= 0 then
       call('HSET', key, 'head', stored, 'used', format('%d', used),
         'block', format('%d', block + permits))
-      return {guard, -1, now, 1, left_now, empty_in - age, room_in - age, 0}
+      return {stamp, -1, now, 1, left_now, empty_in - age, room_in - age, 0}
     end
   end
 end

@@ -27,7 +27,7 @@ if (head == false or age and age >= bucket_ms) and may_admit and cost % 1 == 0
       call('HSET', key, 'head', new_head, 'used', permits, 'closed', '0', 'block', '0',
         'finished', '0', 'limit', limit_field)
       call('PEXPIRE', key, format('%d', (span + renewal) * bucket_ms))
-      return {guard, limit - permits, now}
+      return {stamp, limit - permits, now}
     end
   elseif can_format and steps <= 8 and steps % 1 == 0 then
     -- Fields 5 and later are the slots of the buckets that expire, oldest first. The last of these
@@ -59,7 +59,7 @@ if (head == false or age and age >= bucket_ms) and may_admit and cost % 1 == 0
       if number % renewal < steps then
         call('PEXPIRE', key, format('%d', (span + renewal) * bucket_ms))
       end
-      return {guard, left, now}
+      return {stamp, left, now}
     end
   end
 end

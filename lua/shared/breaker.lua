@@ -132,7 +132,7 @@ local function retry_in_ms(breaker)
 end
 
 -- The reply; `done` is 1 if something was taken in or handed out.
-local function breaker_reply(guard, breaker, done)
+local function breaker_reply(stamp, breaker, done)
   local total, bad = totals(breaker)
-  return {guard, done, now, breaker.state, breaker.epoch, retry_in_ms(breaker), total, bad}
+  return {stamp, done, now, breaker.state, breaker.epoch, retry_in_ms(breaker), total, bad}
 end

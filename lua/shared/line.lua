@@ -20,7 +20,7 @@ local function read_line(ring, line_key, now)
 end
 
 -- The time in which the limit admits ring.cost, us.
-local function step_us(ring)
+local function spacing_us(ring)
   return math.ceil(ring.cost * (ring.window_ms * 1000) / ring.limit)
 end
 
@@ -28,7 +28,7 @@ end
 -- ms since the epoch.
 local function take_turn(ring, room_at_ms, now)
   local longest = now * 1000 + MAX_LINE_WINDOWS * (ring.window_ms * 1000)
-  ring.tail = math.min(math.max(room_at_ms * 1000, ring.tail + step_us(ring)), longest)
+  ring.tail = math.min(math.max(room_at_ms * 1000, ring.tail + spacing_us(ring)), longest)
   return math.ceil(ring.tail / 1000)
 end
 

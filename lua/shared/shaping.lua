@@ -248,7 +248,7 @@ local function parse_shaped_rings(now, first, cap_ms)
 end
 
 -- Decide one call on all rings: is it admitted, for how many us it waits, and the reply but for the
--- guard: of an admitted call index, left, reset_ms; of a refused one also retry_ms. Nothing is
+-- stamp: of an admitted call index, left, reset_ms; of a refused one also retry_ms. Nothing is
 -- written; `left` of an admitted call is what is left before it.
 local function decide_all(rings, now)
   local admitted, waits_us, index = true, 0, nil

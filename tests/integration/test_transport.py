@@ -245,7 +245,7 @@ def test_without_the_guard_check_a_swapped_reply_would_be_used(
 
     from distwindow.stores.redis.server_clock import ServerClock
 
-    guard = ServerClock.new_guard
-    monkeypatch.setattr(ServerClock, "new_guard", lambda self, until: Anything(guard(self, until)))
+    guard = ServerClock.new_stamp
+    monkeypatch.setattr(ServerClock, "new_stamp", lambda self, until: Anything(guard(self, until)))
     with Responder(STRANGE["another echo"]) as server:
         assert harness.limiter(server.url).try_acquire("k")

@@ -318,7 +318,7 @@ def test_without_the_deadline_in_the_guard_a_stalled_server_would_charge_late(
     """The test above can fail: without the deadline, the server executes commands whose callers
     have left.
     """
-    monkeypatch.setattr(ServerClock, "new_guard", no_deadline(ServerClock.new_guard))
+    monkeypatch.setattr(ServerClock, "new_stamp", no_deadline(ServerClock.new_stamp))
     with Standalone() as server:
         calls, held = stall(harness, server)
         assert held > sum(call.admitted for call in calls)

@@ -26,7 +26,7 @@ COMMANDS: dict[str, type[Command[Any]]] = {
 
 W = 60_000
 NOW = T0 // W * W
-GUARD = "9999999999999.000001"
+STAMP = "9999999999999.000001"
 LIMIT = Limit(5, per=300, buckets=5)
 OTHER = Limit(9, per=3600, buckets=2, bound="strict")
 
@@ -61,7 +61,7 @@ class Target:
             assert reply[5] > 0, "nothing was reserved"
 
     def words(self, command: Command[Any]) -> list[bytes | int | str]:
-        return [GUARD, *command.arguments()]
+        return [STAMP, *command.arguments()]
 
     def send(self, command: Command[Any]) -> Any:
         return self.run(command.script, self.words(command))
@@ -144,7 +144,7 @@ def is_allowed(name: str, place: str, word: str) -> bool:
     """
     if place == "calls":
         return name != "acquire" or word in SPELLINGS_OF_ONE
-    if place == "guard":
+    if place == "stamp":
         return word in FAR_DEADLINES
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
@@ -165,7 +165,7 @@ def places(name: str, count: int, rings: int) -> list[str]:
         "refund": [*(["bucket_start_ms"] * rings), *(["borrowed"] * rings)],
     }.get(name, ["write_limit"])
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
-    return ["guard", *ring, "calls", "now_ms", *last][:count]
+    return ["stamp", *ring, "calls", "now_ms", *last][:count]
 
 
 def malformed(reply: Any) -> bool:

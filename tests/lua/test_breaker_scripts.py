@@ -28,14 +28,14 @@ from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
 from tests.unit.clock_and_stores import T0, fresh_key
 
-from .target import FAR_DEADLINES, GUARD, HOSTILE, malformed
+from .target import FAR_DEADLINES, HOSTILE, STAMP, malformed
 from .test_heads import lines, parsed
 
 RULE = ErrorRatio(0.5, window=300, min_calls=3, open_for=120, buckets=5, probe_timeout=60)
 W = RULE.bucket_ms
 NOW = T0 // W * W + 5
 ARGUMENTS = (
-    "guard", "measure", "threshold", "min_calls", "open_ms", "probe_ms", "probes", "bucket_ms",
+    "stamp", "measure", "threshold", "min_calls", "open_ms", "probe_ms", "probes", "bucket_ms",
     "buckets", "now_ms",
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ class Breaker:
         return BreakerProbe((), now, rule=RULE, name=self.name, action=action, probe_id="a.1")
 
     def run(self, command: BreakerCommand, words: list[Any] | None = None) -> Any:
-        words = [GUARD, *command.arguments()] if words is None else words
+        words = [STAMP, *command.arguments()] if words is None else words
         try:
             return self.server.evalsha(load_script(command.script).sha, 2, *command.keys, *words)
         except redis.ResponseError as exc:
@@ -89,7 +89,7 @@ def test_the_heads_describe_what_is_sent(server: redis.Redis) -> None:
     ]
     for command in sent:
         (line,) = lines(command.script, "ARGV")
-        found = parsed(line, [GUARD, *command.arguments()], 1)
+        found = parsed(line, [STAMP, *command.arguments()], 1)
         rule = command.rule
         assert found is not None
         assert rule is not None
@@ -106,10 +106,10 @@ def test_the_heads_describe_what_is_sent(server: redis.Redis) -> None:
 @pytest.mark.parametrize("name", BREAKER_COMMANDS)
 def test_a_reply_is_parsed_from_the_form_of_the_head(name: str) -> None:
     form, late = lines(name, "RETURN")
-    assert late == "guard -2 now_ms"
+    assert late == "stamp -2 now_ms"
     done = "taken" if name == "breaker_flush" else "done"
-    assert form == f"guard {done} now_ms state epoch retry_in_ms total bad"
-    raw = [GUARD, 1, NOW, 2, 90, 7, 30, 20]
+    assert form == f"stamp {done} now_ms state epoch retry_in_ms total bad"
+    raw = [STAMP, 1, NOW, 2, 90, 7, 30, 20]
     assert BREAKER_COMMANDS[name](()).reply(raw) == BreakerReply(True, 2, 90, 7, 30, 20, NOW)
 
 
@@ -124,7 +124,7 @@ def test_a_threshold_arrives_exactly(server: redis.Redis, threshold: float) -> N
 
 def is_allowed(place: str, word: str) -> bool:
     """Return True for words of `HOSTILE` that these arguments allow."""
-    if place == "guard":
+    if place == "stamp":
         return word in FAR_DEADLINES
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
@@ -144,7 +144,7 @@ def test_hostile_arguments_give_an_error_and_change_nothing(
         if name == "breaker_flush"
         else breaker.probe(now=now)
     )
-    words: list[Any] = [GUARD, *command.arguments()]
+    words: list[Any] = [STAMP, *command.arguments()]
     last = ("sender", "seq", "counts") if name == "breaker_flush" else ("action", "probe_id")
     places = [*ARGUMENTS, *last]
     assert len(places) == len(words)
@@ -155,7 +155,7 @@ def test_hostile_arguments_give_an_error_and_change_nothing(
                 continue
             reply = breaker.run(command, [*words[:at], word, *words[at + 1 :]])
             refused = malformed(reply)
-            if place in ("guard", "now_ms"):
+            if place in ("stamp", "now_ms"):
                 # These are compared before the others are looked at.
                 late = isinstance(reply, list) and reply[1] == PAST_DEADLINE
                 refused = late or isinstance(reply, redis.ResponseError)
@@ -177,9 +177,9 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str, state
     breaker, now = in_state(server, state)
     before = breaker.content()
     command = breaker.flush(3, now) if name == "breaker_flush" else breaker.probe(now=now)
-    guard = f"{now - 1}.000001"
-    reply = breaker.run(command, [guard, *command.arguments()])
-    assert reply == [guard.encode(), PAST_DEADLINE, now]
+    stamp = f"{now - 1}.000001"
+    reply = breaker.run(command, [stamp, *command.arguments()])
+    assert reply == [stamp.encode(), PAST_DEADLINE, now]
     assert breaker.content() == before
 
 
@@ -215,7 +215,7 @@ def test_sender_records_of_many_processes_do_not_accumulate(server: redis.Redis)
 # -- adaptive breakers ----------------------------------------------------------------------------
 
 ADAPTIVE = (
-    "guard", "bucket_ms", "buckets", "now_ms", "passed_ms", "force_ms", "sender", "seq", "counts",
+    "stamp", "bucket_ms", "buckets", "now_ms", "passed_ms", "force_ms", "sender", "seq", "counts",
 )  # fmt: skip
 
 
@@ -232,14 +232,14 @@ def adaptive(name: bytes, sender: str = "0a", seq: int = 1) -> AdaptiveFlush:
 def test_the_head_of_the_adaptive_breaker_describes_what_is_sent(server: redis.Redis) -> None:
     command = adaptive(ring_name_prefix("hostile", fresh_key()) + SUFFIX)
     (line,) = lines("breaker_adaptive", "ARGV")
-    found = parsed(line, [GUARD, *command.arguments()], 1)
+    found = parsed(line, [STAMP, *command.arguments()], 1)
     assert found is not None
     assert list(found) == list(ADAPTIVE)
     assert lines("breaker_adaptive", "KEYS") == ["breaker senders"]
     form, late = lines("breaker_adaptive", "RETURN")
-    assert form == "guard forced now_ms passed_ms (number success failure drop)..."
-    assert late == "guard -2 now_ms"
-    raw = [GUARD, 1, NOW, NOW - 5, 7, 3, 2, 1]
+    assert form == "stamp forced now_ms passed_ms (number success failure drop)..."
+    assert late == "stamp -2 now_ms"
+    raw = [STAMP, 1, NOW, NOW - 5, 7, 3, 2, 1]
     assert command.reply(raw) == AdaptiveReply(True, NOW - 5, (AdaptiveCounts(1750, 3, 2, 1),), NOW)
 
 
@@ -251,8 +251,8 @@ def test_hostile_arguments_do_not_change_an_adaptive_breaker(
     command, sha = adaptive(name, seq=9), load_script("breaker_adaptive").sha
     if exists:
         first = adaptive(name)
-        server.evalsha(sha, 2, *first.keys, GUARD, *first.arguments())
-    words: list[Any] = [GUARD, *command.arguments()]
+        server.evalsha(sha, 2, *first.keys, STAMP, *first.arguments())
+    words: list[Any] = [STAMP, *command.arguments()]
     before = [server.dump(key) for key in command.keys]
     for at, place in enumerate(ADAPTIVE):
         for word in HOSTILE:
@@ -264,7 +264,7 @@ def test_hostile_arguments_do_not_change_an_adaptive_breaker(
                 )
             except redis.ResponseError as exc:
                 reply = exc
-            if place in ("guard", "now_ms"):
+            if place in ("stamp", "now_ms"):
                 late = isinstance(reply, list) and reply[1] == PAST_DEADLINE
                 assert late or isinstance(reply, redis.ResponseError), (place, word)
             else:

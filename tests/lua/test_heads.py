@@ -25,7 +25,7 @@ from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from distwindow.waiting.commands import AcquireTurn
 from tests.lua.target import COMMANDS
 
-GUARD = b"9999999999999.000007"
+STAMP = b"9999999999999.000007"
 NOW = 1_700_000_000_123
 
 LEAP = Limit(21, per=60, buckets=6)
@@ -188,10 +188,10 @@ def variants() -> list[Command[Any]]:
 def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
     rings = len(command.charges)
     (line,) = lines(command.script, "ARGV")
-    found = parsed(line, [GUARD.decode(), *command.arguments()], rings)
+    found = parsed(line, [STAMP.decode(), *command.arguments()], rings)
     assert found is not None, f"{command.arguments()} does not fit {line!r}"
     calls = getattr(command, "calls", 1)
-    expected = {"guard": GUARD.decode(), "calls": str(calls), "write_limit": "1"}
+    expected = {"stamp": STAMP.decode(), "calls": str(calls), "write_limit": "1"}
     expected["now_ms"] = '""' if command.now_ms is None else str(command.now_ms)
     for i, charge in enumerate(command.charges, 1):
         limit = charge.limit
@@ -246,8 +246,8 @@ def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
 @pytest.mark.parametrize("command", variants(), ids=lambda c: f"{c.script}-{len(c.charges)}")
 def test_a_frame_is_the_evalsha_of_these_words(command: Command[Any]) -> None:
     for frame, verb, text in (
-        (command.frame(GUARD), b"EVALSHA", script.load_script(command.script).sha),
-        (command.eval_frame(GUARD), b"EVAL", script.load_script(command.script).text),
+        (command.frame(STAMP), b"EVALSHA", script.load_script(command.script).sha),
+        (command.eval_frame(STAMP), b"EVAL", script.load_script(command.script).text),
     ):
         words = unpacked(frame)
         assert words == [
@@ -255,7 +255,7 @@ def test_a_frame_is_the_evalsha_of_these_words(command: Command[Any]) -> None:
             text.encode(),
             str(len(command.keys)).encode(),
             *command.keys,
-            GUARD,
+            STAMP,
             *(str(word).encode() for word in command.arguments()),
         ]
 
@@ -282,14 +282,14 @@ def test_no_text_of_a_user_becomes_part_of_a_script(name: str) -> None:
     command = COMMANDS[name]
     text, sha = script.load_script(name).text.encode(), script.load_script(name).sha.encode()
     for given in (hostile, plain):
-        assert unpacked(command(given).eval_frame(GUARD))[1] == text
-        assert unpacked(command(given).frame(GUARD))[1] == sha
+        assert unpacked(command(given).eval_frame(STAMP))[1] == text
+        assert unpacked(command(given).frame(STAMP))[1] == sha
 
 
 # -- RETURN ---------------------------------------------------------------------------------------
 
 VALUES: dict[str, Any] = {
-    "guard": GUARD, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
+    "stamp": STAMP, "now_ms": NOW, "left": 8, "index": 2, "reset_ms": 1500, "retry_ms": 900,
     "admitted": 0, "refunded": 4, "deleted": 1, "extra": 6, "ends_in_ms": 450, "start": 60_000,
     "passed": 11, "wait_ms": 250, "wait_us": 1234, "turn_in_ms": 321, "queued": 5,
 }  # fmt: skip
@@ -320,12 +320,12 @@ def reply_of(form: str, rings: int) -> list[Any]:
 
 
 def forms(name: str) -> list[str]:
-    return [form for form in lines(name, "RETURN") if not form.startswith("guard -2")]
+    return [form for form in lines(name, "RETURN") if not form.startswith("stamp -2")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_script_has_the_reply_past_its_deadline(name: str) -> None:
-    assert "guard -2 now_ms" in lines(name, "RETURN")
+    assert "stamp -2 now_ms" in lines(name, "RETURN")
     assert PAST_DEADLINE == -2
 
 
@@ -335,7 +335,7 @@ def test_an_acquire_reply_is_parsed_from_each_form(name: str, form: str) -> None
     reply = command.reply(reply_of(form, 2))
     assert reply.now_ms == NOW
     assert reply.left == 8
-    if form == "guard left now_ms":
+    if form == "stamp left now_ms":
         width, span = LEAP.bucket_ms, LEAP.span
         assert (reply.binding_index, reply.retry_ms) == (0, 0)
         assert reply.reset_ms == NOW // width * width + width * span - NOW

@@ -17,11 +17,11 @@ from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
 from tests.lua.target import (
     COMMANDS,
-    GUARD,
     HOSTILE,
     LIMIT,
     NOW,
     OTHER,
+    STAMP,
     STATES,
     Target,
     W,
@@ -168,7 +168,7 @@ def test_a_lease_leaves_permits_for_others(server: redis.Redis, state: str) -> N
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_call_without_keys_is_an_error(server: redis.Redis, name: str) -> None:
     sha = load_script(name).sha
-    for words in ([], [GUARD], [GUARD, "1"], [GUARD, "1", "5", str(W), "5"]):
+    for words in ([], [STAMP], [STAMP, "1"], [STAMP, "1", "5", str(W), "5"]):
         if name == "read" and words:
             continue  # without rings it returns an empty reply
         with pytest.raises(redis.ResponseError):
@@ -181,9 +181,9 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> No
         target = Target(server, (LIMIT, OTHER), now, used)
         before = target.content()
         words = target.words(target.command(name, full=True))
-        for guard in (f"{now - 1}.000001", "nan", "-inf", "-1", "0", "1e3"):
-            reply = target.run(name, [guard, *words[1:]])
-            assert reply == [guard.encode(), PAST_DEADLINE, now], (state, guard)
+        for stamp in (f"{now - 1}.000001", "nan", "-inf", "-1", "0", "1e3"):
+            reply = target.run(name, [stamp, *words[1:]])
+            assert reply == [stamp.encode(), PAST_DEADLINE, now], (state, stamp)
         assert target.content() == before
 
 

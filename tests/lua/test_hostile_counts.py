@@ -62,7 +62,7 @@ def test_a_hostile_argument_counts_nothing(
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", ["lease", "flush"])
 def test_malformed_arguments_are_reported(server: redis.Redis, name: str, state: str) -> None:
-    """Not the guard and the time, with which the scripts compute before they validate."""
+    """Not the stamp and the time, with which the scripts compute before they validate."""
     now, used = STATES[state]
     for limits in ((LIMIT,), (LIMIT, OTHER)):
         target = Target(server, limits, now, used)
@@ -71,7 +71,7 @@ def test_malformed_arguments_are_reported(server: redis.Redis, name: str, state:
             (at, place, word)
             for at, place in enumerate(places(name, len(words), len(limits)))
             for word in (*HOSTILE, "10000000000001", "2", "0 0", "1;")
-            if place not in ("guard", "calls", "now_ms") and not is_allowed(name, place, word)
+            if place not in ("stamp", "calls", "now_ms") and not is_allowed(name, place, word)
             if place != "shape" or word not in ("2", "10000000000001")
             if place in ("prefetch", "pull", "counts", "sender") or word != "2"
         ]

@@ -13,7 +13,7 @@ from distwindow import Limit
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
 from distwindow.shaping.commands import AcquireShaped
-from tests.lua.target import COMMANDS, FAR_DEADLINES, GUARD, HOSTILE, NOW, OTHER, Target, malformed
+from tests.lua.target import COMMANDS, FAR_DEADLINES, HOSTILE, NOW, OTHER, STAMP, Target, malformed
 
 LIMITS = {
     "paced": (Limit(5, per=300, buckets=5, max_wait=600.0),),
@@ -41,14 +41,14 @@ class ShapedTarget(Target):
 def places(name: str, rings: int) -> list[str]:
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
     flag = ["write_limit", "cap_ms"] if name == "acquire_shaped" else []
-    return ["guard", *ring, "now_ms", *flag, *["max_wait_ms", "warmup_ms", "cold_factor"] * rings]
+    return ["stamp", *ring, "now_ms", *flag, *["max_wait_ms", "warmup_ms", "cold_factor"] * rings]
 
 
 def is_allowed(place: str, before: Any, word: str) -> bool:
     """True for a deadline far ahead, the server's own clock, a limit that is not paced, and a
     caller that waits as long as the limits say.
     """
-    if place == "guard":
+    if place == "stamp":
         return word in (*FAR_DEADLINES, "99999999999999")
     return (word == "" and place in ("now_ms", "max_wait_ms", "cap_ms")) or word == str(before)
 
@@ -125,7 +125,7 @@ def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> No
     words, before = target.words_of(name), target.content()
     past = f"{NOW - 1}.000001"
     assert target.run(name, [past, *words[1:]]) == [past.encode(), PAST_DEADLINE, target.now]
-    assert words[0] == GUARD
+    assert words[0] == STAMP
     assert target.content() == before
 
 

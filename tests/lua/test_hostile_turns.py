@@ -36,7 +36,7 @@ class TurnTarget(Target):
 
 def is_allowed(place: str, word: str) -> bool:
     far = (*FAR_DEADLINES, "10000000000001", "99999999999999")
-    return (place == "guard" and word in far) or (place == "now_ms" and word == "")
+    return (place == "stamp" and word in far) or (place == "now_ms" and word == "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,7 +44,7 @@ def test_a_hostile_argument_is_an_error_and_changes_nothing(server: redis.Redis,
     target = TurnTarget(server, KINDS[kind])
     rings = ["permits", "limit", "bucket_ms", "shape"] * len(KINDS[kind])
     words, before, wrong = target.call(), target.content(), []
-    for at, place in enumerate(["guard", *rings, "now_ms", "held_ms", "takes_next"]):
+    for at, place in enumerate(["stamp", *rings, "now_ms", "held_ms", "takes_next"]):
         for word in (*HOSTILE, "10000000000001", "99999999999999"):
             if is_allowed(place, word):
                 continue

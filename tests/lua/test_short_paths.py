@@ -21,7 +21,7 @@ from distwindow.ring.scripts import load_script, scripts_folder
 from distwindow.ring.stats import Bucket
 from tests.unit.clock_and_stores import T0, fresh_key
 
-GUARD = "9999999999999.000001"
+STAMP = "9999999999999.000001"
 SHORT_PATHS = {
     "acquire/hot.lua": "local key = KEYS[1]\n",
     "acquire/refuse.lua": "",
@@ -74,7 +74,7 @@ def random_ring(rng: random.Random, server: redis.Redis, key: str, limit: Limit)
 def run(server: redis.Redis, command: Command[Any]) -> Any:
     keys = command.keys
     sha = load_script(command.script).sha
-    return server.evalsha(sha, len(keys), *keys, GUARD, *command.arguments())
+    return server.evalsha(sha, len(keys), *keys, STAMP, *command.arguments())
 
 
 def content(server: redis.Redis, ring: bytes, span: int, bucket_ms: int) -> dict[bytes, bytes]:
@@ -97,7 +97,7 @@ def run_both(server: redis.Redis, limit: Limit, command: wire.Acquire, seed: int
     server.delete(twin)
     server.execute_command("COPY", ring, twin)
     short = run(server, command)
-    general: Any = server.eval(general_only(), 1, twin, GUARD, *command.arguments())
+    general: Any = server.eval(general_only(), 1, twin, STAMP, *command.arguments())
     assert command.reply(short) == command.reply(general), seed
     span, width = limit.span, limit.bucket_ms
     if b" " not in head:  # else acquire/hot.lua keeps the stored refusal; the general path does not

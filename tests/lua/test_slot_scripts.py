@@ -30,7 +30,7 @@ from distwindow.ring.command import Command
 from distwindow.ring.key import line_name
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
-from tests.lua.target import FAR_DEADLINES, GUARD, HOSTILE, malformed
+from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
 from tests.unit.clock_and_stores import T0, fresh_key
 
 TTL_MS = 600_000
@@ -67,7 +67,7 @@ class Slots:
         return Holders((), T0, slots_name=self.name)
 
     def words(self, command: Command[Any]) -> list[Any]:
-        return [GUARD, *command.arguments()]
+        return [STAMP, *command.arguments()]
 
     def run(self, name: str, words: list[Any], keys: int | None = None) -> Any:
         named = [self.name, line_name(self.name)]
@@ -86,10 +86,10 @@ class Slots:
 
 
 PLACES = {
-    "hold": ["guard", "limit", "ttl_ms", "holder", "now_ms", "asks", "waited_ms", "waited_ms"],
-    "renew": ["guard", "ttl_ms", "now_ms", "holder", "holder"],
-    "free": ["guard", "now_ms", "holder", "holder"],
-    "holders": ["guard", "now_ms"],
+    "hold": ["stamp", "limit", "ttl_ms", "holder", "now_ms", "asks", "waited_ms", "waited_ms"],
+    "renew": ["stamp", "ttl_ms", "now_ms", "holder", "holder"],
+    "free": ["stamp", "now_ms", "holder", "holder"],
+    "holders": ["stamp", "now_ms"],
 }
 
 
@@ -125,21 +125,21 @@ def test_the_time_is_the_servers_unless_it_is_sent(server: redis.Redis, name: st
 
 
 def test_each_reply_is_parsed_as_the_head_says() -> None:
-    guard, now = b"9999999999999.000001", 1_700_000_000_123
+    stamp, now = b"9999999999999.000001", 1_700_000_000_123
     hold, renew, free, holders = (SLOT_COMMANDS[name](()) for name in SLOT_COMMANDS)
     assert lines("hold", "RETURN")[:2] == [
-        "guard held now_ms 1 ttl_ms",
-        "guard held now_ms 0 first_ends_ms ahead age_ms",
+        "stamp held now_ms 1 ttl_ms",
+        "stamp held now_ms 0 first_ends_ms ahead age_ms",
     ]
-    assert hold.reply([guard, 7, now, 1, 500]) == HoldReply(True, 7, 500, now)
-    assert hold.reply([guard, 7, now, 0, 400, 3, 20]) == HoldReply(False, 7, 400, now, 3, 20)
-    assert lines("renew", "RETURN")[0] == "guard renewed now_ms place..."
-    assert renew.reply([guard, 3, now, 1, 4]) == RenewReply((0, 3), now)
-    assert lines("free", "RETURN")[0] == "guard freed now_ms"
-    assert free.reply([guard, 2, now]) == FreeReply(2, now)
-    assert lines("holders", "RETURN")[0] == "guard held now_ms (holder ends_ms ...)"
-    assert holders.reply([guard, 1, now, [b"h", 9]]) == HoldersReply({b"h": 9}, now)
-    assert all("guard -2 now_ms" in lines(name, "RETURN") for name in SLOT_COMMANDS)
+    assert hold.reply([stamp, 7, now, 1, 500]) == HoldReply(True, 7, 500, now)
+    assert hold.reply([stamp, 7, now, 0, 400, 3, 20]) == HoldReply(False, 7, 400, now, 3, 20)
+    assert lines("renew", "RETURN")[0] == "stamp renewed now_ms place..."
+    assert renew.reply([stamp, 3, now, 1, 4]) == RenewReply((0, 3), now)
+    assert lines("free", "RETURN")[0] == "stamp freed now_ms"
+    assert free.reply([stamp, 2, now]) == FreeReply(2, now)
+    assert lines("holders", "RETURN")[0] == "stamp held now_ms (holder ends_ms ...)"
+    assert holders.reply([stamp, 1, now, [b"h", 9]]) == HoldersReply({b"h": 9}, now)
+    assert all("stamp -2 now_ms" in lines(name, "RETURN") for name in SLOT_COMMANDS)
 
 
 @pytest.mark.parametrize("held", [0, 1, 2])
@@ -152,11 +152,11 @@ def test_a_hostile_argument_is_an_error_and_changes_nothing(
     for at, place in enumerate(PLACES[name]):
         for word in HOSTILE:
             # A far deadline is one; without a time the script takes the server's.
-            if (place == "guard" and word in FAR_DEADLINES) or (place == "now_ms" and not word):
+            if (place == "stamp" and word in FAR_DEADLINES) or (place == "now_ms" and not word):
                 continue
             reply = slots.run(name, [*words[:at], word, *words[at + 1 :]])
             # Compared with a time that is no number, every deadline has passed.
-            if place not in ("guard", "now_ms") or isinstance(reply, redis.ResponseError):
+            if place not in ("stamp", "now_ms") or isinstance(reply, redis.ResponseError):
                 assert isinstance(reply, redis.ResponseError), (place, word)
             else:
                 assert reply[1] == PAST_DEADLINE, (place, word)
@@ -196,8 +196,8 @@ def test_arguments_missing_or_too_many_change_nothing(server: redis.Redis, name:
 def test_past_the_deadline_nothing_is_done(server: redis.Redis, name: str) -> None:
     slots = Slots(server)
     words, before = slots.words(slots.command(name)), slots.content()
-    for guard in (f"{T0 - 1}.000001", "nan", "-inf", "-1", "0"):
-        assert slots.run(name, [guard, *words[1:]]) == [guard.encode(), PAST_DEADLINE, T0]
+    for stamp in (f"{T0 - 1}.000001", "nan", "-inf", "-1", "0"):
+        assert slots.run(name, [stamp, *words[1:]]) == [stamp.encode(), PAST_DEADLINE, T0]
     assert slots.content() == before
 
 

@@ -18,7 +18,7 @@ from distwindow.ring.scripts import load_script
 from distwindow.ring.stats import Bucket
 from tests.unit.clock_and_stores import T0, fresh_key
 
-from .target import FAR_DEADLINES, GUARD, HOSTILE, malformed
+from .target import FAR_DEADLINES, HOSTILE, STAMP, malformed
 from .test_heads import lines, parsed
 
 NOW = T0 // 1000 * 1000 + 5
@@ -39,7 +39,7 @@ class Views:
         return ViewRead((), now, name=self.name)
 
     def run(self, command: Command[Any], words: list[Any] | None = None) -> Any:
-        words = [GUARD, *command.arguments()] if words is None else words
+        words = [STAMP, *command.arguments()] if words is None else words
         keys = command.keys
         try:
             return self.server.evalsha(load_script(command.script).sha, len(keys), *keys, *words)
@@ -66,7 +66,7 @@ def test_the_heads_describe_what_is_sent(server: redis.Redis) -> None:
     views = Views(server)
     for command in (views.flush(), views.flush(sender="0fa1", seq=7, max_origins=9)):
         (line,) = lines("view_flush", "ARGV")
-        found = parsed(line, [GUARD, *command.arguments()], 1)
+        found = parsed(line, [STAMP, *command.arguments()], 1)
         assert found is not None
         assert found["max_origins"] == str(command.max_origins)
         assert found["origin_1"] == "b'app'"
@@ -74,18 +74,18 @@ def test_the_heads_describe_what_is_sent(server: redis.Redis) -> None:
         assert lines("view_flush", "KEYS") == ["views senders"]
         assert command.keys == [views.name, views.name + b":senders"]
     (line,) = lines("view_read", "ARGV")
-    assert parsed(line, [GUARD, *views.read().arguments()], 1) == {
-        "guard": GUARD,
+    assert parsed(line, [STAMP, *views.read().arguments()], 1) == {
+        "stamp": STAMP,
         "now_ms": str(NOW),
     }
 
 
 def test_a_reply_has_the_form_of_the_head(server: redis.Redis) -> None:
     views = Views(server)
-    assert lines("view_flush", "RETURN") == ["guard taken now_ms", "guard -2 now_ms"]
+    assert lines("view_flush", "RETURN") == ["stamp taken now_ms", "stamp -2 now_ms"]
     assert lines("view_read", "RETURN") == [
-        "guard 0 now_ms (origin seconds ...)",
-        "guard -2 now_ms",
+        "stamp 0 now_ms (origin seconds ...)",
+        "stamp -2 now_ms",
     ]
     command = views.flush()
     reply = views.run(command)
@@ -110,8 +110,8 @@ def test_hostile_arguments_change_nothing(server: redis.Redis, state: str) -> No
     views = in_state(server, state)
     before, allowed = views.content(), 0
     command = views.flush(sender="0fa1", seq=7)
-    words = [GUARD, *command.arguments()]
-    names = ("guard", "now_ms", "sender", "seq", "max_origins", "origin", "counts")
+    words = [STAMP, *command.arguments()]
+    names = ("stamp", "now_ms", "sender", "seq", "max_origins", "origin", "counts")
     for at, place in enumerate(names):
         for word in HOSTILE:
             if place == "origin" or is_allowed(place, word):
@@ -120,7 +120,7 @@ def test_hostile_arguments_change_nothing(server: redis.Redis, state: str) -> No
             reply = views.run(command, [*words[:at], word, *words[at + 1 :]])
             is_error = isinstance(reply, redis.ResponseError)
             assert is_error or reply[1] == PAST_DEADLINE, (place, word)
-            if place not in ("guard", "now_ms"):  # the script computes with these first
+            if place not in ("stamp", "now_ms"):  # the script computes with these first
                 assert malformed(reply), (place, word, reply)
             assert views.content() == before, (place, word)
     assert allowed > len(HOSTILE)
@@ -130,7 +130,7 @@ def is_allowed(place: str, word: str) -> bool:
     """True for a deadline far ahead, the server's own clock, no counts, and any hexadecimal
     sender.
     """
-    if place == "guard":
+    if place == "stamp":
         return word in FAR_DEADLINES
     if place == "sender":
         return set(word) <= set("0123456789abcdefABCDEF")
@@ -154,7 +154,7 @@ def is_allowed(place: str, word: str) -> bool:
 def test_malformed_calls_are_errors_and_change_nothing(server: redis.Redis, change: Any) -> None:
     views = in_state(server, "counted")
     before, command = views.content(), views.flush()
-    assert malformed(views.run(command, change([GUARD, *command.arguments()])))
+    assert malformed(views.run(command, change([STAMP, *command.arguments()])))
     assert views.content() == before
 
 
@@ -163,7 +163,7 @@ def test_foreign_senders_are_refused(server: redis.Redis) -> None:
     with pytest.raises(redis.ResponseError, match="malformed"):
         server.evalsha(
             load_script("view_flush").sha, 2, views.name, views.name + b":other",
-            GUARD, *views.flush().arguments(),
+            STAMP, *views.flush().arguments(),
         )  # fmt: skip
     assert views.content() == [None, None]
 

@@ -18,7 +18,7 @@ from distwindow.stores.redis.blocking import (
 )
 from distwindow.stores.redis.outcome import NoReply
 
-GUARD = b"1700000000250.000042"
+STAMP = b"1700000000250.000042"
 NOW_MS = 1_700_000_000_000
 
 
@@ -44,18 +44,18 @@ def test_shares_are_the_replies_of_calls_one_after_the_other(
 
 
 def test_the_short_reply_is_recognized() -> None:
-    assert short_reply([GUARD, 0, NOW_MS], GUARD) == (0, NOW_MS)
+    assert short_reply([STAMP, 0, NOW_MS], STAMP) == (0, NOW_MS)
     for other in (
-        [GUARD, -2, NOW_MS],
-        [GUARD, 5, NOW_MS, 1],
+        [STAMP, -2, NOW_MS],
+        [STAMP, 5, NOW_MS, 1],
         [b"1700000000250.000043", 5, NOW_MS],
-        GUARD,
+        STAMP,
         ValueError("an error reply"),
         NoReply("timeout", sent=True),
         None,
     ):
-        assert short_reply(other, GUARD) is None
-    assert short_reply([None, 5, NOW_MS], GUARD) is None
+        assert short_reply(other, STAMP) is None
+    assert short_reply([None, 5, NOW_MS], STAMP) is None
 
 
 def test_a_refused_share_keeps_its_refusal() -> None:

@@ -29,16 +29,16 @@ def test_commands_that_share_parts_of_their_frames_have_the_frames_of_commands_t
     limits: str,
 ) -> None:
     commands = CommandCache("p", limits)
-    guard = b"9999999999999.000001"
+    stamp = b"9999999999999.000001"
     for key in ("a", "é", b"\xff", Key("a", "t"), "x" * 100):
         for cost in (1, 2):
             for command in (commands.acquire_command(key, cost) for _ in range(3)):
                 alone = Acquire(command.charges, write_limit=command.write_limit)
-                assert command.frame(guard) == alone.frame(guard)
-                assert command.frame(guard) == command.frame(guard)
-                assert command.combined(3).frame(guard) == alone.combined(3).frame(guard)
+                assert command.frame(stamp) == alone.frame(stamp)
+                assert command.frame(stamp) == command.frame(stamp)
+                assert command.combined(3).frame(stamp) == alone.combined(3).frame(stamp)
                 timed = command.with_time(1_700_000_000_000)
-                assert timed.frame(guard) == alone.with_time(1_700_000_000_000).frame(guard)
+                assert timed.frame(stamp) == alone.with_time(1_700_000_000_000).frame(stamp)
 
 
 def test_the_parts_of_frames_are_kept_for_few_costs() -> None:

@@ -67,9 +67,9 @@ class Batch:
         "done",
         "execution",
         "futures",
-        "guard",
         "on_late_reply",
         "request",
+        "stamp",
         "tick",
         "wants_decision",
     )  # fmt: skip
@@ -86,8 +86,8 @@ class Batch:
         self.wants_decision = wants_decision
         """True for an `Acquire` whose callers get decisions. Other batches have one caller."""
         self.futures: list[asyncio.Future[Any]] = []
-        self.guard: bytes | None = None
-        """The guard of a frame that was sent without an execution."""
+        self.stamp: bytes | None = None
+        """The stamp of a frame that was sent without an execution."""
         self.execution: Generator[Request, RawReply, Any] | None = None
         """`execute_once`, from the first reply on that is not the short one."""
         self.connection: PipelinedConnection | None = None
@@ -118,7 +118,7 @@ class Batch:
         if self.done:
             self._pass_late_reply(raw)
             return
-        reply = short_reply(raw, self.guard)
+        reply = short_reply(raw, self.stamp)
         if reply is None:
             self.tick.handler.on_reply(self, raw)
             return
@@ -165,7 +165,7 @@ class Batch:
             and request is not None
             and type(raw) is list
             and len(raw) >= 3
-            and raw[0] == request.guard
+            and raw[0] == request.stamp
             and raw[1] != PAST_DEADLINE
         ):
             self.on_late_reply(self.command.reply(raw))
@@ -456,10 +456,10 @@ class LoopDispatcher:
                 connection.node,
                 batch.command,
                 batch.deadline,
-                guard=batch.guard or b"",
+                stamp=batch.stamp or b"",
                 generation=connection.generation,
             )
-            batch.guard = None
+            batch.stamp = None
         execution = batch.execution = execute_once(
             batch.combined(), self.topology, self._settings, batch.deadline, sent=sent
         )
@@ -503,10 +503,10 @@ class LoopDispatcher:
                 batch.done = True
             elif only is not None and batch.wants_decision:
                 batch.connection = only
-                batch.guard = guard = only.node.clock.new_guard(until_ms)
+                batch.stamp = stamp = only.node.clock.new_stamp(until_ms)
                 one_call = len(batch.futures) == 1
                 command = batch.command if one_call else batch.combined()
-                only.send_frame(command.frame(guard), batch)
+                only.send_frame(command.frame(stamp), batch)
             else:
                 self.on_reply(batch, None)
         for connection in list(self._connections.values()):

@@ -79,7 +79,7 @@ from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topolog
 # each.
 
 ShortReply: TypeAlias = "tuple[int, int]"
-"""`left` and `now_ms` of the reply `[guard, left, now_ms]`, which `acquire` gives when a call has
+"""`left` and `now_ms` of the reply `[stamp, left, now_ms]`, which `acquire` gives when a call has
 one ring and every call is admitted. That is nearly every reply.
 """
 
@@ -89,9 +89,9 @@ thread makes all shares while the others wait, and then each makes its own decis
 """
 
 
-def short_reply(raw: RawReply, guard: bytes | None) -> ShortReply | None:
-    """The short reply to the call with this guard; None if `raw` is anything else."""
-    if type(raw) is list and len(raw) == 3 and raw[0] == guard and raw[1] >= 0:
+def short_reply(raw: RawReply, stamp: bytes | None) -> ShortReply | None:
+    """The short reply to the call with this stamp; None if `raw` is anything else."""
+    if type(raw) is list and len(raw) == 3 and raw[0] == stamp and raw[1] >= 0:
         return raw[1], raw[2]
     return None
 
@@ -538,15 +538,15 @@ class RedisStore:
         if connection is None or not connection.validate(began):
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
-        guard = clock.new_guard(clock.to_server_ms(deadline))
-        raw = connection.round_trip(command.frame(guard), deadline)
-        share = short_reply(raw, guard)
+        stamp = clock.new_stamp(clock.to_server_ms(deadline))
+        raw = connection.round_trip(command.frame(stamp), deadline)
+        share = short_reply(raw, stamp)
         if share is not None:
             self._call_sharing.round_trip_s = clock.update(share[1]) - began
             return share
         topology = self._topology
         assert topology is not None
-        sent = Request(connection.node, command, deadline, guard=guard)
+        sent = Request(connection.node, command, deadline, stamp=stamp)
         execution = execute_once(command, topology, self._settings, deadline, sent=sent)
         next(execution)
         return self._drive(execution, raw, topology, deadline)

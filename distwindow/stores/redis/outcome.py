@@ -34,7 +34,7 @@ from .topology import CallSettings, Node, Topology
 # The outcomes of a call. Retries, errors and statistics distinguish them:
 #
 #   surely not executed   an error reply, or no byte was sent        sent once more, if time is left
-#   executed              a reply that begins with the right guard
+#   executed              a reply that begins with the right stamp
 #   unknown               bytes were sent, and no such reply came    never sent again
 #
 # Beside them there are configuration errors, for which no retry helps.
@@ -294,10 +294,10 @@ exception object, or `NoReply`.
 
 class Request:
     """A command on its way to a node. Its frame is made when the connection is open, because the
-    guard's deadline needs the server's clock.
+    stamp's deadline needs the server's clock.
     """
 
-    __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "guard", "node")
+    __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "node", "stamp")
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class Request:
         *,
         send_script: bool = False,
         asking: bool = False,
-        guard: bytes = b"",
+        stamp: bytes = b"",
         generation: int | None = None,
     ) -> None:
         self.node = node
@@ -315,17 +315,17 @@ class Request:
         """That of the connection over which it is sent."""
         self.asking = asking
         """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
-        self.guard = guard
+        self.stamp = stamp
         self._command = command
         self._deadline = deadline
         self._send_script = send_script
 
     def frame(self) -> bytes:
-        """The bytes to send, with a new guard."""
+        """The bytes to send, with a new stamp."""
         clock = self.node.clock
-        self.guard = clock.new_guard(clock.to_server_ms(self._deadline))
+        self.stamp = clock.new_stamp(clock.to_server_ms(self._deadline))
         frame = self._command.eval_frame if self._send_script else self._command.frame
-        return ASKING + frame(self.guard) if self.asking else frame(self.guard)
+        return ASKING + frame(self.stamp) if self.asking else frame(self.stamp)
 
 
 def execute_once(
@@ -349,7 +349,7 @@ def execute_once(
         request = sent or Request(node, command, deadline, send_script=send_script, asking=asking)
         sent = None
         raw = yield request
-        if type(raw) is list and len(raw) >= 3 and raw[0] == request.guard:
+        if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
             node.clock.update(raw[2])
             if raw[1] != PAST_DEADLINE:
                 return command.reply(raw)

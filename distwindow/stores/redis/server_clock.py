@@ -1,8 +1,8 @@
-"""The guard, which is the first argument of each script call, and the server's clock for it.
+"""The stamp, which is the first argument of each script call, and the server's clock for it.
 
 1700000000250.000042
 |             |
-|             nonce: a reply that begins with another guard belongs to another call
+|             nonce: a reply that begins with another stamp belongs to another call
 deadline: the server's time after which the script does nothing
 """
 
@@ -50,6 +50,6 @@ class ServerClock:
         offset = self._offset_ms
         return NO_DEADLINE_MS if offset is None else int(deadline * 1000 + offset)
 
-    def new_guard(self, until_ms: int) -> bytes:
-        """A new guard, for a call that the server must not execute after `until_ms`."""
+    def new_stamp(self, until_ms: int) -> bytes:
+        """A new stamp, for a call that the server must not execute after `until_ms`."""
         return b"%013d.%06d" % (until_ms, next(self._counter) % _NONCES)
