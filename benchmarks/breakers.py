@@ -155,7 +155,7 @@ def _decision_us() -> float:
     """Return how long a call under a closed breaker takes in this process."""
 
     class Elsewhere(MemoryStore):
-        source = "store"
+        decided_by = "store"
 
     clock = ManualClock()
     breaker = CircuitBreaker(Elsewhere(clock), ErrorRatio(0.5), time=clock)

@@ -36,7 +36,7 @@ END, CALL_EVERY, TAKES, FLUSH_EVERY, ROUND_MS = 7500, 200, 120, 250, 10
 class Shared(MemoryStore):
     """A store that processes use like one outside of them: what they count, they flush."""
 
-    source = "store"
+    decided_by = "store"
 
 
 class Run(NamedTuple):

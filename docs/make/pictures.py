@@ -143,7 +143,7 @@ def ring() -> str:
 class Shared(MemoryStore):
     """A store that limiters use like one outside of their process. It records the commands."""
 
-    source = "store"
+    decided_by = "store"
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -154,8 +154,8 @@ class Shared(MemoryStore):
         self.log.append((self.clock.now_ms() - EPOCH, command, reply))
         return reply
 
-    def attempt(self, command, deadline=None):
-        return decision_of(command, self.execute(command), self.source)
+    def decide(self, command, deadline=None):
+        return decision_of(command, self.execute(command), self.decided_by)
 
 
 EPOCH = 1_700_000_000_000
