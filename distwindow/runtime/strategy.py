@@ -50,7 +50,7 @@ class Strategy(ScheduledSource):
         return None
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
+        """Record that the store has refused a call that was sent at `sent_at` (monotonic seconds).
         Return `decision`.
         """
         return decision
