@@ -196,7 +196,7 @@ class BaseGuard:
         return sampling
 
     def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
-        """Have the worker sample."""
+        """Makes the worker sample."""
         raise NotImplementedError  # threads and tasks have a worker each
 
     def _slot_of(self, rule: Any, named: dict[str, set[str]]) -> ChainSlot:

@@ -115,7 +115,7 @@ class LocalStrategy(Strategy, Generic[S]):
         self._bind_hot_path()
 
     def add_views(self, options: Options) -> EntryViewCounts:
-        """Have this strategy send what entries count for minute views."""
+        """Add what entries count for minute views to what this strategy sends."""
         self._views = EntryViewCounts(options, self._schedule, self._monotonic)
         self._sources = [*self._sources, self._views]
         return self._views
@@ -170,8 +170,8 @@ class LocalStrategy(Strategy, Generic[S]):
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
-        """How many counts were dropped; the tables in pending_counts.py and entry_views.py have
-        the causes.
+        """The number of counts that were dropped; the tables in pending_counts.py and
+        entry_views.py have the causes.
         """
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 

@@ -359,7 +359,7 @@ class Limit:
     bucket_ms: int = field(compare=False)
     """The length of one bucket in ms."""
     span: int = field(compare=False)
-    """How many buckets are summed: `buckets`, and one more when strict."""
+    """The number of buckets that are summed: `buckets`, and one more when strict."""
 
     def __init__(
         self,

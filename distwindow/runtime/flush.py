@@ -67,7 +67,7 @@ class FlushSource:
     """Wakes the worker, as `next_due_at` is earlier than it was. Set by the worker."""
 
     dropped = 0
-    """How many counts the store never received, and never will."""
+    """The number of counts that the store never received, and never will."""
 
     def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be: its reply has the store's time."""

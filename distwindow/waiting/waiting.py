@@ -333,7 +333,9 @@ class WaitQueues:
             queue.earliest_deadline = earliest
 
     def on_freed(self, charges: Iterable[Charge]) -> None:
-        """Have the heads of the queues of these rings ask at once: permits have been given back."""
+        """Wake the heads of the queues of these rings to ask at once: permits have been given
+        back.
+        """
         self.times_freed += 1
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
